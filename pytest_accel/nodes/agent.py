@@ -1,8 +1,10 @@
 """The agent of a launched process that is not rank 0, or of a cluster's node. It runs a fork server, which forks ranks.
 
-The agent prints nothing and is not a rank itself: the launcher sees no process exit when a rank dies or hangs, and the
-world can be replaced as without a launcher. An agent on the driver's node uses the session's folder. An agent on
-another node has a folder of its own, and leases devices of its node for the driver.
+The agent is not a rank itself. So the launcher sees no process exit when a rank dies or hangs, and the world can be
+replaced as without a launcher. The agent prints nothing, except an error of its connection to the driver.
+
+An agent on the driver's node uses the session's folder. An agent on another node has a folder of its own, and leases
+devices of its node for the driver.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class _Agent:
         self._number = 0
         """The number of the last server."""
         self._spec: SessionSpec | None = None
-        """The session as the last server sees it."""
+        """The session's data for the last server, with the folder that it uses."""
         self._status: int | None = None
         """The exit status that the driver has sent."""
         self._owns_folder = transport.remote
@@ -131,7 +133,7 @@ class _Agent:
             self._watch_server(self._server)
 
     def _own_spec(self, message: StartServer) -> SessionSpec:
-        """Return the session for a server on another node than the driver's, with a new folder."""
+        """Return the session's data for a server on another node than the driver's, with a new folder."""
         self._remove_folder()
         directory = private_directory()
         shared = os.path.exists(message.token)
@@ -172,7 +174,7 @@ class _Agent:
         self._transport.send(ServerEnded(self._number, log))
 
     def close(self) -> None:
-        """Wait for the fork server, which exits since its connection is closed, and remove all that is left."""
+        """Wait for the fork server, which exits since its connection is closed, and clean up after it."""
         self._transport.close()
         if self._server is not None and not self._server.wait(_EXIT_TIMEOUT):
             self._server.kill_tree()

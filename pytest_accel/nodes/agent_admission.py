@@ -21,7 +21,7 @@ from pytest_accel.nodes.greeting import RemotePeer
 from pytest_accel.nodes.mutual_auth import Peer
 
 JOB = ("pytest-accel", "cluster")
-"""The job of the mutual authentication. The secret is of one session, so no more is needed to tell sessions apart."""
+"""The job of the mutual authentication, the same for all sessions, since each session has a secret of its own."""
 _BACKLOG = 128
 """Connections that may wait until they are accepted."""
 _LOOPBACK = "127.0.0.1"
@@ -29,7 +29,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """All that an agent needs to join the session. Whoever knows it can join in its place."""
+    """The data that an agent needs to join the session. Any process that knows it can join instead of the agent."""
 
     node: int
     """The number of the agent's node in the session."""
@@ -39,7 +39,7 @@ class Invitation:
     secret: str = field(repr=False)
     """The session's secret, in hexadecimal digits."""
     rootdir: str
-    """The suite's root directory, of whose files the agent tells the digests."""
+    """The suite's root directory. The agent sends the digests of the files below it."""
 
     def line(self) -> bytes:
         """Return the line for the agent's standard input, the inverse of :func:`read_invitation`."""
@@ -57,13 +57,13 @@ def read_invitation(line: bytes) -> Invitation:
 class AgentAdmission:
     """Admits the agents that know the session's random secret and whose nodes are expected, each once.
 
-    The handshakes do not delay each other. :meth:`close` ends it.
+    All handshakes run at the same time, in a thread that :meth:`close` ends.
     """
 
     def __init__(self, rootdir: str, on_join: Callable[[RemotePeer], None], on_failure: Callable[[str], None]) -> None:
         """`rootdir` is the suite's root directory.
 
-        `on_join` is called, in a thread of this object, with each agent; the rank in its greeting is its node.
+        `on_join` is called, in a thread of this object, with each agent. The rank in its greeting is its node's number.
 
         `on_failure` is called with the traceback if that thread ends with an error.
         """
@@ -80,14 +80,14 @@ class AgentAdmission:
         self._thread.start()
 
     def expect(self, node: int) -> Invitation:
-        """Admit the agent of `node` when it connects; return its invitation."""
+        """Admit the agent of `node` when it connects; return the invitation for it."""
         with self._lock:
             self._expected.add(node)
         # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
         return Invitation(node, (*greeting.own_addresses(), _LOOPBACK), self._port, self._secret.hex(), self._rootdir)
 
     def forget(self, node: int) -> None:
-        """Admit the agent of `node` no more."""
+        """Do not admit the agent of `node` any more."""
         with self._lock:
             self._expected.discard(node)
 

@@ -26,7 +26,10 @@ class ClientTransport(Protocol):
         """Send `message` to the agent; no-op if the connection has ended."""
 
     def start_server(self, message: StartServer, end: socket.socket) -> None:
-        """Send `message` and connect the fork server to `end`, which the caller closes; no-op as :meth:`send`."""
+        """Send `message`, and connect the fork server to `end`, which the caller closes.
+
+        No-op if the connection has ended.
+        """
 
     def run(self, handle: Callable[[object], None]) -> str | None:
         """Call `handle` with each message until the connection ends; return why the whole node counts as lost.
@@ -39,7 +42,7 @@ class ClientTransport(Protocol):
 
 
 class EnvironmentChanges:
-    """The changes to this process's environment since this object was made."""
+    """The changes to this process's environment since this object was created."""
 
     def __init__(self) -> None:
         self._before = dict(os.environ)
@@ -52,7 +55,7 @@ class EnvironmentChanges:
 
 
 class AgentClient:
-    """The client of an agent."""
+    """The driver's client of one agent; owned by the `LaunchedSession` or the `ClusterNodes`."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class AgentClient:
         *,
         stands_for_node: bool = False,
     ) -> None:
-        """`node` is the name of the agent's node. It counts as lost with an agent that `stands_for_node`.
+        """`node` is the name of the agent's node. With `stands_for_node`, the node counts as lost when the agent ends.
 
         `changes` returns the changes to the agent's environment for a fork server; None removes a variable.
 
@@ -76,7 +79,7 @@ class AgentClient:
         self.node_loss: str | None = None
         """Why the whole node counts as lost; None if it does not."""
         self.leases = RemoteLeases(node, transport.send)
-        """The leases on devices of the agent's node. Only one agent of a node is asked for them."""
+        """The leases on devices of the agent's node. Only one agent of each node is used for leases."""
         self._node = node
         self._transport = transport
         self._on_lost = on_lost
@@ -105,10 +108,10 @@ class AgentClient:
             self.node_loss = self._transport.run(self._handle)
             if self.node_loss is None and self._stands_for_node:
                 self.node_loss = "its agent has ended"
-        finally:  # After any error: otherwise a caller that waits for a server of this agent would wait forever.
+        finally:  # After any error, too: otherwise a caller that waits for a server of this agent would wait forever.
             self.lost = True
             try:
-                self._on_lost()  # First: what is requested again because of the loss must not get this node.
+                self._on_lost()  # First: a request that is repeated because of the loss must not get this node.
             finally:
                 self.leases.lose()
                 for server in self._servers:

@@ -15,15 +15,19 @@ from pytest_accel.nodes.suite_code import SuiteCode
 
 _LENGTH = struct.Struct("<I")
 _LONGEST_HELLO = 1 << 24
-"""Bytes: command lines may be long."""
+"""Maximum size of a greeting, in bytes; command lines may be long."""
 
 # Agent to driver
 
 
 class Hello(Struct, frozen=True):
-    """The identity and arguments of a launched process: its first message to rank 0."""
+    """The greeting: the identity and arguments of a launched process, or of the agent of a cluster's node.
+
+    The greeting is the first message to rank 0, or to the controller of a session on a cluster.
+    """
 
     rank: int
+    """The rank of a launched process; the number of the node of a cluster's agent."""
     pid: int
     args: tuple[str, ...]
     """The arguments of the command line."""
@@ -31,7 +35,7 @@ class Hello(Struct, frozen=True):
     """The working directory at the start."""
     rootdir: str
     masks: Mapping[str, str]
-    """The environment variables that are set and that limit which devices a process sees."""
+    """The mask variables of this process that are set: they limit which devices it sees."""
     host: str = ""
     """The node's host name."""
     node: str = ""

@@ -1,7 +1,7 @@
 """The program of an agent on a node of a cluster: ``python -m pytest_accel.nodes.cluster_agent``.
 
-It reads the line of an `Invitation` from standard input, a pipe, connects to the controller, and serves it until the
-connection ends or the other end of the pipe is closed.
+The agent reads the line of an `Invitation` from standard input, which is a pipe. It connects to the controller and
+serves it until the connection ends or the other end of the pipe is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pytest_accel.nodes.tcp_transport import TcpAgentTransport
 _JOIN_TIMEOUT = 60.0
 """Seconds in which the controller must be reached."""
 _CALL_TIMEOUT = 3.0
-"""Seconds that an attempt to connect may take, and then the greeting."""
+"""Seconds that an attempt to connect may take. The greeting after it may take as long."""
 _RETRY_INTERVAL = 0.1
 """Seconds between two attempts."""
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _restore_defaults() -> None:
-    """Undo, as far as possible, what the starter of this process may have set for itself and its children."""
+    """Reset signal handlers, signal mask and priority, which the process that started this one may have changed."""
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,7 +65,7 @@ def _read_line(descriptor: int) -> bytes:
 
 
 def _join(invitation: Invitation) -> tuple[AuthenticatedLink, float]:
-    """Return the connection to the controller, and the seconds by which its clock is ahead.
+    """Connect to the controller; return the connection, and the seconds by which the controller's clock is ahead.
 
     Raise ConnectionError if the controller cannot be reached.
     """

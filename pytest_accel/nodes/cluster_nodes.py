@@ -52,7 +52,7 @@ class _ClusterNode:
 
 
 class ClusterNodes:
-    """The nodes of a session on a cluster. A lost node keeps its number and its place in `layout`.
+    """The nodes of a session on a cluster. A lost node keeps its number, and its entry in `layout`.
 
     Thread-safe. Callbacks are called without a lock held.
     """
@@ -108,7 +108,7 @@ class ClusterNodes:
     def when_joined(self, number: int, on_join: OnJoin, on_failure: OnFailure) -> None:
         """Call `on_join` once the agent of a node has joined, or `on_failure` with the reason if it is lost.
 
-        That may be before this returns, and in any thread.
+        The call may happen before this method returns, and in any thread.
         """
         with self._lock:
             node = self._nodes[number]
@@ -144,6 +144,7 @@ class ClusterNodes:
     # In the threads of the admission and of the agents' clients
 
     def _join(self, peer: RemotePeer) -> None:
+        """Make the client of an agent that has connected; give its node up if it has other code."""
         number = peer.hello.rank
         if (why := self._difference(peer.hello)) is not None:
             peer.link.socket.close()
@@ -170,7 +171,7 @@ class ClusterNodes:
         if hello.code is None:
             return f"the agent on {hello.host} has not told its code"
         if difference(self._code, hello.code) is not None:
-            self._code = suite_code(self._rootdir)  # Tests may have made files.
+            self._code = suite_code(self._rootdir)  # Tests may have created files since it was computed.
         found = difference(self._code, hello.code)
         return None if found is None else f"the node {hello.host} cannot run the tests in {self._rootdir}: {found}"
 

@@ -16,7 +16,7 @@ from pytest_accel.nodes.agent_messages import Hello, hello_of
 from pytest_accel.nodes.mutual_auth import Messages, Peer
 
 _ROUNDS = 5
-"""Number of time stamps that are exchanged to compare the clocks."""
+"""Number of rounds in which the clocks are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def remote_peer(call: socket.socket, hello: Hello, peer: Peer) -> RemotePeer:
 
 
 def link_to(call: socket.socket, peer: Peer) -> AuthenticatedLink:
-    """Return the connection `call` to `peer` for a multiplexer."""
+    """Return `call`, the connection to `peer`, with the key that a multiplexer needs."""
     return AuthenticatedLink(call, mutual_auth.key_for(peer, "frames"))
 
 
@@ -88,7 +88,7 @@ def greet_listener(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake
 
 
 def listen(port: int, backlog: int) -> socket.socket:
-    """Return a socket that listens on all addresses of this node; port 0 means any. Raise OSError."""
+    """Return a socket that listens on all addresses of this node; port 0: any. Raise OSError if the port is in use."""
     with contextlib.suppress(OSError):
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)

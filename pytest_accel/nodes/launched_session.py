@@ -27,7 +27,7 @@ from pytest_accel.nodes.tcp_rendezvous import Rendezvous
 from pytest_accel.nodes.tcp_transport import TcpAgentTransport, TcpClientTransport
 
 _LOSS_TIMEOUT = 0.5
-"""Seconds to wait, after SIGTERM from the launcher, for the news that another process has ended."""
+"""Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed."""
 
 
 def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) -> LaunchedSession:
@@ -49,7 +49,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     node = tcp_rendezvous.node_identity() if rendezvous is not None else ""
     hello = Hello(process.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
     for name in of_a_rank(os.environ):
-        del os.environ[name]  # This process is a rank of no world; each world sets its own values.
+        del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
     try:
         if process.rank != 0:
             raise SystemExit(_run_agent(process, hello, rendezvous))
@@ -68,6 +68,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
 
 
 def _run_agent(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None) -> int:
+    """Connect to rank 0 and run as its agent until the driver ends; return the exit status for this process."""
     if rendezvous is not None:
         met = tcp_rendezvous.join(process, rendezvous, hello)
         if met is not None:
@@ -76,6 +77,7 @@ def _run_agent(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None
 
 
 def _masks() -> dict[str, str]:
+    """Return the mask variables of all kinds that are set in this process."""
     names = {name for kind in OWN_KINDS for name in make_vendor(kind).mask((), os.environ)}
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
@@ -118,7 +120,7 @@ def _compared(hello: Hello, show: Callable[[Hello], str], *, remote: bool) -> ob
 
 
 class LaunchedSession:
-    """The other launched processes, as rank 0 sees them, with a client for the agent of each."""
+    """The other launched processes, as rank 0 sees them, with a client for the agent of each. Exists in rank 0 only."""
 
     def __init__(
         self,
@@ -134,9 +136,10 @@ class LaunchedSession:
         self.cluster = None
         """Always None: the launcher has placed the processes."""
         self.on_lost: Callable[[str], None] | None = None
-        """Called, in a thread of an agent's client, with a message on the processes that have ended too early."""
+        """Called, in a thread of an agent's client, with a message about the processes that have ended too early."""
         self._ended = False
         self._loss = threading.Event()
+        """Set once the loss of another process has been noticed."""
         transports: list[tuple[Hello, ClientTransport]] = [
             *((hello, LocalClientTransport(connection)) for hello, connection in found),
             *((one.hello, TcpClientTransport(one.link)) for one in remote),
@@ -162,7 +165,7 @@ class LaunchedSession:
 
     @property
     def loss(self) -> str | None:
-        """A message on the processes and nodes that were lost; None if there are none."""
+        """A message about the processes and nodes that were lost; None if there are none."""
         gone = [client for client in self._clients if client.lost]
         silent = {client.hello.node: client.node_loss for client in gone}
         named = [
@@ -190,9 +193,9 @@ class LaunchedSession:
         return "" if rank in self.layout.nodes[0].server_numbers else f" on {self._name(rank)}"
 
     def handle_sigterm(self) -> None:
-        """Install a handler for SIGTERM that ends the session with a message on the cause.
+        """Install a handler for SIGTERM that ends the session with a message about the cause.
 
-        A launcher that sees one of its processes end sends SIGTERM to the others.
+        If one of its processes ends, a launcher sends SIGTERM to the others.
         """
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)

@@ -90,7 +90,7 @@ def missing_ranks(process: LauncherEnv, ranks: Sequence[int], timeout: float) ->
 
 
 def join(process: LauncherEnv, hello: Hello, timeout: float = TIMEOUT) -> Connection:
-    """Connect another rank to rank 0; raise :class:`RendezvousError` after `timeout` seconds."""
+    """Connect this rank to rank 0; return the connection. Raise :class:`RendezvousError` after `timeout` seconds."""
     path = rendezvous_path(process)
     deadline = monotonic() + timeout
     while True:

@@ -15,7 +15,7 @@ from pytest_accel.nodes.agent_messages import StartServer
 
 
 class _LocalTransport:
-    """The part that both ends have in common."""
+    """The base class of both ends."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -28,7 +28,7 @@ class _LocalTransport:
 
 
 class LocalClientTransport(_LocalTransport):
-    """The driver's end."""
+    """The driver's end of a connection; its `AgentClient` owns it."""
 
     def start_server(self, message: StartServer, end: socket.socket) -> None:
         with self._sending, contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ class LocalClientTransport(_LocalTransport):
 
 
 class LocalAgentTransport(_LocalTransport):
-    """The agent's end."""
+    """The agent's end of the connection; the agent owns it."""
 
     remote = False
     clock = 0.0
@@ -84,7 +84,7 @@ class LocalAgentTransport(_LocalTransport):
         return end
 
     def expect_exit(self, driver: int, timeout: float) -> None:
-        # Not the end of the connection: it comes before the launcher can see the driver's exit status.
+        # Wait for the process, not for the connection: that ends before the launcher can see the driver's exit status.
         end = prctl.end_of(driver)
         if end is not None:
             select.select([end], [], [], timeout)

@@ -64,10 +64,10 @@ class MpiJob:
         world: WorldSpec,
         on_job_end: Callable[[], None],
     ) -> None:
-        """Start `world`, each rank of which has a fork server of its own, with `launcher`.
+        """Start `world` with `launcher`. Each rank has a fork server of its own.
 
-        `on_job_end` is called once all processes of the job have exited, in place of the callbacks' `on_end`, and
-        `on_tick` is not called. All are called with `lock` held, except for `on_failure`.
+        `on_job_end` is called once all processes of the job have exited. The callbacks `on_end` and `on_tick` are not
+        called. All callbacks except for `on_failure` are called with `lock` held.
         """
         self._world = world
         self._spec = spec
@@ -108,7 +108,7 @@ class MpiJob:
             )
 
     def send(self, message: object) -> None:
-        """Send `message` to the fork servers. No error if the job has ended: `on_job_end` reports that."""
+        """Send `message` to the fork servers; no-op if the job has ended, which `on_job_end` reports."""
         if self._servers is not None:
             self._servers.send(message)
         elif isinstance(message, KillWorld):
@@ -135,6 +135,7 @@ class MpiJob:
             self._callbacks.on_failure(f"the thread that runs an MPI job has ended with an error:\n{format_exc()}")
 
     def _run_job(self) -> None:
+        """Wait for the job's processes, connect their fork servers, and wait until the job has ended."""
         calls = self._gather()
         with self._lock:
             if len(calls) == self._world.ranks and not self._over.is_set():
@@ -174,6 +175,7 @@ class MpiJob:
         return calls
 
     def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
+        """Run the fork servers in the job's processes, and start the world."""
         spawns = [partial(_hand_over, *calls[rank]) for rank in range(self._world.ranks)]
         callbacks = ServerCallbacks(self._forward, self._server_ended, lambda: None, self._callbacks.on_failure)
         self._servers = ForkServerGroup(callbacks, self._lock)
@@ -218,7 +220,7 @@ class _MpiServer:
 
     def wait(self, timeout: float | None) -> bool:
         end = prctl.end_of(self.pid)
-        if end is not None:  # The descriptor shows the end before mpirun has reaped the process.
+        if end is not None:  # The descriptor is readable once the process has ended, even before mpirun has reaped it.
             try:
                 return bool(select.select([end], [], [], timeout)[0])
             finally:
@@ -240,7 +242,7 @@ def _receive_process(call: socket.socket) -> Handshake[tuple[int, int]]:
 
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
-    """Pass a process of the job its end of the connection to the pool."""
+    """Pass a process of the job its end of the connection to the pool; return the process as a fork server."""
     with contextlib.suppress(OSError):  # The process has ended; the pool notices that its connection is closed.
         data = pickle.dumps(spec)
         socket.send_fds(call, [_LENGTH.pack(len(data))], [end.fileno()])

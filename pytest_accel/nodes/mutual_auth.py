@@ -45,7 +45,7 @@ class Peer:
     rank: int
     """The caller's rank."""
     key: bytes
-    """The key of the connection."""
+    """The key of the connection, from which `key_for` derives keys."""
 
 
 def admit_caller(
@@ -86,7 +86,7 @@ def prove_caller(secret: bytes, job: Sequence[str], rank: int) -> Handshake[Peer
 
 
 def _mac(secret: bytes, purpose: str, job: Sequence[str], rank: int, callers: bytes, listeners: bytes) -> bytes:
-    # JSON has one text for each value: no two of them run into each other.
+    # JSON separates the values, so different values never result in the same text.
     about = json.dumps([purpose, list(job), rank, callers.hex(), listeners.hex()])
     return hmac.digest(secret, about.encode(), "sha256")
 

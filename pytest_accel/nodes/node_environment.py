@@ -1,4 +1,4 @@
-"""The environment of ranks on a node of a cluster: the node's own, and what the controller has in addition."""
+"""The environment of ranks on a node of a cluster: the node's own, and additional variables of the controller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _PREFIXES_OF_ONE_MACHINE = ("DBUS_", "KUBERNETES_", "RAY_", "SLURM_", "SSH_", "X
 def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, str]:
     """Return the variables of the controller's `environ` for the ranks on a node that sets those in `present`.
 
-    The node's own value counts, but not for pytest's variables. Masks are left out: they name the devices of a machine.
+    If both set a variable, the node's value is used, except for pytest's variables (``PYTEST_*``). Masks are left out,
+    because they name the devices of one machine.
     """
     masks = {name for kind in OWN_KINDS for name in make_vendor(kind).mask_variables}
     left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", shared_secret.VARIABLE}

@@ -49,7 +49,7 @@ class Node:
 
 
 class Seat(NamedTuple):
-    """The place of a rank: the node it runs on, and the fork server from which it is forked."""
+    """The number of the node on which a rank runs, and of the fork server from which it is forked."""
 
     node: int
     server: int
@@ -82,9 +82,9 @@ class Layout:
     def seats(self, ranks: int, nodes: int) -> tuple[Seat, ...]:
         """Return the seat of each rank of a world for which there is no `shortage`.
 
-        The world is on as few nodes as possible, but at least `nodes`: the first nodes, beginning with the driver's,
-        unless larger ones make fewer nodes suffice. Ranks are distributed evenly over the nodes, and the ranks of one
-        node have consecutive numbers.
+        The world is on as few nodes as possible, but at least `nodes`. These are the first nodes, beginning with the
+        driver's, or the largest ones if the same number of first nodes is too small. Ranks are distributed evenly over
+        the nodes, and the ranks of one node have consecutive numbers.
         """
         chosen = self._chosen(ranks, nodes)
         taken = dict.fromkeys(chosen, 0)
@@ -114,7 +114,7 @@ class Place:
 
     request_id: int
     nodes: tuple[int, ...]
-    """The node of each rank in ascending order, as a number in `Layout.nodes` and of the node's fork server."""
+    """The node of each rank, in ascending order: the index in `Layout.nodes`, and the number of its fork server."""
     devices: Mapping[int, tuple[str, ...]]
     """By node: the values of the kind's mask variable for the reserved devices, as a process without that mask numbers
     them (``0``, ``3``, ``GPU-...``). Empty for a world without devices."""
@@ -125,7 +125,7 @@ class PlaceError(Exception):
 
 
 class Cluster(Protocol):
-    """Reserves places for worlds. The methods never block; callbacks are called in a thread of the cluster's."""
+    """Reserves places for worlds. The methods never block; callbacks are called in a thread of this object."""
 
     def place(
         self,
@@ -137,7 +137,8 @@ class Cluster(Protocol):
     ) -> int:
         """Request a place for a world of `key`, without the nodes `avoided`; return the id of the request.
 
-        Call `on_wait` with a sentence once it is known that the request has to wait, and again if the reason changes.
+        Call `on_place` with the place, or `on_failure` with the error if there can be none. Before that, call `on_wait`
+        with the reason once it is known that the request has to wait, and again if the reason changes.
         """
 
     def cancel(self, request_id: int) -> None:

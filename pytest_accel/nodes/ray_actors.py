@@ -53,8 +53,8 @@ class NodeActor:
     async def name_devices(self, group: Any, bundle: int, resource: str, amount: float) -> list[str]:
         """Return the ids of the devices in a bundle on this node.
 
-        Only a task in the bundle can ask Ray for them. It is submitted here, since this node knows the bundle at once,
-        and the driver's only after 0.1 s. The process that runs it is used again for later bundles.
+        Only a task in the bundle can ask Ray for them. It is submitted here, since this node knows the bundle at once;
+        the driver's node knows it only after 0.1 s. The process that runs it is used again for later bundles.
         """
         resources = {"num_gpus": amount} if resource == "GPU" else {"resources": {resource: amount}}
         strategy = PlacementGroupSchedulingStrategy(group, bundle)
@@ -62,7 +62,7 @@ class NodeActor:
         return ids
 
 
-# Without `max_calls`, a process of Ray exits after a task that uses GPUs.
+# With Ray's default for `max_calls`, a process of Ray exits after a task that uses GPUs.
 @ray.remote(num_cpus=0, max_calls=0, max_retries=0)  # type: ignore[untyped-decorator]
 def _device_ids(resource: str) -> list[str]:
     """Return the ids of this task's devices: values of the mask, as a process without it numbers them."""
@@ -74,7 +74,8 @@ def _node_environment() -> dict[str, str]:
     """Return the environment in which the node was started (``ray start``).
 
     The actor's own has additional variables, among them ``OMP_NUM_THREADS=1``, masks that hide devices, and
-    ``PYTHONBREAKPOINT``. Ray's allocator is only for the parent process, Ray's own.
+    ``PYTHONBREAKPOINT``. The environment is that of the parent process, which is Ray's own. An ``LD_PRELOAD`` of
+    Ray's memory allocator is removed, because it is meant for that process only.
     """
     environment = psutil.Process(os.getppid()).environ()
     for name in _OF_RAY:

@@ -47,10 +47,13 @@ from pytest_accel.rank.coverage import unmeasured
 _JOIN_TIMEOUT = 120.0
 """Seconds in which the agent of a node must join, once it is needed."""
 _CLOSE_TIMEOUT = 10.0
-"""Seconds that the helper may take to give everything back to Ray; its end does that, too, some seconds later."""
+"""Seconds that the helper may take to give everything back to Ray. After that it is killed.
+
+Ray then takes everything back by itself, some seconds later.
+"""
 
 _TAIL = 10_000
-"""Bytes of the helper's output in which its last error is looked for."""
+"""Number of bytes at the end of the helper's output that are searched for its last error."""
 _NATIVE_ERROR = re.compile(r"\[\S+ \S+ [CEFW] \d+ \d+\] ")
 """The beginning of a line that Ray's native code logs: time, severity, process, thread."""
 
@@ -59,7 +62,7 @@ class AgentNodes(Protocol):
     """The nodes of the session, which the agents join (`pytest_accel.nodes.cluster_nodes`)."""
 
     def expect(self, number: int, name: str, address: str) -> Invitation:
-        """Add a node, whose agent is about to be started."""
+        """Add a node whose agent is about to be started; return the invitation for the agent."""
 
     def when_joined(self, number: int, on_join: Callable[[], None], on_failure: Callable[[str], None]) -> None:
         """Call `on_join` once the agent of a node has joined, or `on_failure` if it never will, in any thread."""
@@ -102,7 +105,7 @@ class RayCluster:
         self._numbers: dict[str, int] = {}
         """The numbers of the nodes whose agents run or are being started, by Ray's id."""
         self._timers: dict[int, threading.Timer] = {}
-        """The timers that give up agents which do not join, by number."""
+        """The timers that end the wait for agents that do not join, by the agent's number."""
         self._connected = threading.Event()
         """Set once the helper is connected, or has ended."""
         self._failure: str | None = None
@@ -176,7 +179,7 @@ class RayCluster:
         self._send(ReleasePlace(place.request_id))
 
     def drop_node(self, number: int) -> None:
-        """Have the next place on a node use a new agent: the connection to this one is lost. No-op if it has ended."""
+        """Stop agent `number`, since its connection is lost, so that its node gets a new one. No-op if it has ended."""
         with self._lock:
             found = [name for name, current in self._numbers.items() if current == number]
             for name in found:
@@ -185,13 +188,13 @@ class RayCluster:
             self._send(StopAgent(number))
 
     def close(self) -> None:
-        """Give everything back to Ray, end the helper, and wait for that. Requests fail."""
+        """Give everything back to Ray, end the helper, and wait for its exit. Requests that are waiting fail."""
         with self._lock:
             self._closing = True
             timers = list(self._timers.values())
         for timer in timers:
             timer.cancel()
-        # Not close(): the thread may be waiting on the descriptor.
+        # shutdown() instead of close(), because the thread may be waiting on the descriptor.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
         try:
@@ -209,12 +212,13 @@ class RayCluster:
             self._connection.send(message)
 
     def _fail_later(self, on_failure: Callable[[PlaceError], None], error: PlaceError) -> None:
-        """Call `on_failure` in a thread, since :meth:`place` must not call it."""
+        """Call `on_failure` in a new thread, since :meth:`place` must not call it."""
         threading.Thread(target=on_failure, args=(error,), name="accel-ray-failure", daemon=True).start()
 
     # In the thread
 
     def _listen(self) -> None:
+        """Handle the helper's messages until it ends; then fail all requests."""
         try:
             self._receive_messages()
             failure = self._end_text()
@@ -265,6 +269,7 @@ class RayCluster:
                 self._fail(request_id, reason)
 
     def _node_lost(self, name: str) -> None:
+        """Forget a lost node, end the wait for its agent, and place again the requests that were to use it."""
         with self._lock:
             node = self._cluster_nodes.pop(name)
             awaited = [
@@ -279,11 +284,13 @@ class RayCluster:
             self._agent_ended(agent, f"{node.name} has left the Ray cluster")
 
     def _agent_ended(self, number: int, reason: str) -> None:
+        """Forget an agent that has ended, so that its node gets a new one when it is used again."""
         with self._lock:
             self._numbers = {name: current for name, current in self._numbers.items() if current != number}
         self._nodes.give_up(number, reason)
 
     def _start_agent(self, name: str, number: int) -> None:
+        """Have the helper start the agent of a node, and limit the time in which the agent must join."""
         with self._lock:
             node = self._cluster_nodes[name]
             self._numbers[name] = number
@@ -299,18 +306,21 @@ class RayCluster:
         """Answer a request as soon as the agents of all nodes of its place have joined."""
         with self._lock:
             request = self._requests.get(request_id)
-            if request is None:  # It was cancelled, and the helper gets to know that.
+            if request is None:  # The request was cancelled, and `cancel` has told the helper.
                 return
             request.reserved = message
             nodes = [self._numbers.get(bundle.node) for bundle in message.bundles]
         known = [one for one in nodes if one is not None]
-        if len(known) < len(nodes):  # An agent has just ended, and the place was made before.
+        if len(known) < len(nodes):  # An agent has ended since the place was reserved.
             self._place_again(request_id)
             return
         self._await_next(request_id, message, known, 0)
 
     def _await_next(self, request_id: int, message: PlaceReserved, nodes: list[int], position: int) -> None:
-        """Wait for the agents of `nodes`, the nodes of the bundles, beginning with the one at `position`."""
+        """Wait for the agents of `nodes`, one after the other from `position` on, and then answer the request.
+
+        `nodes` has the number of the node of each bundle.
+        """
         if position < len(nodes):
             on_join = partial(self._await_next, request_id, message, nodes, position + 1)
             on_failure = partial(self._not_joined, request_id, message, nodes[position])
@@ -327,7 +337,7 @@ class RayCluster:
         request.on_place(Place(request_id, ranks, devices))
 
     def _not_joined(self, request_id: int, message: PlaceReserved, node: int, reason: str) -> None:
-        """Handle that an agent has not joined, or has ended since: request another place, but only once."""
+        """Request another place, since an agent has not joined or has ended; fail the request the second time."""
         with self._lock:
             request = self._requests.get(request_id)
             if request is None or request.reserved is not message:
@@ -341,7 +351,7 @@ class RayCluster:
             self._place_again(request_id)
 
     def _place_again(self, request_id: int) -> None:
-        """Give the place of a request back, and request another."""
+        """Give the place of a request back, and request another one."""
         with self._lock:
             request = self._requests.get(request_id)
             if request is None:
@@ -357,10 +367,10 @@ class RayCluster:
             request.on_failure(PlaceError(reason))
 
     def _end_text(self) -> str:
-        """Return why the helper has ended; wait for its exit."""
+        """Wait for the helper's exit, and return a message with the reason."""
         try:
             self._process.wait(_CLOSE_TIMEOUT)
-        except subprocess.TimeoutExpired:  # It has closed the connection, and then Ray does not end.
+        except subprocess.TimeoutExpired:  # The helper has closed the connection, but Ray does not shut down in it.
             kill_tree(self._process.pid)
         end = describe_exit(exited(self._process.wait()), "was")
         if self._closing:
@@ -373,7 +383,7 @@ class RayCluster:
         return f"the connection to the Ray cluster is lost: the process that held it {end}{self._log_text()}"
 
     def _log_text(self) -> str:
-        """Return the helper's last error, as Ray's native code logs it before it ends a process."""
+        """Return the helper's last error from the log of Ray's native code, after a colon; empty if there is none."""
         size = os.fstat(self._log.fileno()).st_size
         end = os.pread(self._log.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace")
         lines = [line for line in end.splitlines() if _NATIVE_ERROR.match(line)]

@@ -15,7 +15,7 @@ class Connect(Struct, frozen=True):
     address: str
     """``HOST:PORT``, or ``auto`` for the cluster of this machine."""
     namespace: str
-    """Namespace of the session's actors, which nobody else uses."""
+    """Namespace of the session's actors, not used by any other session."""
 
 
 class RequestPlace(Struct, frozen=True):
@@ -80,12 +80,14 @@ class NodeLost(Struct, frozen=True):
     """A node has left the cluster, or died."""
 
     node: str
+    """Ray's id of the node."""
 
 
 class NodeNeeded(Struct, frozen=True):
     """A place is being prepared on a node that has no agent."""
 
     node: str
+    """Ray's id of the node."""
     number: int
     """The number of the agent that is to be started, and of the node in the session: 1, 2, ..."""
 
@@ -101,12 +103,15 @@ class ReservedBundle(Struct, frozen=True):
     """The part of a place that is on one node."""
 
     node: str
+    """Ray's id of the node."""
     ranks: int
+    """Number of ranks."""
     devices: tuple[str, ...]
+    """The devices, as in `Place.devices`."""
 
 
 class PlaceReserved(Struct, frozen=True):
-    """A request has got its place."""
+    """The place of a request has been reserved."""
 
     request_id: int
     bundles: tuple[ReservedBundle, ...]

@@ -29,11 +29,11 @@ from pytest_accel.nodes.ray_resources import NODE_LABEL, TYPE_LABEL, Bundles, Ra
 _MODELS = frozenset(value for name, value in vars(accelerators).items() if name.isupper() and isinstance(value, str))
 """The models of accelerators that Ray knows."""
 _UNREPORTED_WAIT = 0.2
-"""Seconds that a request may wait without a report of it."""
+"""Seconds that a request may wait before this is reported."""
 _LOOK_INTERVAL = 0.5
-"""Seconds between two looks at the nodes of the cluster, and at what a request waits for."""
+"""Seconds between two checks of the cluster's nodes, and of the reason why a request waits."""
 _USUAL_TIME = 0.05
-"""Seconds in which Ray places a group if there is room. For a request that waits longer, kept places are given up."""
+"""Seconds in which Ray creates a group if there is room. If a request waits longer, kept places are given up."""
 _KEEP_TIME = 30.0
 """Seconds that a place without a world is kept, since a world with equal bundles may follow."""
 _SETTLE_TIME = 0.12
@@ -42,7 +42,7 @@ earlier may fail to be placed, and Ray tries again only after 0.7 s."""
 _NAMING_TIMEOUT = 120.0
 """Seconds in which the nodes of a place must name its devices: Ray may have to start two processes on each."""
 _BUSY_INTERVAL = 0.004
-"""Seconds between two looks at a request that is about to be met."""
+"""Seconds between two checks of a request that is about to be met."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class _UsedNode:
     """The number of its agent."""
     actor: Any
     agent: Any = None
-    """The reference to the result of the agent, once it is started."""
+    """The reference to the agent's result (`NodeActor.run_agent`), once it is started."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +77,9 @@ class _Request:
     bundles: Bundles
     began: float
     looked: float
-    """The time of the last look at what it waits for."""
+    """The time when the reason to wait was last checked."""
     place: _Reservation | None = None
-    """The place that is being reserved; None: nothing is reserved until the cluster knows of released resources."""
+    """The place that is being reserved; None while the request waits until released resources are known."""
     reason: str = ""
     """The reason to wait that was reported last."""
     placed: float = 0.0
@@ -111,9 +111,9 @@ class Places:
         self._waiting: dict[int, _Request] = {}
         self._held: dict[int, _Reservation] = {}
         self._kept: dict[_Reservation, float] = {}
-        """The kept places, with the times when they are given up."""
+        """The kept places, each with the time when it is given up."""
         self._settled = 0.0
-        """The time when the cluster's head knows of all resources that were released."""
+        """The time from which on the cluster's head knows of all resources that were released."""
 
     @property
     def nodes(self) -> tuple[RayNode, ...]:
@@ -186,7 +186,7 @@ class Places:
             ray.kill(node.actor)
 
     def poll(self) -> None:
-        """Handle everything that has happened since the last call."""
+        """Handle all changes in the cluster since the last call."""
         if monotonic() - self._looked > _LOOK_INTERVAL:
             self._look_at_cluster()
         for name, node in list(self._used.items()):
@@ -199,11 +199,12 @@ class Places:
         blocked = [one for one in self._waiting.values() if not one.is_placed and now - one.began > _USUAL_TIME]
         if blocked and self._kept:
             self._give_up(list(self._kept))
+            # Their groups are requested again once the head knows of the released resources (`_SETTLE_TIME`).
             for request in blocked:
                 self._drop(request)
 
     def _look_at_cluster(self) -> None:
-        """Note and report which nodes have joined and which are lost."""
+        """Update the nodes of the cluster, and report which have joined and which are lost."""
         self._looked = monotonic()
         before, self._cluster_nodes = self._cluster_nodes, _alive_nodes()
         for name in self._cluster_nodes.keys() - before.keys():
@@ -215,6 +216,7 @@ class Places:
             self._send(NodeLost(name))
 
     def _poll_request(self, request_id: int, request: _Request) -> None:
+        """Advance a waiting request: reserve its group, wait for that, and then for the names of the devices."""
         if request.place is None:
             if monotonic() < self._settled:
                 return
@@ -233,7 +235,7 @@ class Places:
                 return
             request.placed = monotonic()
             self._ask_for_devices(place)
-        if not self._knows(place.nodes):  # One is lost, and the answers of the others would be of no use.
+        if not self._knows(place.nodes):  # A node is lost, so the answers of the others are useless.
             self._request_again(request_id, request)
             return
         if not all(map(_is_ready, place.answers)):
@@ -271,12 +273,17 @@ class Places:
         self._send(PlaceFailed(request_id, reason))
 
     def _hold(self, request_id: int, place: _Reservation) -> None:
+        """Give a reserved place to a request, and report it."""
         self._held[request_id] = place
         for name in place.nodes:
             self._use(name)  # The agent of a kept place's node may have ended.
         self._send(PlaceReserved(request_id, place.reserved))
 
     def _report_wait(self, request_id: int, request: _Request) -> None:
+        """Report why a request waits, if the reason is new; request again if other bundles are now better.
+
+        No-op for a short wait, and if the reason was checked recently.
+        """
         now = monotonic()
         if now - request.began < _UNREPORTED_WAIT or now - request.looked < _LOOK_INTERVAL:
             return
@@ -301,6 +308,7 @@ class Places:
             self._send(PlaceWaits(request_id, reason))
 
     def _reserve(self, bundles: Bundles) -> _Reservation:
+        """Ask Ray for a placement group with `bundles`."""
         labels = {TYPE_LABEL: f"in({','.join(bundles.models)})"} if bundles.models else {}
         if bundles.avoided:
             labels[NODE_LABEL] = f"!in({','.join(sorted(bundles.avoided))})"
@@ -312,7 +320,7 @@ class Places:
         return _Reservation(bundles, group)
 
     def _ask_for_devices(self, place: _Reservation) -> None:
-        """Have the nodes of a place name its devices; those of the CPU have no names."""
+        """Have the nodes of a place name its devices. A place on the CPU has none."""
         resource = place.bundles.resource
         if resource == "CPU":
             place.answers = [ray.put([]) for _ in place.nodes]
@@ -332,6 +340,7 @@ class Places:
         return self._used[name]
 
     def _agent_ended(self, name: str, node: _UsedNode) -> None:
+        """Report that an agent has ended, and kill the actor of its node."""
         try:
             reason = ray.get(node.agent)
         except ray.exceptions.RayError as error:
@@ -353,6 +362,7 @@ class Places:
             request.place = None
 
     def _remove(self, place: _Reservation) -> None:
+        """Remove the group of a place, which gives its resources back to Ray."""
         remove_placement_group(place.group)
         if place.nodes:
             self._settled = monotonic() + _SETTLE_TIME

@@ -1,7 +1,7 @@
 """The program of the helper process that talks to Ray for the controller, which never imports ray.
 
-The helper is a driver of the cluster: placement groups and actors end with it. It ends with its connection to the
-controller, and with the controller.
+The helper is what Ray calls a driver: Ray removes its placement groups and actors when it exits. The helper exits when
+its connection to the controller is closed, or when the controller exits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REACH_TIMEOUT = 5.0
 """Seconds in which the cluster's address must accept a connection; Ray would try for minutes."""
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Seconds after which the process is ended if the cluster's head is lost; Ray's default is a minute.
+    # Seconds after which Ray ends this process if the cluster's head is lost; Ray's default is a minute.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
 
@@ -135,8 +135,8 @@ def _can_scale(ray: Any) -> bool:
     """Return whether an autoscaler can add nodes to the cluster.
 
     Ray's monitor of a cluster without an autoscaler calls the type of each node ``node_ID``. There is no public
-    function for this; ``ray status`` reads the same: the report of the first version of the autoscaler, and that of the
-    second, whose counter is 0 if there is none.
+    function for this. The sources are those of ``ray status``: the report of version 1 of the autoscaler, and the state
+    of version 2, in which the counter `autoscaler_version` is 0 if there is no such autoscaler.
     """
     status = import_module("ray.experimental.internal_kv")._internal_kv_get(b"__autoscaling_status")
     report = json.loads(status).get("autoscaler_report") if status is not None else None

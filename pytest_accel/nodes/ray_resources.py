@@ -43,13 +43,13 @@ class RayNode:
     """The host name."""
     address: str
     resources: Mapping[str, float]
-    """Total amounts by name, whatever is in use."""
+    """Total amounts by name, including those in use."""
     labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class RayDemand:
-    """The resources that a world needs, wherever its ranks are."""
+    """The resources that a world needs, before it is decided how its ranks are distributed."""
 
     resource: str
     ranks: int
@@ -106,7 +106,7 @@ class Bundles:
         return f"{' and '.join(amounts)} {self.resource}{model} on {len(amounts)} nodes"
 
     def usable(self, nodes: Iterable[RayNode]) -> list[RayNode]:
-        """Return those of `nodes` that may be used, have the resource and an allowed model, the largest first."""
+        """Return the `nodes` that may be used, have the resource and an allowed model, the largest first."""
         found = [
             node
             for node in nodes
@@ -182,10 +182,11 @@ def _divide(demand: RayDemand, count: int, models: tuple[str, ...]) -> Bundles:
 
 
 def _models(demand: RayDemand, nodes: Iterable[RayNode], models: Iterable[str]) -> tuple[str, ...]:
-    """Return the models that match the requested name; none if the name or the nodes do not say.
+    """Return the models that match the requested name; empty (no restriction) if this cannot be decided.
 
-    The name is a glob for a name in full, and Ray's model is a part of that: ``*H100*``, ``NVIDIA H100 80GB HBM3``.
-    A name that matches no model restricts nothing here: the lease of the devices compares the names in full.
+    The requested name is a glob for the full name of a device, such as ``*H100*`` for ``NVIDIA H100 80GB HBM3``. Ray's
+    model is only a part of the full name (``H100``). There is no restriction if no name is requested, a node does not
+    state its model, or no model matches: the lease of the devices compares the full names.
     """
     if demand.name is None:
         return ()

@@ -24,7 +24,7 @@ from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.settings.options import Settings
 
 _RUNTIME = "PJRT_DEVICE"
-"""The variable by which torch_xla chooses a runtime, a mask variable of some kinds that does not list devices."""
+"""The variable by which torch_xla chooses a runtime. Some kinds have it as a mask variable that lists no devices."""
 
 # Driver to agent
 
@@ -52,7 +52,7 @@ class LeaseRequest(Struct, frozen=True):
     need: DeviceNeed
     holder: Holder
     mask: str | None = None
-    """Mask that shows the only devices to lease, as a process without a mask numbers them; None: any devices."""
+    """Mask that shows only the devices to lease, as a process without a mask numbers them; None: any devices."""
 
 
 class LeaseReturn(Struct, frozen=True):
@@ -94,7 +94,7 @@ class LeaseFailed(Struct, frozen=True):
     number: int
     text: str
     unfit: bool = False
-    """True if the node has other devices than the need requires, so that another node may meet it."""
+    """True if the node's devices do not meet the need, so that another node may be tried."""
 
 
 class LeaseWanted(Struct, frozen=True):
@@ -248,7 +248,7 @@ class LeaseAgent:
         self._unusable = "the session has not sent its settings"
         """Why no device can be leased, if there is no allocator."""
         self._requests: dict[int, tuple[str, int]] = {}
-        """The kind of each request, and its number at the broker."""
+        """The kind of each request, and its number in the kind's broker, by the driver's number."""
         self._leases: dict[int, tuple[str, Lease]] = {}
 
     def handle(self, message: object) -> None:

@@ -1,4 +1,4 @@
-"""The code with which a node would run tests, the suite's files and the versions of packages, and how two differ."""
+"""Comparison of the code with which two nodes would run tests: the suite's files and the versions of packages."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ SILENCE = 10.0
 _PROBE = 2
 """Seconds between two keepalive probes to a silent node."""
 _HEAD = struct.Struct("<BII")
+"""Head of a frame: its kind, the number of the stream (0 for messages), and the length of the data."""
 _OPEN, _DATA, _CLOSE, _PART, _MESSAGE = range(5)
 """Kinds of frames. A message is sent as any number of `_PART` frames and one `_MESSAGE` frame."""
 _CHUNK = 1 << 16
@@ -61,6 +62,7 @@ class _Stream:
     socket: socket.socket
     end: int | None
     out: bytearray = field(default_factory=bytearray)
+    """Data from the other end that has not been written to `socket` yet."""
     closing: bool = False
     """True if the stream ends once `out` is empty."""
 
@@ -96,9 +98,12 @@ class TcpMux:
         self._callers: set[socket.socket] = set()
         """Accepted connections that have not sent their target yet."""
         self._in = bytearray()
+        """Received data that is not a complete frame yet."""
         self._out = bytearray()
+        """Data that has not been written to the connection yet."""
         self._deadline: float | None = None
         self._posted: deque[Callable[[], object]] = deque()
+        """Functions to call in the thread of `run`."""
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
@@ -139,7 +144,10 @@ class TcpMux:
         self._post(lambda: self._selector.register(descriptor, selectors.EVENT_READ, on_ready))
 
     def flush(self, timeout: float) -> None:
-        """Wait, at most `timeout` seconds, until earlier messages have been passed to the connection."""
+        """Wait until earlier messages have been written to the connection, or to its buffer if the connection is slow.
+
+        The wait takes at most `timeout` seconds.
+        """
         flushed = threading.Event()
         if self._post(flushed.set):
             flushed.wait(timeout)
@@ -162,7 +170,7 @@ class TcpMux:
                 left = None if self._deadline is None else max(0.0, self._deadline - monotonic())
                 for key, mask in self._selector.select(left):
                     current = self._selector.get_map().get(key.fd)
-                    # Otherwise a handler that ran before in this loop has closed it.
+                    # If it is not the same, a handler that ran earlier in this loop has closed it.
                     if current is not None and current.fileobj is key.fileobj:
                         key.data(mask)
             return None
@@ -204,6 +212,7 @@ class TcpMux:
             self._posted.popleft()()
 
     def _end(self) -> None:
+        """Close everything that this end has open."""
         with self._lock:
             self._over = True
         for call in self._posted:
@@ -231,6 +240,7 @@ class TcpMux:
                 self._take_frames()
 
     def _take_frames(self) -> None:
+        """Handle the complete frames received so far; raise :class:`ForgedFrame` if an authentication code is wrong."""
         at = 0
         while len(self._in) - at >= _HEAD.size:
             kind, number, length = _HEAD.unpack_from(self._in, at)
@@ -263,7 +273,7 @@ class TcpMux:
                 self._put(_CLOSE, number, b"")
             else:
                 self._add(number, opened)
-        elif number in self._streams:  # Otherwise it has been closed at this end.
+        elif number in self._streams:  # If not, the stream has been closed at this end.
             stream = self._streams[number]
             if kind == _DATA:
                 stream.out += data
@@ -308,7 +318,7 @@ class TcpMux:
             self._forward(stream)
 
     def _forward(self, stream: _Stream) -> bool:
-        """Forward a piece of what `stream` has received; return True if there was data."""
+        """Forward a piece of the data that `stream` has received; return False if there was none."""
         try:
             data = stream.socket.recv(_CHUNK)
         except BlockingIOError:
@@ -323,7 +333,7 @@ class TcpMux:
         return bool(data)
 
     def _on_end(self, stream: _Stream, mask: int) -> None:
-        """Forward the rest and close the stream, since its process has ended.
+        """Forward the remaining data and close the stream, since its process has ended.
 
         A child of the process may still hold the socket open, so there may be no end of file.
         """
@@ -334,6 +344,7 @@ class TcpMux:
             self._drop(stream)
 
     def _flush(self, stream: _Stream) -> None:
+        """Write the data for `stream` to its socket as far as possible; close the stream if it is complete."""
         try:
             while stream.out:
                 del stream.out[: stream.socket.send(stream.out)]
@@ -347,6 +358,7 @@ class TcpMux:
             self._selector.modify(stream.socket, _events(stream.out), partial(self._on_stream, stream))
 
     def _drop(self, stream: _Stream) -> None:
+        """Close `stream` at this end."""
         del self._streams[stream.number]
         self._selector.unregister(stream.socket)
         stream.socket.close()
@@ -369,7 +381,7 @@ class TcpMux:
             self._selector.register(call, selectors.EVENT_READ, partial(self._on_target, call, bytearray()))
 
     def _on_target(self, call: socket.socket, data: bytearray, mask: int) -> None:
-        """Receive the target of `call`, and nothing more: what follows belongs to the stream."""
+        """Receive the target of `call`, and nothing more: the data after it belongs to the stream."""
         try:
             while missing := _missing_bytes(data):
                 piece = call.recv(missing)

@@ -54,6 +54,7 @@ if value:
 else:
     sys.stdout.write(store.get(key).decode())
 """
+"""Program of the process that accesses the store of torchrun's agents (`_ask_store`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def gather(
                     notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
                     raise RendezvousError("; ".join([str(missing_ranks(process, absent, timeout)), *notes]))
                 call, (hello, peer) = met
-                if hello.rank in remote:  # The process has retried, since the end of the greeting came too late.
+                if hello.rank in remote:  # The process has retried, since its first greeting took too long.
                     remote.pop(hello.rank).link.socket.close()
                 if hello.node == own.node:
                     local.add(hello.rank)
@@ -162,7 +163,7 @@ def gather(
 def join(
     process: LauncherEnv, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT
 ) -> tuple[AuthenticatedLink, float] | None:
-    """Return the connection of another rank to rank 0, and the seconds by which the clock of rank 0 is ahead.
+    """Connect this rank to rank 0; return the connection, and the seconds by which the clock of rank 0 is ahead.
 
     Return None if rank 0 is on the same node. Raise :class:`RendezvousError` if it cannot be reached within `timeout`
     seconds.
@@ -208,7 +209,7 @@ def join(
 
 
 def _mixed(random: bytes, users: bytes) -> bytes:
-    """Return a secret derived from both: the random one alone can be read by anyone who reaches the agents' store."""
+    """Return a secret derived from both, since every process that reaches the agents' store can read the random one."""
     return hmac.digest(random, users, "sha256")
 
 
@@ -229,7 +230,7 @@ def _greet_rank_0(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[
 
 
 def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
-    """Print a note once for each rank, and do not fail: any process that reaches the port can claim to be the rank."""
+    """Print a note, once for each rank. Do not fail: any process that reaches the port can claim to be the rank."""
     if rank not in wrong:
         wrong[rank] = address
         print(f"accel: {_wrong_text(rank, address)}; still waiting for rank {rank}", file=sys.stderr, flush=True)
@@ -286,5 +287,5 @@ def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemotePeer]) ->
 
 
 def _servers(ranks: Sequence[int]) -> tuple[ForkServer, ...]:
-    """Return the fork servers of launched processes: each forks one rank, which has the process's place."""
+    """Return the fork servers of the launched processes `ranks`. Each forks at most one rank of a world."""
     return tuple(ForkServer(rank, 1) for rank in ranks)

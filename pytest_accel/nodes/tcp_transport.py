@@ -25,7 +25,7 @@ _FLUSH_TIMEOUT = 2.0
 
 
 class TcpClientTransport:
-    """The driver's end."""
+    """The driver's end of a connection; its `AgentClient` owns it."""
 
     def __init__(self, link: AuthenticatedLink) -> None:
         self._mux = TcpMux(link.socket, key=link.key, first=0, open_stream=_nothing_here)
@@ -61,11 +61,12 @@ class TcpClientTransport:
 
 
 def _nothing_here(target: object) -> StreamSocket:
+    """Raise FileNotFoundError: the driver has no targets for streams."""
     raise FileNotFoundError(target)
 
 
 class TcpAgentTransport:
-    """The agent's end. It connects the driver's streams to the fork server, the ranks and the inspector."""
+    """The agent's end, owned by the agent. It connects the driver's streams to the fork server, ranks and inspector."""
 
     remote = True
 
@@ -89,7 +90,7 @@ class TcpAgentTransport:
         return server_end
 
     def expect_exit(self, driver: int, timeout: float) -> None:
-        self._mux.end_after(timeout)  # The exit ends the connection.
+        self._mux.end_after(timeout)  # The driver's exit ends the connection.
 
     def close(self) -> None:
         if self._driver_end is not None:

@@ -27,7 +27,7 @@ _PATHS = {"stdout": stdout_path, "stderr": stderr_path, "log": captured_log_path
 
 
 class CapturedOutput:
-    """The files of one rank, which writes them. A test that prints and logs nothing costs nothing."""
+    """The files of this rank, for writing. A test that prints and logs nothing causes no access to a file."""
 
     def __init__(self, directory: str, world: int, rank: int) -> None:
         self._paths = {name: path(directory, world, rank) for name, path in _PATHS.items()}
@@ -35,7 +35,7 @@ class CapturedOutput:
         self._passed_phases = _Copy(captured_path(directory, world, rank))
 
     def open(self, config: pytest.Config) -> None:
-        """Make pytest capture into the files. Call this while its capture is suspended."""
+        """Make pytest capture into the files. Call this while pytest's capture is suspended."""
         for name, stream in captured_streams(config).items():
             if hasattr(stream, "getvalue"):
                 _copy(stream, _Copy(self._paths[name]))

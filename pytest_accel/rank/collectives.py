@@ -91,11 +91,11 @@ def read_record(record: bytes) -> dict[str, dict[int, Collective]]:
             one = _collective(entry, members)
             of_group = found.setdefault(one.group, {})
             if of_group and one.number < max(of_group):
-                of_group.clear()  # These belong to an earlier group of this name, which has been destroyed.
+                of_group.clear()  # The entries so far belong to an earlier group of this name.
             of_group[one.number] = one
         for group, issued in numbers.items():
             if any(number > issued for number in found.get(group, ())):
-                del found[group]  # Entries of an earlier group of this name.
+                del found[group]  # The entries belong to an earlier group of this name.
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
         return {}
     return found

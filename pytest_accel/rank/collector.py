@@ -1,6 +1,6 @@
-"""The tests of a rank. A file is collected when the driver first requests one of its tests.
+"""The collector of a rank, a plugin of its pytest session.
 
-The collector is a plugin of the rank's pytest session, which collects nothing when it starts.
+The session collects nothing when it starts. A file is collected when the driver first requests one of its tests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class FileSkipped(Exception):
 
 
 class RankCollector:
-    """Collects and finds tests, and tracks the fixtures and collectors that stay set up between two tests."""
+    """Pytest plugin that collects and finds tests, and tracks the fixtures that stay set up between two tests.
+
+    There is one instance in each rank.
+    """
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -51,8 +54,10 @@ class RankCollector:
         self._skipped: dict[str, Any] = {}
         """Reason by node id of a collector that was skipped in the last collection."""
         self._collected: list[pytest.Item] = []
+        """The tests of the last collection."""
         self._directory_nodes: dict[Path, pytest.Collector] = {}
         self._collected_directories: set[Path] = set()
+        """The directories that were part of any collection."""
         self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
         """The tests of each collected file, by the names of their nodes."""
         self._kept_setup: tuple[pytest.Item, list[Any]] | None = None
@@ -90,7 +95,7 @@ class RankCollector:
             self._skipped[report.nodeid] = report.longrepr
 
     def pytest_exception_interact(self, node: Any, call: pytest.CallInfo[Any]) -> None:
-        """Find the error with which the import of a test file has failed. pytest calls this for other errors, too."""
+        """Record the error with which the import of a test file has failed. pytest calls this for other errors, too."""
         if isinstance(node, pytest.Module) and call.excinfo is not None:
             error = call.excinfo.value
             if isinstance(error, node.CollectError) and error.__cause__ is not None:
@@ -114,7 +119,7 @@ class RankCollector:
         return found
 
     def _collect(self, session: pytest.Session, path: str) -> None:
-        """Collect the file `path`; raise the errors of `find`."""
+        """Collect the file `path`; raise :class:`NotCollected` or :class:`FileSkipped` as `find` does."""
         self.activity += 1
         self.errors.clear()
         self._import_error = ""
@@ -199,7 +204,7 @@ class _UnknownItem(pytest.Item):
 
 
 def _argument(path: str, start: Path) -> tuple[str, Path | None]:
-    """Return the argument with which pytest collects the file `path`; with it the file, if the argument is a folder.
+    """Return the argument with which pytest collects the file `path`, and the file if the argument is a folder.
 
     pytest takes ``[`` and ``::`` in an argument for parts of a test's name. For a path that contains them, the argument
     is a folder above them. `start`, the folder to which arguments are relative, may have them in its name.
@@ -212,7 +217,7 @@ def _argument(path: str, start: Path) -> tuple[str, Path | None]:
 def names_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the names of the nodes below the file of `item`, down to the item itself.
 
-    The parts of its id would not do: plugins rewrite ids, and may give several tests the same one.
+    The parts of the node id do not identify a test: plugins rewrite ids, and may give several tests the same one.
     """
     chain = item.listchain()
     file = next((index for index, node in enumerate(chain) if isinstance(node, pytest.File)), 0)

@@ -68,7 +68,7 @@ class RankContext:
 
     @cached_property
     def torch_device(self) -> str:
-        """torch's name of the first device of this rank."""
+        """torch's name of the first device of this rank; ``cpu`` if the rank has none."""
         return self.torch_name(self.own_devices[0]) if self.own_devices else "cpu"
 
     def torch_name(self, device: Device) -> str:

@@ -71,7 +71,7 @@ class DriverCoverage:
 
 
 def of_this_process(config: pytest.Config) -> Coverage | None:
-    """Return the coverage that measures this process, pytest-cov's or another; None if it is not measured."""
+    """Return the `Coverage` object that measures this process, pytest-cov's or another; None if there is none."""
     controller = getattr(config.pluginmanager.get_plugin("_cov"), "cov_controller", None)
     coverage = getattr(controller, "cov", None)
     if coverage is None:
@@ -81,7 +81,7 @@ def of_this_process(config: pytest.Config) -> Coverage | None:
 
 
 def shortcoming(coverage: Coverage) -> str | None:
-    """Return why ranks cannot be measured with this release of coverage, or None if they can."""
+    """Return the reason why this release of coverage cannot measure ranks; None if it can."""
     if hasattr(coverage.config, "serialize"):
         return None
     release = sys.modules["coverage"].__version__
@@ -108,7 +108,7 @@ class _PytestCov:
 
 
 class RankCoverage:
-    """Measures this rank from before pytest reads conftests, and saves the data after each test."""
+    """Pytest plugin that measures this rank and saves the data after each test. It starts before conftests are read."""
 
     def __init__(self, settings: str) -> None:
         import coverage
@@ -169,7 +169,7 @@ class RankCoverage:
         self._switch(f"{item.nodeid}|teardown")
 
     def _switch(self, context: str) -> None:
-        """Record the following lines under `context`, which has pytest-cov's format."""
+        """Record the lines that run from now on under `context`, a text in pytest-cov's format."""
         if self._contexts:
             with _silence():
                 self.coverage.switch_context(context)
@@ -193,7 +193,7 @@ def _silence() -> Iterator[None]:
 
 
 def start(settings: str | None, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Measure this rank with `settings`; None: do not measure. Block pytest-cov, which would write a report."""
+    """Start measuring this rank with `settings`, unless None. Block pytest-cov, which would write a report."""
     pluginmanager.set_blocked("_cov")
     if settings is not None:
         plugin: Any = RankCoverage(settings)

@@ -1,4 +1,4 @@
-"""Debugger in a rank. While it runs, the rank's standard streams are connected to the driver's terminal."""
+"""Debuggers in a rank. While one runs, the rank's standard streams are connected to the driver's terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_accel.rank.driver_connection import DriverConnection
 
 
 class RankDebugger:
-    """Requests the driver's terminal before a debugger starts, and gives it back when the test continues."""
+    """Pytest plugin of a rank: requests the driver's terminal before a debugger starts, and returns it afterwards."""
 
     def __init__(self, listener: socket) -> None:
         self.driver: DriverConnection | None = None
@@ -29,6 +29,7 @@ class RankDebugger:
         self._pid = getpid()
         self._config: pytest.Config | None = None
         self._post_mortem: Any = None
+        """pytest's plugin for ``--pdb``, which this object calls instead of pytest; None without ``--pdb``."""
         self._saved: dict[int, int] = {}
         """Copies of the rank's descriptors 0, 1 and 2 while it has the terminal."""
         self._lent: tuple[int, ...] = ()
@@ -94,7 +95,7 @@ class RankDebugger:
         _flush()
         terminals = [fstat(number) for number in self._lent]
         for number, saved in self._saved.items():
-            # Otherwise pytest has resumed its capture and already replaced the descriptor with its own file.
+            # If it is not the terminal any more, pytest has resumed its capture and replaced it with its own file.
             if any(samestat(fstat(number), terminal) for terminal in terminals):
                 dup2(saved, number)
             close(saved)

@@ -1,4 +1,4 @@
-"""A rank's side of the conversation with a driver: requests arrive, reports and results are sent."""
+"""A rank's side of the connection to a driver: receives requests, and sends reports and results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class DriverConnection:
         self._peers = peers
         self._pid = getpid()
         self._next_request: RunTest | None = None
-        """A request that was received while another one was pending."""
+        """A request that was received before the one that precedes it had begun."""
         self._queue: list[object] = []
-        """Messages to send together with the next one: a test that passes costs one message."""
+        """Messages to send together with the next one, so that a test that passes sends one message only."""
 
     def receive(self, *, announced: bool) -> RunTest | Retire:
         """Return the driver's next request; if the test was sent ahead, wait until it may begin.
 
-        `announced`: this rank has told its peers that it has passed the last test. Raise EOFError or OSError if the
-        driver has closed the connection.
+        `announced` is True if this rank has told its peers that it has passed the last test. Raise EOFError or OSError
+        if the driver has closed the connection.
         """
         message: RunTest | Retire
         message, self._next_request = self._next_request or self._connection.recv(), None

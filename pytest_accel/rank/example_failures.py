@@ -1,4 +1,4 @@
-"""Exceptions of examples: their form for other ranks, and stand-ins for the failures of other ranks."""
+"""Failures of examples: their conversion for other ranks, and exceptions that stand in for failures on other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_TEXT = 10_000
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return `error` in the form in which it is sent to other ranks."""
+    """Return the description of `error` that is sent to other ranks."""
     path, line, frame = __file__, 1, error.__traceback__
     while frame is not None:
         path, line, frame = frame.tb_frame.f_code.co_filename, frame.tb_lineno or 1, frame.tb_next
@@ -44,12 +44,15 @@ def stand_in(found: Conclusion) -> BaseException:
 
 @functools.cache
 def _type_of(module: str, qualname: str, origin: str) -> type[BaseException]:
-    """Return one exception type for each bug: Hypothesis distinguishes bugs by type and place."""
+    """Return an exception type, the same one for the same bug: Hypothesis distinguishes bugs by type and place.
+
+    `origin` identifies the bug. It is used only as part of the cache's key.
+    """
     return stand_in_type(module, qualname, Exception)
 
 
 def raise_at(error: BaseException, path: str, line: int) -> None:
-    """Raise `error` so that its traceback ends at line `line` of the file `path`, such as a failure of another rank."""
+    """Raise `error` so that its traceback ends at line `line` of the file `path`, such as where another rank failed."""
     __tracebackhide__ = True
     exec(_raise_statement(path, line), {"error": error})
 

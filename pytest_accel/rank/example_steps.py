@@ -1,7 +1,7 @@
-"""Messages between the ranks of a property-based test, and the conclusions that the ranks draw from them.
+"""Messages between the ranks of a property-based test, and the conclusions that the ranks reach from them.
 
 Every rank draws the examples of such a test itself, from the same seed. At each step (an example has ended, the test
-draws more values, ...) each rank sends its step to the others, and all ranks draw the same conclusion. The functions
+draws more values, ...) each rank sends its step to the others, and all ranks reach the same conclusion. The functions
 are pure.
 """
 
@@ -27,7 +27,7 @@ class Failure:
     path: str
     line: int
     origin: str
-    """Identifies the bug: equal for all failures that Hypothesis counts as the same."""
+    """Identity of the bug: equal for all failures that Hypothesis counts as the same bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +181,14 @@ def _conclude_example(steps: Sequence[Step], ends: Mapping[int, ExampleEnd]) -> 
 
 
 def _identity(step: Step) -> object:
+    """Return the part of `step` that must be equal on all ranks; None if there is no such part."""
     if isinstance(step, Opening):
         return step.name
     return step.drawn if isinstance(step, (Draw, ExampleEnd)) else None
 
 
 def _differences(steps: Sequence[Step]) -> str:
+    """Return a message about the steps of the ranks, which differ."""
     ranks: dict[str, list[int]] = {}
     for rank, step in enumerate(steps):
         ranks.setdefault(_describe(step), []).append(rank)
@@ -197,6 +199,7 @@ def _differences(steps: Sequence[Step]) -> str:
 
 
 def _describe(step: Step) -> str:
+    """Return the words for `step` in a message, which follow the name of a rank."""
     if isinstance(step, Opening):
         return f"began the examples of {step.name}"
     if isinstance(step, Draw):

@@ -16,10 +16,10 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.rank.signed_store import ForgedValueError, SignedStore
 
 LARGEST = 1 << 20
-"""Bytes of one record at most."""
+"""Maximum size of one record, in bytes."""
 _SHORTEST_SLEEP = 0.0002
 _LONGEST_SLEEP = 0.02
-"""Seconds between two requests to the store, at first and at most."""
+"""Seconds between two requests to the store: the first pause, and the longest one."""
 
 
 class LateRanks(Exception):
@@ -35,7 +35,7 @@ class ExchangeError(Exception):
 
 
 class Exchange:
-    """One rank's side of the exchange. All ranks take the same steps, or leave."""
+    """This rank's side of the exchange. All ranks take the same steps, each until it leaves. The `Lockstep` owns it."""
 
     def __init__(self, store: SignedStore, name: str, rank: int, size: int) -> None:
         """`name` is the prefix of the exchange's keys in `store`; `size` is the number of ranks."""
@@ -47,7 +47,7 @@ class Exchange:
         """Number of steps that this rank has begun."""
 
     def all_gather(self, record: Mapping[str, Any], timeout: float | None = None) -> list[dict[str, Any]]:
-        """Take a step with `record` as this rank's; return the records of all ranks, in their order.
+        """Take a step: write `record` as this rank's, and return the records of all ranks, in the order of the ranks.
 
         Raise :class:`LateRanks` if a rank does not reach the step within `timeout` seconds (None: no limit), and
         :class:`ExchangeError` if the exchange is broken.

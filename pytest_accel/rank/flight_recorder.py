@@ -22,11 +22,11 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.signals import FLIGHT_SIGNAL
 
 VARIABLES = {"TORCH_FR_BUFFER_SIZE": "64"}
-"""torch's variable that starts the record, with the number of collectives to keep: more than a person would read."""
+"""torch's variable that enables the record. The value, the number of collectives to keep, is more than anyone reads."""
 
 
 def prepare() -> None:
-    """Block the signal in this process, which it would terminate. Call this before the process has a second thread."""
+    """Block the signal, which would terminate this process. Call this before the process has a second thread."""
     if FLIGHT_SIGNAL is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {FLIGHT_SIGNAL})
 

@@ -1,4 +1,4 @@
-"""Rendezvous of process groups that tests create: at the world's store, whatever address a test names."""
+"""Rendezvous of process groups that tests create. They use the world's store, whichever address a test names."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def use_world_store(context: RankContext, port: int) -> None:
 
 
 def let_children_serve() -> None:
-    """Unset the variable for the agent's store in processes that `multiprocessing` spawns, so that they can serve one.
+    """Unset `AGENT_STORE` in processes that `multiprocessing` spawns, so that one of them can serve a store.
 
-    Processes that it forks inherit the function that :func:`use_world_store` has replaced.
+    Processes that `multiprocessing` forks inherit the function that :func:`use_world_store` has replaced.
     """
     start = util.spawnv_passfds
 
@@ -74,6 +74,7 @@ def let_children_serve() -> None:
 
 @contextlib.contextmanager
 def _without_agent_store() -> Iterator[None]:
+    """Unset `AGENT_STORE` in the ``with`` block, so that torch uses a store of its own."""
     before = os.environ.pop(AGENT_STORE, None)
     try:
         yield

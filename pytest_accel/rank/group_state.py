@@ -50,10 +50,10 @@ def _members() -> dict[str, tuple[int, ...]]:
 
 
 def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Return the ranks and the number of issued collectives of each group to which this rank belongs, by its name.
+    """Return the ranks and the number of issued collectives of each group of this rank, by the group's name.
 
     Groups of backends that do not number collectives are left out; gloo and nccl number them. The result is empty if
-    torch does not number the ranks as the world does: equal names do not mean the same group on all ranks then.
+    torch does not number the ranks as the world does: then equal names do not mean the same group on all ranks.
     """
     import torch.distributed as dist
 
@@ -76,9 +76,9 @@ def created_count() -> int:
 
 
 def start_recorder(context: RankContext) -> None:
-    """Start the thread for the record of collectives, unless it runs.
+    """Start the thread that writes the record of collectives, unless it runs.
 
-    Call this before the first process group only, not earlier: a process with threads is unsafe to fork.
+    Call this just before the first process group is created, not earlier: a process with threads is unsafe to fork.
     """
     if not context.recorder_started:
         context.recorder_started = True
@@ -102,7 +102,7 @@ def _flight_record(context: RankContext) -> dict[str, object]:
 
 
 def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]:
-    """Return the collectives that this rank has issued between two times, if torch's flight recorder still has them."""
+    """Return the collectives issued by this rank between two times (`time.time`), if torch's record still has them."""
     if not all_groups():
         return ()
     from torch._C import _distributed_c10d

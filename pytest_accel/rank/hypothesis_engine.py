@@ -3,8 +3,8 @@
 Every rank runs Hypothesis's engine. With the same seed, database, clock and outcomes, the engines make the same
 decisions. So all ranks generate and shrink the same examples at the same time, and their collectives match.
 
-Hypothesis has no public API for that. Only this module replaces its internals (of versions since 6.100). A rank imports
-it only if the suite has imported Hypothesis.
+Hypothesis has no public API for that. This module is the only one that replaces internals of Hypothesis (6.100 or
+later). A rank imports it only if the suite has imported Hypothesis.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LockstepExecution(_core.StateForActualGivenExecution):  # type: ignore[mis
             raise
 
     def execute_once(self, data: Any, *, is_final: bool = False, expected_failure: Any = None, **options: Any) -> Any:
-        """Run one example on all ranks; return, or raise an exception with the same meaning, on all of them."""
+        """Run one example on all ranks. All of them return, or all of them raise exceptions with the same meaning."""
         __tracebackhide__ = True
         options["is_final"] = is_final
         if self._lockstep is None:
@@ -117,6 +117,7 @@ class LockstepExecution(_core.StateForActualGivenExecution):  # type: ignore[mis
         return self._run(self._lockstep, data, options, expected_failure)
 
     def _run(self, lockstep: Lockstep, data: Any, options: dict[str, Any], expected_failure: Any) -> Any:
+        """Run an example; raise if the slowest rank exceeded the deadline, or if a failure was expected."""
         __tracebackhide__ = True
         result, found = self._run_once(lockstep, data, options)
         replay = getattr(conjecture.ConjectureData, "for_choices", None)
@@ -134,7 +135,7 @@ class LockstepExecution(_core.StateForActualGivenExecution):  # type: ignore[mis
         return result
 
     def _run_once(self, lockstep: Lockstep, data: Any, options: dict[str, Any]) -> tuple[Any, Conclusion]:
-        """Run an example; return its result and the conclusion if it has passed on all ranks, else raise."""
+        """Run an example; return its result and the conclusion of all ranks, or raise if it has not passed on all."""
         __tracebackhide__ = True
         result = error = None
         with lockstep.example(data):
@@ -170,7 +171,7 @@ class LockstepExecution(_core.StateForActualGivenExecution):  # type: ignore[mis
         return found.seconds >= limit
 
     def _unless_out_of_step(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function`. If it raises `OutOfStep`, raise the error in it, outside of Hypothesis's engine."""
+        """Call `function`. If it raises `OutOfStep`, raise its `error`, outside of Hypothesis's engine."""
         __tracebackhide__ = True
         try:
             return function(*args)
@@ -217,7 +218,7 @@ class LockstepExecution(_core.StateForActualGivenExecution):  # type: ignore[mis
         return error
 
     def _example(self, data: Any) -> str:
-        """Return the running example as text for messages."""
+        """Return a text that describes the running example, for messages."""
         if self._arguments is None:  # The example failed before the test was called.
             return f"{self._test.__name__}, which drew {drawn_values(data)[1]}"
         if getattr(data, "_stateful_repr_parts", None) is not None:
@@ -287,7 +288,7 @@ def install() -> None:
 
 
 def _data_of_machine(data: Any, label: int, *args: Any, **kwargs: Any) -> Any:
-    """Return `data` if a state machine begins a step, else None."""
+    """Return `data` if a state machine begins its run, else None."""
     stateful = sys.modules.get("hypothesis.stateful")
     return data if stateful is not None and label == stateful.STATE_MACHINE_RUN_LABEL else None
 
@@ -338,6 +339,7 @@ def _open_on_all_ranks(lockstep: Lockstep, name: str, seed: int | None, database
 
 
 _summed: tuple[Any, int] = (None, 0)
+"""The constants of which :func:`_checksum` was called last, and their checksum."""
 
 
 def _checksum(constants: Any) -> int:

@@ -64,14 +64,18 @@ class LeakCheck:
         self._known = leaked_processes.find()
         """Processes and threads that the test has not started."""
         self._rpc = 0
-        """Count of RPC initialisations at the beginning of the test, or after the setup of a wider fixture."""
+        """Count of RPC initialisations at the beginning of the test, or after a wider fixture has initialised RPC."""
         self._memory: dict[str, int] = {}
         """Bytes allocated on each device at the beginning of the test."""
         self._kept_memory: dict[str, int] = {}
         """Bytes allocated on each device by wider fixtures during the test."""
 
     def begin(self, activity: int) -> None:
-        """Record the state before a test. `activity` is a new number if the suite has run code between two tests."""
+        """Record the state before a test.
+
+        `activity` differs from that of the last call if code of the suite has run between the two tests
+        (`RankCollector.activity`).
+        """
         self._memory = self._allocated()
         self._kept_memory = {}
         self._known |= leaked_processes.find()
@@ -86,7 +90,7 @@ class LeakCheck:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        """Exempt a collector's own `setup`, which may start a notebook's kernel, as a fixture."""
+        """Exempt a collector's own `setup` as if it were a wider fixture: it may start the kernel of a notebook."""
         if type(collector).setup is pytest.Collector.setup or "setup" in vars(collector):
             return
         setup = collector.setup
@@ -130,9 +134,9 @@ class LeakCheck:
                 self._context.kept_groups |= group_state.group_names() - groups
 
     def end(self, *, closed_streams: bool) -> Leaks:
-        """Undo what the test left behind since :meth:`begin`, and return it.
+        """Return the leaks of the test since :meth:`begin`, after undoing those that can be undone.
 
-        `closed_streams`: the test has closed pytest's capture streams.
+        `closed_streams` is True if the test has closed pytest's capture streams.
         """
         lines: list[str] = []
         lasting: list[str] = []  # Leaks that cannot be undone.
@@ -162,7 +166,7 @@ class LeakCheck:
             return Leaks((), str(error))  # The error has failed the test already, so it needs no line.
         groups = find_leaked(self._context) if self._context.spec.grouped else LeakedGroups()
         lines += groups.lines
-        same = not different and settings.keys() == self._settings.keys()  # torch's appear once it is imported.
+        same = not different and settings.keys() == self._settings.keys()  # torch's are new if it was just imported.
         self._ended_clean = same and not (lines or lasting or groups.destroyable)
         lines += [f"{leak}; {_REPLACED}" for leak in lasting]
         kill_reason = f"the test {lasting[0]}" if lasting else groups.kill_reason
@@ -172,9 +176,10 @@ class LeakCheck:
         return torch_devices.allocated_memory(self._context) if self._counts_memory else {}
 
     def _grown_memory(self) -> list[str]:
+        """Return a line for each device on which the test has left more memory allocated than is tolerated."""
         grown = self._growth()
         if any(size > _MEMORY_TOLERANCE for size in grown.values()):
-            collect()  # Tensors in reference cycles are no leak: the garbage collector would free them later.
+            collect()  # Tensors in reference cycles are not a leak: the garbage collector would free them later.
             grown = self._growth()
         return [
             f"left {size / (1 << 20):.0f} MiB more allocated on {device} than it had found"
@@ -183,6 +188,7 @@ class LeakCheck:
         ]
 
     def _growth(self) -> dict[str, int]:
+        """Return the bytes by which the memory of each device has grown because of the test."""
         return {
             device: size - self._memory.get(device, 0) - self._kept_memory.get(device, 0)
             for device, size in self._allocated().items()

@@ -47,7 +47,10 @@ def find_leaked(context: RankContext) -> LeakedGroups:
 
 
 def destroy(context: RankContext) -> None:
-    """Destroy the groups that the last test leaked. Call this after all ranks have ended it: one may still read."""
+    """Destroy the groups that the last test leaked.
+
+    Call this after all ranks have ended the test: until then, another rank may still read from a group.
+    """
     import torch.distributed as dist
 
     leaked = _leaked(context)

@@ -20,7 +20,7 @@ from pytest_accel.core.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
 from pytest_accel.core.truncation import cut_end
 
 _GRACE = 0.2
-"""Seconds for processes and threads that are about to end: the workers of an iterator, a thread at its last line."""
+"""Seconds in which processes and threads may still end: the workers of an iterator, a thread at its last line."""
 _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
@@ -31,6 +31,7 @@ _LIBRARIES = (
 )
 """Texts in the command lines of processes that a library keeps until its process exits, and terminates itself."""
 _EXECUTOR = os.path.join("concurrent", "futures", "thread.py")
+"""End of the path of the module with the function that workers of a `ThreadPoolExecutor` run."""
 _LOKY = "loky.process_executor"
 """End of the name of the module with the threads of loky's reusable executor. They keep running with its processes."""
 
@@ -73,7 +74,7 @@ def _children() -> frozenset[int]:
 
 
 def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
-    """Kill processes that are not `known`; return lines about these, and about threads that do not end.
+    """Kill processes that are not `known`; return lines about these, and lines about new threads that do not end.
 
     Processes with a text of `kept` or of `_LIBRARIES` in their command lines are left running and not reported.
     """

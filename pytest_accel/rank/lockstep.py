@@ -1,4 +1,4 @@
-"""Lock-step: the ranks of a test take each step of its examples together, and learn the conclusion of all ranks.
+"""Lock-step: the ranks of a test take each step of its examples together, and each gets the conclusion of all ranks.
 
 A rank imports this module only if the suite has imported Hypothesis.
 """
@@ -41,8 +41,8 @@ __hypothesistracebackhide__ = True
 _REJECTED_TIMEOUT = 10.0
 """Seconds that a rank which has rejected or skipped an example waits for the others to reach the end of the example.
 
-Limited, because ranks that have not rejected the example may wait for this rank in a collective forever. Longer than
-the grace period after a failure, because a rank that is only slow must not fail the test.
+The time is limited, because ranks that have not rejected the example may wait for this rank in a collective forever. It
+is longer than the grace period after a failure, because a rank that is only slow must not fail the test.
 """
 _LONGEST_SHOWN = 200
 """Characters of the drawn values that a message shows."""
@@ -67,7 +67,10 @@ class ExampleEnded(BaseException):
 
 
 class Lockstep:
-    """Keeps one rank's Hypothesis tests in step with those of the other ranks, for one test of the suite."""
+    """Keeps this rank's Hypothesis engine in step with those of the other ranks, during one test of the suite.
+
+    The test runner makes one instance for each test.
+    """
 
     def __init__(self, context: RankContext) -> None:
         self.rank = context.rank
@@ -93,7 +96,11 @@ class Lockstep:
     # Steps
 
     def take_step(self, step: Step, timeout: float | None = None) -> tuple[list[Any], Conclusion]:
-        """Take `step` together with the other ranks; return all steps and the conclusion. May raise `OutOfStep`."""
+        """Take `step` together with the other ranks; return all steps and the conclusion.
+
+        Raise :class:`OutOfStep` if the ranks cannot continue together, and :class:`LateRanks` if a rank does not reach
+        the step within `timeout` seconds (None: no limit).
+        """
         if self._broken is not None:
             raise OutOfStep(self._broken)
         try:
@@ -114,7 +121,10 @@ class Lockstep:
         return OutOfStep(error)
 
     def leave(self, error: BaseException | None) -> None:
-        """Tell the other ranks that this one has ended the test, so that they do not wait for it in an example."""
+        """Tell the other ranks that this one has ended the test, so that they do not wait for it in an example.
+
+        `error` is the exception that has ended the test; None: the exception that ended its last examples, if any.
+        """
         error = error or self.error
         if self._exchange.steps:
             self._exchange.leave(to_record(Leave(time.perf_counter(), None if error is None else failure_of(error))))
@@ -125,7 +135,7 @@ class Lockstep:
         return steps
 
     def share(self, examples: Iterable[bytes]) -> list[bytes]:
-        """Return rank 0's `examples`, in all ranks; leave out those that do not fit into a record."""
+        """Return rank 0's `examples` on all ranks. The first ones are shared, as many as fit into a record."""
         texts: list[str] = []
         room = LARGEST - 1000  # The rest is for the other fields of the record.
         for example in examples if self.rank == 0 else ():
@@ -150,7 +160,10 @@ class Lockstep:
             self._data, self._conclusion = outer
 
     def before_draw(self, data: Any) -> None:
-        """Take a step with the other ranks before this rank draws more values; raise if the example has ended there."""
+        """Take a step with the other ranks before this rank draws more values.
+
+        Raise :class:`ExampleEnded` if the example has ended on another rank.
+        """
         if data is not self._data or data.frozen:
             return
         if self._conclusion is None and self._broken is None:
@@ -197,10 +210,11 @@ def drawn_values(data: Any) -> tuple[str, str]:
 
 
 _active: Lockstep | None = None
+"""The lock-step of the running test; None: the test has none, or no test runs."""
 
 
 def current() -> Lockstep | None:
-    """Return the active lock-step, or None. It is active only in the thread of the test."""
+    """Return the active lock-step; None if there is none, or in another thread than the test's."""
     return _active if _active is not None and _active.thread == threading.get_ident() else None
 
 

@@ -1,4 +1,4 @@
-"""Entry point of a rank: from the fork until the process exits."""
+"""Entry point of a rank: prepares the forked process, runs its pytest session, and returns its exit status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pytest_accel.rank.role import Role
 
 
 class _RoleWaiter:
-    """Pytest plugin that waits for the rank's role after pytest has loaded its own plugins, and before all others."""
+    """Pytest plugin of a rank that waits for the rank's role. pytest has then loaded its own plugins, but no others."""
 
     def __init__(self, session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> None:
         self.plugin: rank_plugin.RankPlugin | None = None
@@ -46,7 +46,7 @@ class _RoleWaiter:
         """The file for stacks, kept open until the process exits."""
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
-        """Wait for the role and apply it. pytest calls this hook first, when it registers the plugins of `main`."""
+        """Wait for the role and apply it. pytest calls this hook first, when it registers this plugin."""
         session, (spec, rank, listener, peers, store_port) = self._session, self._wait_for_role()
         rank_log.redirect(session, spec.world, rank)
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115
@@ -83,7 +83,7 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     plugin = waiter.plugin
     if plugin is None:
         return int(code)
-    with suppress(Exception):  # A test may have replaced a function that this uses. The fork server looks, too.
+    with suppress(Exception):  # A test may have replaced a function that look() uses. The fork server looks, too.
         watch.look({getpid(): plugin.context.spec.world})
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
@@ -106,7 +106,7 @@ def _yield_to_driver() -> None:
 def _reseed() -> None:
     """Give this process a random state of its own, as a new interpreter has; ranks are forked with the same state.
 
-    torch needs none: it seeds every process with the same constant.
+    torch needs no new seed: it seeds every process with the same constant.
     """
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
@@ -119,7 +119,7 @@ def _set_environment(context: RankContext, store_port: process_group.StorePort |
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
     if context.visible_devices or spec.key.kind != "cpu":
-        # A CPU slot cannot be visible to other ranks, so its mask (threads and cores) contains this rank's own only.
+        # The mask of CPU slots sets threads and cores. A rank must not use those of other ranks, so name its own only.
         changes |= context.vendor.mask(context.own_devices if context.cores else context.visible_devices, os.environ)
     if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in backend_names(spec.key.backend):
         changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.key.env)}))

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
+"""Packages that register a backend when they are imported, by backend; the first that is installed is used."""
 GROUP_TIMEOUT = timedelta(hours=1)
-"""torch's timeout for the process group. Long, because the driver detects hangs, and takes the stacks first."""
+"""torch's timeout for the process group. Long, because the driver detects hangs and takes the stacks before that."""
 _END_TIMEOUT = timedelta(seconds=5)
 """Time for which rank 0 keeps the store for the other ranks when it exits: less than a retired world's time to exit."""
 
@@ -33,7 +34,7 @@ class BackendError(Exception):
 
 
 class StorePort(NamedTuple):
-    """The port of the world's store, on the machine of rank 0."""
+    """The port of the world's store, on the node of rank 0."""
 
     port: int
     listening: socket.socket | None
@@ -56,7 +57,7 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     backend = None
     if spec.key.init:
         backend = spec.key.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
-        _check_backend(backend, device.type)  # Before a rank waits for the store of another one.
+        _check_backend(backend, device.type)  # Check before a rank waits for rank 0's store.
     if rank == 0:
         assert listening is not None
         store = dist.TCPStore(
@@ -83,7 +84,7 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
 
 
 def _check_backend(backend: str, device_type: str) -> None:
-    """Raise :class:`BackendError` if torch does not have a backend of `backend`, or ranks on the CPU cannot use it.
+    """Raise :class:`BackendError` if torch lacks one of the backends in `backend`, or ranks on the CPU cannot use it.
 
     Importing its package registers ``ccl`` (github.com/intel/torch-ccl, which is no longer developed). torch's build
     determines the other backends.
@@ -133,13 +134,14 @@ def world_store(context: RankContext) -> Store:
 
 
 def wait_for_other_ranks(context: RankContext) -> None:
-    """Wait in rank 0 until the other ranks have ended their sessions; their session fixtures may still use the store.
+    """Wait in rank 0 until the other ranks have ended their sessions. In the others, announce the end to rank 0.
 
-    The store exits with rank 0, so rank 0 waits for the others, but no longer than a timeout, since one may hang.
+    The store ends with rank 0, and session fixtures of the other ranks may still use it. The wait has a timeout, since
+    a rank may hang.
     """
     store = context.signed_store
     assert store is not None
-    with contextlib.suppress(RuntimeError):  # Rank 0 has exited, or another rank has not reached its end in time.
+    with contextlib.suppress(RuntimeError):  # Rank 0 has exited, or the wait has timed out.
         if context.rank:
             store.set(f"ended/{context.rank}", b"")
         elif context.spec.ranks > 1:
@@ -147,7 +149,7 @@ def wait_for_other_ranks(context: RankContext) -> None:
 
 
 def nodes_without_shared_folder(context: RankContext) -> list[str]:
-    """Return the names of the machines that do not share a file system with the driver's, as their ranks reported."""
+    """Return the names of the nodes that do not share a file system with the driver's node, as their ranks reported."""
     __tracebackhide__ = True
     assert context.signed_store is not None
     ranks = range(context.spec.ranks) if context.spec.addresses else ()

@@ -1,4 +1,7 @@
-"""Settings of the process that the leak check restores after a test, such as torch's and the working directory."""
+"""Settings of the process that the leak check compares after a test and restores if it can.
+
+The settings are torch's, the working directory, the alarm timer, and variables of the environment.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ _ALARM = "the alarm timer"
 _ON = "on"
 
 Settings = Mapping[str | bytes, object]
-"""Values by name of the setting; names of environment variables are bytes. Lacks torch's until torch is imported."""
+"""Values by name of the setting; names of environment variables are bytes. torch's are missing until it is imported."""
 
 
 class _Setting(NamedTuple):
+    """The functions that get and set one of torch's settings. Both take the module torch as their first argument."""
+
     get: Callable[[Any], object]
     put: Callable[[Any, Any], object]
 
@@ -94,7 +99,7 @@ def _text(value: object) -> str:
 
 
 def restore(name: str | bytes, value: Any) -> bool:
-    """Restore the setting `name` to `value`; return False if that is not possible.
+    """Restore the setting `name` to `value`; return False if the world must be replaced because that is not possible.
 
     Environment variables are not restored: a test that changed a variable of its rank may also have changed others,
     which are not checked.
@@ -105,7 +110,7 @@ def restore(name: str | bytes, value: Any) -> bool:
         _TORCH[name].put(sys.modules["torch"], value)
         return True
     if name == _ALARM:
-        if value != _ON:  # Otherwise a timer of a fixture has expired, which cannot be restored.
+        if value != _ON:  # An expired timer of a fixture cannot be restored.
             setitimer(ITIMER_REAL, 0)
         return True
     if name == _CWD:

@@ -10,6 +10,7 @@ import mmap
 import struct
 
 _RECORD = struct.Struct("<IBd")
+"""Serial of the test, number of its passed phases, and time when the last one passed."""
 
 
 class ProgressFile:
@@ -23,7 +24,10 @@ class ProgressFile:
             self._page = mmap.mmap(file.fileno(), _RECORD.size)
 
     def note(self, serial: int, passed: int, at: float) -> None:
-        """Record that `passed` phases of test `serial` have passed, the last at `at` (driver's `clock.monotonic`)."""
+        """Record that `passed` phases of test `serial` have passed.
+
+        `at` is the time when the last one passed, by the driver's `clock.monotonic`.
+        """
         self._page[:] = _RECORD.pack(serial, passed, at)
 
 

@@ -21,7 +21,7 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
     return {
         **identity(spec, rank, port),
         **{name: os.environ.get(name, value) for name, value in flight_recorder.VARIABLES.items()},
-        # Otherwise gloo looks up the host's name, which fails or blocks on machines without a working resolver.
+        # Without it, gloo looks up the host's name, which fails or blocks on machines without a working resolver.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of(spec, rank),
     }
 

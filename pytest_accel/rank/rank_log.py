@@ -36,7 +36,7 @@ def redirect(session: SessionSpec, world: int, rank: int) -> None:
 
 
 class RankLog:
-    """A rank's log, as the rank itself writes to it."""
+    """The log of this rank: writes headings and missing line ends to it, flushes it, and empties it between tests."""
 
     def __init__(self, session: SessionSpec, world: int, rank: int, ranks: int) -> None:
         self._path = log_path(session.directory, world, rank)
@@ -81,6 +81,7 @@ class RankLog:
             self._end_line()
 
     def _end_line(self) -> None:
+        """End the last line of the log, if it is not empty and has no line end."""
         with _open(self._path, "rb") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)

@@ -30,7 +30,7 @@ from pytest_accel.rank.runner import TestRunner
 from pytest_accel.rank.torch_failures import TorchFailures
 
 _WRITES_A_FILE = ("debug", "pastebin")
-"""pytest's options that make a session write or send a file, which only the driver must do."""
+"""pytest's options that make a session write or send a file. Only the driver does that."""
 _CHANGES_THE_RUN = (
     "lf",
     "failedfirst",
@@ -48,7 +48,10 @@ _DRIVER_PLUGINS = ("lfplugin", "nfplugin", "stepwiseplugin")
 
 
 class RankPlugin:
-    """Prepares the rank, and runs tests for one driver after another until the pool retires the rank."""
+    """Pytest plugin that prepares the rank, and runs tests for one driver after another until the pool retires it.
+
+    There is one instance in each rank.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class RankPlugin:
         store_port: process_group.StorePort | None,
         starting: ExitStack,
     ) -> None:
-        """`starting` has context managers that are left as soon as the session has started."""
+        """`starting` contains context managers, which are exited as soon as the session has started."""
         self.context = context
         self.served = False
         """True if the rank has become ready, or has told its driver why it cannot run tests."""
@@ -82,7 +85,10 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
-        """Unset the options that write files. Must be the innermost wrapper: pytest's opens the file of ``--debug``."""
+        """Unset the options that write files.
+
+        The hook must be the innermost wrapper, because pytest's own wrapper opens the file of ``--debug``.
+        """
         config = yield
         for name in _WRITES_A_FILE:
             if getattr(config.option, name, None):
@@ -116,7 +122,7 @@ class RankPlugin:
         self._collector.errors.append(str(excrepr))
 
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Collect nothing yet. Hooks of other plugins are called before this one."""
+        """Collect nothing yet; return True, so that pytest does not collect. Other plugins' hooks are called before."""
         session.items = []
         return True
 
@@ -150,7 +156,7 @@ class RankPlugin:
                 process_group.wait_for_other_ranks(self.context)
 
     def refuse(self, text: str, headline: str = "") -> None:
-        """Wait for a driver, and tell it why this rank cannot run tests (see `CannotRun`)."""
+        """Wait for a driver, and send it the reason why this rank cannot run tests (see `CannotRun`)."""
         self.served = True
         with suppress(OSError):
             driver = DriverConnection(self._listener, self._peers)

@@ -35,7 +35,10 @@ def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any
 
 
 def collect_rank_data(item: pytest.Item, report: pytest.TestReport) -> tuple[dict[str, Any], ExceptionSketch | None]:
-    """Return the data that plugins send with `report`, and the exception with which invalid data fails the report."""
+    """Return the data that plugins send with `report`, and the exception if collecting the data has made `report` fail.
+
+    If the report has failed before, an error in the data is only added to it as a section.
+    """
     try:
         return rank_data.collect(item, report), None
     except rank_data.FAILURES as error:

@@ -20,14 +20,15 @@ from pytest_accel.core import fd_passing
 
 _RECORD = Struct("<IQI")
 """A message between ranks: the sender, the number of the test, and the checksum."""
-_send, _recv, _fileno = socket.send, socket.recv, socket.fileno
+_send, _recv, _fileno = socket.send, socket.recv, socket.fileno  # A test may replace them.
 _PEER_WAIT = 2
-"""Milliseconds that a rank waits for the checksums of its peers before it reports to the driver.
+"""Milliseconds that a rank waits for the next checksum of a peer before it reports to the driver.
 
 Ranks that pass at about the same time then send their messages together, and wake the driver once.
 """
 
 Collectives = Mapping[str, tuple[tuple[int, ...], int]]
+"""The ranks and the number of issued collectives of each process group, by its name (`group_state.collectives`)."""
 
 
 def checksum(collectives: Collectives, groups: int) -> int:
@@ -40,7 +41,10 @@ def checksum(collectives: Collectives, groups: int) -> int:
 
 
 def may_run_ahead(checksums: Collection[int | None], size: int) -> bool:
-    """Return whether all `size` ranks begin the test that was sent ahead. None: a rank did not pass."""
+    """Return whether all `size` ranks begin the test that was sent ahead.
+
+    A checksum is None if the rank did not pass the last test or left something behind.
+    """
     return len(checksums) == size and len(set(checksums)) == 1 and None not in checksums
 
 
@@ -53,13 +57,13 @@ class PeerChannel:
         self._inbox = sockets[0] if sockets else None
         """Receives from all other ranks; None if there are none."""
         self._outboxes = sockets[1:]
-        """Each sends to one of the other ranks."""
+        """Sockets that send to the other ranks, one for each."""
         self._test = 0
         self._checksums: dict[int, dict[int, int]] = {}
         """Checksums by test and rank. A peer may be one test ahead: it needs only this rank's checksum to begin it."""
 
     def announce(self, test: int, checksum: int) -> None:
-        """Send this rank's `checksum` of the world's test number `test`; wait up to `_PEER_WAIT` for the others."""
+        """Send this rank's `checksum` of the world's test number `test`; wait for the others (see `_PEER_WAIT`)."""
         self._test = test
         self._checksums = {test: {**self._checksums.get(test, {}), self._rank: checksum}, test + 1: {}}
         for outbox in self._outboxes:
@@ -69,7 +73,7 @@ class PeerChannel:
         self._wait(None, _PEER_WAIT)
 
     def wait_for_agreement(self, driver: Connection) -> bool:
-        """Wait for the checksums of all ranks, or a message of the driver; return whether all are there and equal."""
+        """Wait for the checksums of all ranks or a message of the driver; return whether all are known and equal."""
         self._wait(driver, None)
         return may_run_ahead(self._checksums[self._test].values(), self._size)
 
@@ -78,7 +82,10 @@ class PeerChannel:
         return len(self._outboxes) + 1
 
     def _wait(self, driver: Connection | None, milliseconds: int | None) -> None:
-        """Receive checksums until all ranks have sent theirs, the `driver` sends a message, or the time has passed."""
+        """Receive checksums until all ranks have sent theirs, `driver` sends a message, or nothing arrives for a time.
+
+        `milliseconds` is that time; None: no limit.
+        """
         polled = poll()
         if driver is not None:
             polled.register(driver.fileno(), POLLIN)

@@ -1,4 +1,4 @@
-"""The execution of one test at a time in a rank, by pytest's own protocol, and the reports that the driver gets."""
+"""The test runner of a rank: runs one test at a time by pytest's own protocol, and sends its reports to the driver."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pytest_accel.rank.lockstep import Lockstep
 
 _NO_LOCKSTEP = nullcontext()
-"""Replaces the lock-step in a world with one rank, or in a suite without Hypothesis."""
+"""Context manager used instead of a lock-step in a world with one rank, or in a suite without Hypothesis."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +115,7 @@ class TestRunner:
             torch_devices.reset_peak_memory(device)
         try:
             item = self._collector.find(session, request.node)
-            vars(item)["location"] = request.location  # The cache of pytest's property, which would read the file.
+            vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
@@ -182,21 +182,21 @@ class TestRunner:
 
     @property
     def _measured_devices(self) -> list[str]:
-        """torch's names of the devices whose memory is measured: with ``--accel-advise`` all of the rank's."""
+        """torch's names of the devices whose memory is measured: the first one; with ``--accel-advise``, all."""
         context = self._context
         if self._advises and context.own_devices:
             return [context.torch_name(device) for device in context.own_devices]
         return [context.torch_device]
 
     def _memory_properties(self, peaks: Sequence[int | None]) -> dict[str, object]:
-        """Return the properties of a report with the `peaks` of the measured devices, in bytes."""
+        """Return the properties of the test's report that contain the `peaks` of the measured devices, in bytes."""
         return {"accel_peak_memory": peaks[0], **({DEVICE_PEAKS: list(peaks)} if self._advises else {})}
 
     # Hooks, called while a test runs
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
-        """Run the test in lock-step, wait for its devices, and check whether it has closed pytest's capture streams."""
+        """Run the test in lock-step, wait for its devices, and record whether it closed pytest's capture streams."""
         __tracebackhide__ = True
         try:
             with self._run_in_lockstep():
@@ -210,7 +210,10 @@ class TestRunner:
             )
 
     def _run_in_lockstep(self) -> AbstractContextManager[None]:
-        """Make Hypothesis run the same examples as on the other ranks, if the suite has imported it."""
+        """Return a context manager in which Hypothesis runs the same examples on all ranks.
+
+        The context manager does nothing if the suite has not imported Hypothesis, or if the world has one rank.
+        """
         if "hypothesis" not in sys.modules or self._context.spec.ranks == 1:
             return _NO_LOCKSTEP
         from pytest_accel.rank import hypothesis_engine, lockstep
@@ -278,7 +281,7 @@ class TestRunner:
             self._progress.note(serial, 1 if report.when == "setup" else 2, now)
 
     def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:
-        """Return the collectives of the reported phase for the trace of the session; empty if none is made."""
+        """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""
         if not self._traces or "torch.distributed" not in sys.modules:
             return ()
         return group_state.collectives_between(report.start, report.stop)

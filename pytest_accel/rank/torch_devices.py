@@ -1,4 +1,7 @@
-"""A rank's devices in torch: verification, selection, limits, memory and waiting. Runs in ranks only."""
+"""A rank's devices in torch: verification, selection, limits, memory and waiting.
+
+The functions import torch, so they are called in ranks only. The exception is `sticky_error`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
-"""The functions of torch's module for a type of devices that tell whether one has failed. `torch.cpu` lacks some."""
+"""The functions of torch's module for a type of devices that `sticky_error` needs. `torch.cpu` lacks some."""
 
 
 def verify(context: RankContext) -> None:
@@ -24,7 +27,7 @@ def verify(context: RankContext) -> None:
     seen = context.visible_devices
     try:
         context.vendor.verify(seen, os.environ)
-    except (AssertionError, ImportError, OSError, RuntimeError) as error:  # These are torch's errors.
+    except (AssertionError, ImportError, OSError, RuntimeError) as error:  # The errors that torch raises.
         names = ", ".join(device.id for device in seen)
         raise MaskError(
             f"the process has been given {names}, which torch cannot use: {type(error).__name__}: {error}"
@@ -117,8 +120,9 @@ def _failed_work(module: Any, name: str) -> RuntimeError | None:
 def sticky_error(torch: Any) -> str | None:
     """Return the name of a device and the error that its use in this process always raises now; None if none does.
 
-    `torch` is the module of the process, which need not be a rank. Only devices that the process has used are asked.
-    A kernel that fails, as by an assertion or an illegal access to memory, leaves such an error in CUDA.
+    `torch` is the module that the process has imported; the process need not be a rank. Only devices that the process
+    has used are checked. A kernel that fails, for example by an assertion or an illegal access to memory, leaves such
+    an error in CUDA.
     """
     accelerator = getattr(torch, "accelerator", None)  # Since torch 2.6.
     current = None if accelerator is None else accelerator.current_accelerator()
@@ -127,10 +131,10 @@ def sticky_error(torch: Any) -> str | None:
     if any(not hasattr(module, name) for name in _DEVICE_STATE) or not module.is_initialized():
         return None
     for index in range(module.device_count()):
-        # To wait for a device that the process has not used would take memory of it.
+        # Waiting for a device that the process has not used would allocate memory on the device.
         if index == module.current_device() or module.memory_reserved(index):
             name = f"{kind}:{index}"
-            # The first wait clears an error that does not stay.
+            # The first wait clears an error that is not sticky.
             if _failed_work(module, name) is not None and (error := _failed_work(module, name)) is not None:
                 return f"{name}: {str(error).strip().partition(chr(10))[0]}"
     return None
@@ -152,6 +156,7 @@ def peak_memory(device: str) -> int | None:
 
 
 def _memory_of(device: str) -> Any:
+    """Return torch's module that counts the memory of a device; None for the CPU, and if torch has no such module."""
     if device.startswith("cpu"):
         return None
     return _module_of(device)

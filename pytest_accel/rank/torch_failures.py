@@ -1,4 +1,4 @@
-"""Readable tracebacks of failures inside torch: frames that do not help are hidden, and frequent mistakes explained."""
+"""Readable tracebacks of failures inside torch: hides frames that do not help, and explains frequent mistakes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_accel.rank.context import RankContext
 _WRAPPERS = ("torch.distributed.c10d_logger", "torch.utils._contextlib", "torch._compile")
 """Modules whose functions only wrap others: for logging, for ``torch.no_grad`` and the like, for the compiler."""
 _IMPLEMENTATION = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous", "torch.multiprocessing.spawn")
-"""Modules with long functions, which do not help with an error that has an explanation."""
+"""Modules with long functions. Their frames do not help with an error that has an explanation."""
 _HIDE = "__tracebackhide__"
 """pytest's name for a variable of a function or module whose frames it hides. `--full-trace` shows all."""
 
@@ -26,7 +26,7 @@ class TorchFailures:
         self._grouped = context.spec.grouped
         self._init = context.spec.grouped and context.spec.key.init
 
-    # No wrapper: pytest's own hook has set the exception of a unittest.TestCase by the time that this one is called.
+    # Not a wrapper: pytest's own hook must be called first, since it sets the exception of a unittest.TestCase.
     @pytest.hookimpl
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
         if call.excinfo is not None and "torch" in sys.modules:

@@ -1,10 +1,10 @@
-"""Run torch's ``MultiProcessTestCase`` in ranks that are already running, instead of new processes.
+"""Execution of torch's ``MultiProcessTestCase`` in ranks that are already running, instead of new processes.
 
-The source is ``torch/testing/_internal/common_distributed.py`` of torch 2.13. In torch, a parent process runs
-``setUp``, which starts a process for each rank. Each child creates the test case again, runs its method without
-``setUp`` and ``tearDown``, and exits. The parent checks the exit codes and runs ``tearDown``. Here, each rank takes
-both parts: where the parent would join its processes, the rank runs the child's part, with the file name and
-environment that rank 0 had for its children.
+In torch (``torch/testing/_internal/common_distributed.py`` of torch 2.13), a parent process runs ``setUp``, which
+starts a process for each rank. Each child creates the test case again, runs its method without ``setUp`` and
+``tearDown``, and exits. The parent checks the exit codes and runs ``tearDown``. Here, each rank runs both parts: where
+the parent would join its processes, the rank runs the child's part, with the file name and the environment that rank 0
+would have given to its children.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
 _SKIP_TIMEOUT = timedelta(seconds=10)
 """Time that rank 0 waits for the others after it has skipped the test, before its `tearDown` may remove their files.
 
-Limited, because ranks that have not skipped the test may never end it.
+The time is limited, because ranks that have not skipped the test may never end it.
 """
 
 _GROUP_TIMEOUT = timedelta(seconds=1)
 """Time for which a rank keeps its groups for others that may still be connecting to it.
 
 torch's functions that create a group return as soon as this rank is connected; if it closed the connections at once, a
-slower rank would fail. Short, because in some tests a rank exits and never arrives.
+slower rank would fail. The time is short, because in some tests a rank exits and never connects.
 """
 
 
@@ -50,12 +50,18 @@ class _Start(NamedTuple):
 
 
 class HarnessInRank:
-    """Runs test cases that would start a process for each rank in this rank."""
+    """Pytest plugin that runs test cases of torch in this rank which would otherwise start a process for each rank.
+
+    Each rank makes one instance, and registers it if the suite's own tests are adopted (`suite_adoption.py`).
+    """
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._identity = rank_environment.identity(context.spec, context.rank, port=0).keys()
-        """Names of the variables that identify the rank. torch's harness sets none, and only tells the test case."""
+        """Names of the variables that identify the rank.
+
+        torch's harness sets none of them: it passes the rank to the test case only.
+        """
         self._original_environment = {name: value for name, value in os.environ.items() if name not in self._identity}
         self._harness: Any = None
         self._start_processes: Any = None
@@ -163,7 +169,7 @@ class HarnessInRank:
             _destroy_groups()
 
     def _end(self, timeout: timedelta) -> None:
-        """Destroy the groups, which a child's exit would do. In rank 0, wait for the other ranks as the parent does."""
+        """Destroy the groups, as a child's exit would. In rank 0, wait for the other ranks, as the parent does."""
         _destroy_groups()
         self._wait_for_all("ended", timeout if self._context.rank == 0 else None)
         if self._context.rank == 0:
@@ -197,7 +203,7 @@ class HarnessInRank:
         return [self._key(f"{event} {rank}") for rank in range(self._context.spec.ranks)]
 
     def _run_as_torch(self, case: Any, function: Any) -> None:
-        """Run a test that expects its processes to die as torch does, in new processes started by rank 0."""
+        """Run a test that expects its processes to die: as in torch, in new processes, which rank 0 starts."""
         __tracebackhide__ = True
         if self._context.rank == 0:
             self._start_processes(case, case._accel_process)
