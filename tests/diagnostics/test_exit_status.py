@@ -1,3 +1,5 @@
+"""Tests of the description of exit statuses, of the tail of a log, and of stacks taken from a process."""
+
 from __future__ import annotations
 
 import signal
@@ -41,7 +43,10 @@ signal.signal(int(sys.argv[2]), signal.SIG_IGN)
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a program that gets the path for its stacks and the signal, and waits until it is ready."""
+    """Provide a function that starts a program and waits until it is ready.
+
+    The program's arguments are the path of the file for its stacks and the number of the signal.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def run(stacks: Path, code: str) -> subprocess.Popen[str]:
@@ -93,27 +98,27 @@ def test_each_cause_has_its_own_text() -> None:
     assert len({describe_exit(RankExit(cause, -signal.SIGKILL)) for cause in ExitCause}) == len(ExitCause)
 
 
-def test_the_end_of_a_log(tmp_path: Path) -> None:
+def test_tail_returns_the_end_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert tail(str(log)) == ""
     log.write_bytes(b"\n".join([b"first", b"caf\xff", b"last", b"", b""]))
     assert tail(str(log)) == "first\ncaf\N{REPLACEMENT CHARACTER}\nlast"
-    assert tail(str(log), 7) == "\nlast".strip("\n")
+    assert tail(str(log), 7) == "last"
     assert tail(str(tmp_path)) == ""
 
 
 @pytest.mark.parametrize(("program", "function"), [(WAITS, "wait_for_ever"), (HOLDS_THE_GIL, "sit_in_native_code")])
-def test_the_stack_of_a_process(start: Start, tmp_path: Path, program: str, function: str) -> None:
+def test_the_stack_of_a_process_is_taken_repeatedly(start: Start, tmp_path: Path, program: str, function: str) -> None:
     path = tmp_path / "stacks"
     process = start(path, ANSWERS + program)
-    for _ in range(2):  # The second without the first.
+    for _ in range(2):  # The second result does not contain the first stack.
         stack = take_stacks({0: process.pid}, {0: str(path)}, STACK_SIGNAL, timeout=60)[0]
         assert stack.count(f"in {function}\n") == 1
         assert stack.endswith("in <module>")
     assert process.poll() is None
 
 
-def test_a_process_that_does_not_answer_or_is_gone_has_no_stack(start: Start, tmp_path: Path) -> None:
+def test_a_process_that_ignores_the_signal_or_is_dead_has_no_stack(start: Start, tmp_path: Path) -> None:
     names = ("answers", "ignores", "gone")
     paths = {rank: tmp_path / name for rank, name in enumerate(names)}
     processes = [

@@ -1,4 +1,4 @@
-"""Inspection of ranks on another node."""
+"""Tests of the inspection of ranks on another node."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of the detection of out-of-memory kills by the kernel's counter in control groups."""
+
 from __future__ import annotations
 
 import signal
@@ -8,11 +10,12 @@ import pytest
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.diagnostics.oom import oom_kills, with_oom_cause
 
-V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
-V2 = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
+OOM_CONTROL_V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
+MEMORY_EVENTS_V2 = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
 
 
-def machine(root: Path, groups: str, **files: str) -> Path:
+def write_machine(root: Path, groups: str, **files: str) -> Path:
+    """Write ``/proc/self/cgroup`` (`groups`) and `files` of ``/sys/fs/cgroup`` below `root`, and return `root`."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     for name, text in files.items():
@@ -25,26 +28,26 @@ def machine(root: Path, groups: str, **files: str) -> Path:
 @pytest.mark.parametrize(
     ("groups", "files", "count"),
     [
-        ("0::/user.slice/a\n", {"user.slice/a/memory.events": V2}, 3),
-        ("0::/../other\n", {"memory.events": V2}, 3),
-        ("4:cpu,memory:/job\n0::/\n", {"memory/job/memory.oom_control": V1}, 7),
-        ("4:memory:/of/the/host\n", {"memory/memory.oom_control": V1}, 7),
+        ("0::/user.slice/a\n", {"user.slice/a/memory.events": MEMORY_EVENTS_V2}, 3),
+        ("0::/../other\n", {"memory.events": MEMORY_EVENTS_V2}, 3),
+        ("4:cpu,memory:/job\n0::/\n", {"memory/job/memory.oom_control": OOM_CONTROL_V1}, 7),
+        ("4:memory:/of/the/host\n", {"memory/memory.oom_control": OOM_CONTROL_V1}, 7),
         ("4:memory:/job\n", {"memory/job/memory.oom_control": "under_oom 0\n"}, None),
-        ("4:cpu:/job\n", {"memory/job/memory.oom_control": V1}, None),
+        ("4:cpu:/job\n", {"memory/job/memory.oom_control": OOM_CONTROL_V1}, None),
     ],
 )
-def test_the_counter_of_the_kernel_is_read(
+def test_the_oom_kill_counter_of_the_kernel_is_read(
     tmp_path: Path, groups: str, files: dict[str, str], count: int | None
 ) -> None:
-    assert oom_kills(machine(tmp_path, groups, **files)) == count
+    assert oom_kills(write_machine(tmp_path, groups, **files)) == count
 
 
-def test_without_control_groups_there_is_no_counter(tmp_path: Path) -> None:
+def test_there_is_no_counter_without_control_groups(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) is None
 
 
 @pytest.mark.parametrize(
-    ("end", "before", "after", "is_for_memory"),
+    ("end", "before", "after", "out_of_memory"),
     [
         (exited(-signal.SIGKILL), 3, 4, True),
         (exited(-signal.SIGKILL), 4, 4, False),
@@ -56,7 +59,7 @@ def test_without_control_groups_there_is_no_counter(tmp_path: Path) -> None:
     ],
 )
 def test_a_kill_is_out_of_memory_only_if_the_counter_has_risen(
-    end: RankExit, before: int | None, after: int | None, is_for_memory: bool
+    end: RankExit, before: int | None, after: int | None, out_of_memory: bool
 ) -> None:
-    expected = RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL) if is_for_memory else end
+    expected = RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL) if out_of_memory else end
     assert with_oom_cause(end, before, after) == expected

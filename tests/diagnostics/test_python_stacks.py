@@ -1,4 +1,4 @@
-"""The frames of a stack that faulthandler has written, and the source lines at which a rank stands."""
+"""Tests of parsing the stacks that faulthandler writes, and of showing the source lines of their frames."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 
 
 def place(stack: str, folders: Folders = Folders()) -> str | None:  # noqa: B008 - immutable.
+    """Return the place in the code of the rank whose stacks are `stack`, or None if no frame is the user's."""
     frame = where(frames_of_rank(stack), folders)
     return None if frame is None else frame.where(folders)
 
@@ -49,7 +50,7 @@ def test_the_users_frame_is_found() -> None:
     assert [frame.function for frame in relevant(frames_of_rank(stack))] == ["wait", "meet", "test_it"]
 
 
-def test_a_frame_in_rootdir_is_the_place_rather_than_one_outside() -> None:
+def test_a_frame_in_rootdir_is_preferred_to_one_outside() -> None:
     stack = """Thread 0x00007f1 (most recent call first):
   File "/home/me/checkout/model.py", line 40 in forward
   File "/home/me/tests/test_it.py", line 12 in test_it
@@ -86,7 +87,7 @@ Thread 0x00007f1 (most recent call first):
     assert place(stack) == "/home/me/helpers.py:3 in work"
 
 
-def test_frozen_modules_and_the_command_line_are_no_frames_of_the_user() -> None:
+def test_frozen_modules_and_the_command_line_are_not_frames_of_the_user() -> None:
     stack = """Current thread 0x00007f1 (most recent call first):
   File "<frozen os>", line 692 in __len__
   File "/usr/lib/python3.11/site-packages/_pytest/main.py", line 12 in main
@@ -95,7 +96,7 @@ def test_frozen_modules_and_the_command_line_are_no_frames_of_the_user() -> None
     assert place(stack) is None
 
 
-def test_the_stack_of_a_crash_is_taken_out_of_the_output() -> None:
+def test_the_stack_of_a_crash_is_separated_from_the_output() -> None:
     output, stack = split_fault(f"terminate called\n{CRASH}and after it\n")
     assert output == "terminate called\nand after it"
     assert place(stack, Folders("/home/me")) == "helpers.py:31 in crash"
@@ -108,7 +109,7 @@ def test_the_stack_of_a_crash_is_taken_out_of_the_output() -> None:
 def test_the_threads_of_the_package_are_left_out() -> None:
     assert "flight_recorder" not in shorten(CRASH)
     main = CRASH.partition("Current")[2].replace("/home/me/", PACKAGE)
-    assert "in crash" in shorten(f"Current{main}")  # A fixture of the package hangs.
+    assert "in crash" in shorten(f"Current{main}")  # The main thread stays, even in a fixture of the package.
 
 
 def test_the_source_lines_are_shown_as_in_a_traceback_of_pytest(tmp_path: Path) -> None:
@@ -148,6 +149,6 @@ def test_frames_without_source_show_their_place() -> None:
     assert stack_text("", Folders()) == ""
 
 
-def test_a_frame_of_pytest_alone_is_shown() -> None:
+def test_a_frame_of_pytest_is_shown_if_there_is_no_other() -> None:
     stack = 'Thread 0x1 (most recent call first):\n  File "/v/site-packages/_pytest/main.py", line 3 in main\n'
     assert stack_text(stack, Folders()).splitlines()[0] == "_pytest/main.py:3 in main"

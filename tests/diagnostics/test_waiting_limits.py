@@ -1,3 +1,5 @@
+"""Tests of the time limits of a test and of its phases."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +8,7 @@ from pytest_accel.diagnostics import waiting_limits
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 
 
-def test_a_limit_of_the_test_counts_where_it_ends_before_that_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_the_test_applies_if_it_expires_before_that_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(waiting_limits, "monotonic", lambda: now)
     limits = TimeLimits(60.0)

@@ -1,4 +1,4 @@
-"""From the marks of a test to its plan."""
+"""Tests of the plan of a test, which is made of its marks and the resources of the session."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
 SERVERS = tuple(ForkServer(number, 1) for number in range(4))
-TWO = Layout((Node("one", "10.0.0.1", SERVERS[:2]), Node("two", "10.0.0.2", SERVERS[2:])))
+TWO_NODES = Layout((Node("one", "10.0.0.1", SERVERS[:2]), Node("two", "10.0.0.2", SERVERS[2:])))
 QUARTER = Share(fraction=0.25)
 
 
 def resources(
     kind: str | None = "sim",
     count: int = 8,
-    settings: Settings = Settings(),  # noqa: B008 It is frozen.
+    settings: Settings = Settings(),  # noqa: B008 - immutable.
     *,
     layout: Layout = HERE,
     remote: Inventory | str = "nobody asks other nodes here",
     launcher_missing: str | None = None,
     hypothetical: bool = False,
 ) -> Resources:
-    """A session with `count` devices of `kind`; None: it has no accelerator."""
+    """Return the resources of a session with `count` devices of `kind`, or without an accelerator if `kind` is None."""
     return Resources(
         PretendedMachine(count, kind) if kind else Machine(KindSpec("none")),
         settings,
@@ -45,23 +45,26 @@ def resources(
 
 
 def marks(*decorators: pytest.MarkDecorator) -> Marks:
+    """Return the marks of a test that has `decorators`."""
     return Marks(**{decorator.name: decorator.mark for decorator in decorators})
 
 
 def plan(*decorators: pytest.MarkDecorator, of: Resources | None = None, turn: int = 0) -> ItemPlan:
+    """Return the plan of a test with `decorators` in a session with the resources `of`."""
     return plan_item(marks(*decorators), None, of or resources(), turn=turn)
 
 
 def key(*decorators: pytest.MarkDecorator, session: str | None = "sim") -> WorldKey:
+    """Return the world key of a test with `decorators` in a session with devices of the kind `session`."""
     return plan(*decorators, of=resources(session)).key
 
 
-def test_devices_alone_are_one_process() -> None:
+def test_the_devices_mark_alone_means_one_process() -> None:
     assert key(devices(2)) == WorldKey("sim", DeviceNeed(2), 1, grouped=False, devices_per_rank=2)
     assert key(devices(2)).about == "sim"
 
 
-def test_devices_are_leased_whatever_their_kind() -> None:
+def test_the_devices_mark_leases_devices_of_any_kind() -> None:
     assert key(devices(kind="cpu")).need == DeviceNeed(1, kind="cpu")
     assert key(devices(kind="cuda"), session=None).kind == "cuda"
     assert key(devices(1), session=None).kind == "none"
@@ -76,12 +79,12 @@ def test_devices_are_leased_whatever_their_kind() -> None:
         ("sim", distributed(4, device="cuda"), "cuda", 4),
         (None, distributed(4), "cpu", None),
         (None, distributed(4, device="cuda"), "cuda", 4),
-        # The session's own devices are CPU slots, which were asked for and are handed out.
+        # `--accel cpu`: the session's devices are CPU slots, which are leased.
         ("cpu", distributed(4), "cpu", 4),
         ("cpu", distributed(4, device="cpu"), "cpu", None),
     ],
 )
-def test_ranks_are_on_accelerators_where_there_are_any(
+def test_ranks_are_on_accelerators_if_the_session_has_any(
     session: str | None, mark: pytest.MarkDecorator, kind: str, leased: int | None
 ) -> None:
     found = key(mark, session=session)
@@ -91,17 +94,17 @@ def test_ranks_are_on_accelerators_where_there_are_any(
     assert found.about == f"4 on {kind}"
 
 
-def test_both_marks_describe_each_rank() -> None:
+def test_both_marks_together_describe_each_rank() -> None:
     found = key(devices(2, memory="8GiB", name="*H100*"), distributed(3, backend="gloo", visible="rank"))
     assert found.need == DeviceNeed(6, kind="sim", memory=8 * 1024**3, name="*H100*")
     assert (found.ranks, found.devices_per_rank, found.backend, found.visible) == (3, 2, "gloo", "rank")
 
 
-def test_devices_of_the_cpu_are_leased_where_both_marks_ask_for_them() -> None:
+def test_cpu_devices_are_leased_for_ranks_if_the_devices_mark_asks_for_them() -> None:
     assert key(devices(1, kind="cpu"), distributed(2)).need == DeviceNeed(2, kind="cpu")
 
 
-OTHERS: tuple[Callable[[], WorldKey], ...] = (
+OTHER_KEYS: tuple[Callable[[], WorldKey], ...] = (
     lambda: key(distributed(3)),
     lambda: key(distributed(2), session=None),
     lambda: key(distributed(2, backend="gloo")),
@@ -114,18 +117,18 @@ OTHERS: tuple[Callable[[], WorldKey], ...] = (
 )
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_tests_that_ask_for_unlike_worlds_share_none(other: Callable[[], WorldKey]) -> None:
+@pytest.mark.parametrize("other", OTHER_KEYS)
+def test_tests_with_different_needs_have_different_world_keys(other: Callable[[], WorldKey]) -> None:
     assert other() != key(distributed(2))
     assert other() == other()
     assert hash(other()) == hash(other())
 
 
-def test_how_long_a_phase_may_take_is_no_matter_of_the_world() -> None:
+def test_the_timeout_is_not_part_of_the_world_key() -> None:
     assert key(distributed(2, timeout=5)) == key(distributed(2))
 
 
-def test_fresh_may_come_from_the_mark_or_the_session() -> None:
+def test_fresh_may_be_set_by_a_mark_the_settings_or_the_caller() -> None:
     assert key(distributed(fresh=True)).fresh
     assert key(devices(fresh=True)).fresh
     assert plan(distributed(2), of=resources(settings=Settings(fresh=True))).key.fresh
@@ -143,13 +146,13 @@ def test_each_rank_of_a_world_owns_its_part_of_the_devices() -> None:
     assert spec.seen_by(1) == leased
 
 
-def test_a_rank_that_sees_its_own_devices_only() -> None:
+def test_a_rank_sees_its_own_devices_only_if_visible_is_rank() -> None:
     leased = tuple(Device("sim", f"sim-{number}", number, "sim") for number in range(2))
     spec = WorldSpec(1, key(distributed(2, visible="rank")), None, leased)
     assert [spec.seen_by(rank) for rank in range(2)] == [leased[:1], leased[1:]]
 
 
-def test_ranks_leave_a_kind_alone_whose_tensors_no_group_takes() -> None:
+def test_ranks_use_a_kind_without_a_process_group_backend_only_on_request() -> None:
     def found(*decorators: pytest.MarkDecorator) -> WorldKey:
         return key(*decorators, session="mps")
 
@@ -171,16 +174,16 @@ def test_ranks_leave_a_kind_alone_whose_tensors_no_group_takes() -> None:
         (distributed(4, init=False), "cuda", 4),
     ],
 )
-def test_ranks_may_be_on_one_device_where_their_backend_can(mark: pytest.MarkDecorator, kind: str, sets: int) -> None:
+def test_ranks_share_a_device_if_their_backend_allows_it(mark: pytest.MarkDecorator, kind: str, sets: int) -> None:
     shared = DeviceNeed(4, kind=kind, share=QUARTER, sets=sets)
     assert key(devices(share=0.25), mark, session=kind).need == shared
     assert plan(mark, of=resources(kind, settings=Settings(share=4))).key.need == shared
-    alone = key(mark, session=kind).need
-    assert alone is not None
-    assert alone.sets == 1
+    without_share = key(mark, session=kind).need
+    assert without_share is not None
+    assert without_share.sets == 1
 
 
-def test_the_share_of_the_mark_counts_before_that_of_the_session() -> None:
+def test_the_share_of_the_mark_overrides_that_of_the_session() -> None:
     session = resources(settings=Settings(share=2))
     assert plan(devices(share=0.25), of=session).key.need == DeviceNeed(1, share=QUARTER)
     assert plan(devices(), of=session).key.need == DeviceNeed(1, share=Share(fraction=0.5))
@@ -211,12 +214,12 @@ def test_the_timeout_is_part_of_the_plan() -> None:
     assert plan(distributed(2)).timeout is None
 
 
-def test_wrong_marks_have_no_plan() -> None:
+def test_planning_raises_an_error_for_wrong_marks() -> None:
     with pytest.raises(MarkError, match="got 4"):
         plan_item(marks(distributed(2)), 4, resources())
 
 
-def test_a_hypothetical_machine_has_devices_with_all_properties() -> None:
+def test_hypothetical_devices_match_every_filter() -> None:
     mark = devices(1, memory="80GiB", name="*H100*")
     assert plan(mark, of=resources(hypothetical=True)) == plan(devices(1))
     assert plan(mark).missing is not None
@@ -234,7 +237,7 @@ def test_a_hypothetical_machine_has_devices_with_all_properties() -> None:
         ((distributed(1, launcher="mpirun"),), resources(launcher_missing="there is no mpirun"), "there is no mpirun"),
         (
             (distributed(1, launcher="mpirun"),),
-            resources(layout=TWO),
+            resources(layout=TWO_NODES),
             "its ranks are started by mpirun, which a session under torchrun does not do",
         ),
         (
@@ -244,27 +247,31 @@ def test_a_hypothetical_machine_has_devices_with_all_properties() -> None:
             "only",
         ),
         ((distributed(4, backend="gloo"), devices(share=0.25)), resources(count=1), None),
-        ((distributed(5),), resources(layout=TWO), "needs 5 ranks; torchrun has started 4"),
-        ((distributed(2),), resources(layout=TWO), None),
+        ((distributed(5),), resources(layout=TWO_NODES), "needs 5 ranks; torchrun has started 4"),
+        ((distributed(2),), resources(layout=TWO_NODES), None),
         (
             (distributed(4),),
-            resources(layout=TWO, remote=Inventory("sim")),
+            resources(layout=TWO_NODES, remote=Inventory("sim")),
             "needs 2 sim devices; there is none: --accel sim:N makes some (on two)",
         ),
-        ((distributed(4),), resources(layout=TWO, remote="the node two is lost"), "the node two is lost"),
-        ((distributed(4),), resources(layout=TWO, remote=PretendedMachine(2, "sim").session), None),
-        ((distributed(4),), resources(count=1, layout=TWO), "needs 2 sim devices; there is 1: pretended (on one)"),
-        ((distributed(4, device="cpu"),), resources(layout=TWO), None),
+        ((distributed(4),), resources(layout=TWO_NODES, remote="the node two is lost"), "the node two is lost"),
+        ((distributed(4),), resources(layout=TWO_NODES, remote=PretendedMachine(2, "sim").session), None),
+        (
+            (distributed(4),),
+            resources(count=1, layout=TWO_NODES),
+            "needs 2 sim devices; there is 1: pretended (on one)",
+        ),
+        ((distributed(4, device="cpu"),), resources(layout=TWO_NODES), None),
     ],
 )
-def test_a_test_that_cannot_run_says_why(
+def test_the_plan_has_the_reason_why_a_test_cannot_run(
     decorators: tuple[pytest.MarkDecorator, ...], of: Resources, text: str | None
 ) -> None:
     assert plan(*decorators, of=of).missing == text
 
 
-def test_launched_processes_take_turns_at_tests_for_one_process() -> None:
-    spread = resources(layout=TWO, settings=Settings(spread=True))
+def test_tests_for_one_process_are_spread_over_launched_processes() -> None:
+    spread = resources(layout=TWO_NODES, settings=Settings(spread=True))
     assert [plan(devices(), of=spread, turn=turn).key.server for turn in range(3)] == [0, 1, 0]
-    assert plan(devices(), of=resources(layout=TWO), turn=1).key.server == 0
+    assert plan(devices(), of=resources(layout=TWO_NODES), turn=1).key.server == 0
     assert plan(devices(), of=resources(settings=Settings(spread=True)), turn=1).key.server == 0

@@ -1,3 +1,5 @@
+"""Tests of `WorldCondition`: whether a world may be used again, and why not."""
+
 from __future__ import annotations
 
 from pytest_accel.driver.world_condition import WorldCondition

@@ -1,4 +1,4 @@
-"""Sessions of misbehaving tests, each a process of its own. Nothing of them may be left behind."""
+"""Helpers that run test suites in separate pytest processes and check that these leave nothing behind."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ import pytest
 from tests.deadline import Deadline
 
 TIMEOUT = 60.0
-"""Seconds of a machine that is not busy (`Deadline`) after which what is waited for counts as never coming."""
-MARKER = "ACCEL_TEST_RUN"
-"""The environment variable by which every process of a session is known, however it has come away from it."""
+"""Default time limit of every wait, in seconds of a machine that is not busy (`Deadline`)."""
+RUN_ID_VARIABLE = "ACCEL_TEST_RUN"
+"""Environment variable that identifies every process of a session, also those that have left its process group."""
 
-_WORDS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
-_LINES = (
-    re.compile(rf"^(?P<test>\S+::\S+) (?P<word>{_WORDS})\b", re.MULTILINE),
-    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_WORDS}) (?P<test>\S+::\S+)", re.MULTILINE),
+_RESULTS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
+_RESULT_LINES = (
+    re.compile(rf"^(?P<test>\S+::\S+) (?P<word>{_RESULTS})\b", re.MULTILINE),
+    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_RESULTS}) (?P<test>\S+::\S+)", re.MULTILINE),
 )
-_OUTER = re.compile(
+_OUTER_VARIABLES = re.compile(
     r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|\w+_VISIBLE_DEVICES$|(LOCAL_)?RANK$|WORLD_SIZE$|OMP_NUM_THREADS$"
 )
-"""Variables that an outer session or launcher may have set."""
+"""Environment variables that an outer session or launcher may have set. Sessions do not inherit them."""
 
 PYTEST = (sys.executable, "-m", "pytest")
 
@@ -45,40 +45,40 @@ Value = TypeVar("Value")
 
 
 def eventually(what: str, look: Callable[[], Value], timeout: float = TIMEOUT) -> Value:
-    """The first true answer of `look`; fails if there is none in time."""
+    """Call `look` until its result is true and return this result; fail the test after `timeout` seconds."""
     limit = Deadline(timeout)
     while not (found := look()):
-        assert not limit.expired, f"waited {timeout:g} s for {what}, and longer where the machine is busy"
+        assert not limit.expired, f"waited {timeout:g} s for {what} (longer on a busy machine)"
         time.sleep(0.02)
     return found
 
 
 @dataclass(frozen=True)
 class Run:
-    """A session that has ended."""
+    """The exit status and the output of a session that has ended."""
 
     code: int
     text: str
 
     @property
     def words(self) -> dict[str, str]:
-        """The result that ``-v`` has shown for each test, by the test's name."""
+        """The result words that ``-v`` has shown for each test, such as ``PASSED ERROR``, by the test's name."""
         words: dict[str, str] = {}
-        for pattern in _LINES:
+        for pattern in _RESULT_LINES:
             for match in pattern.finditer(self.text):
                 name = match["test"].rpartition("::")[2]
                 words[name] = f"{words[name]} {match['word']}" if name in words else match["word"]
         return words
 
     def failure(self, test: str) -> str:
-        """Everything that is said of `test` under headlines with its name."""
+        """Return the text of all sections that report a failure of `test`."""
         headline = rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:__+ \S.* __+|=+ .* =+)$)"
         found = re.findall(headline, self.text, re.MULTILINE | re.DOTALL)
         assert found, f"no failure of {test} in\n{self.text}"
         return "\n".join(found)
 
     def expect(self, expected: dict[str, str]) -> None:
-        """Every test has got its word, or the assertion shows the whole text."""
+        """Check that `words` is `expected`; on failure show the whole output."""
         wrong = {
             name: self.words.get(name) for name in expected | self.words if self.words.get(name) != expected.get(name)
         }
@@ -87,20 +87,20 @@ class Run:
 
 
 class Session:
-    """A pytest session that runs."""
+    """A running pytest session."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def finish(self, timeout: float = TIMEOUT) -> Run:
-        """Wait for its end."""
+        """Wait until the session ends and return its result; fail the test after `timeout` seconds."""
         limit = Deadline(timeout)
         text = None
         while text is None and not limit.expired:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 text, _ = self.process.communicate(timeout=1.0)
         if text is None:
-            self.process.send_signal(signal.SIGABRT)  # faulthandler shows where it hangs.
+            self.process.send_signal(signal.SIGABRT)  # Makes faulthandler write the stacks.
             text, _ = self.process.communicate()
             pytest.fail(f"the session hangs\n{text}")
         if "INTERNALERROR" in text:
@@ -108,11 +108,11 @@ class Session:
         return Run(self.process.returncode, text)
 
     def fork_server(self) -> psutil.Process:
-        """The fork server, waited for."""
+        """Wait for the fork server and return it."""
         return eventually("a fork server", lambda: _fork_servers(psutil.Process(self.process.pid)))[0]
 
     def preloaded_fork_server(self) -> psutil.Process:
-        """Its copy that has imported more, from which the ranks come."""
+        """Wait for the preloaded copy of the fork server, from which ranks are forked, and return it."""
         return eventually("a preloaded fork server", lambda: _fork_servers(self.fork_server()))[0]
 
 
@@ -120,27 +120,31 @@ def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
     return [child for child in parent.children() if "forkserver.server import main" in " ".join(child.cmdline())]
 
 
-def _begin(group: Path | None) -> None:
-    """A shell starts its background jobs with SIGINT ignored, and so are all that they start."""
+def _prepare_process(group: Path | None) -> None:
+    """Prepare a new session's process: restore the default action of SIGINT and enter the control group.
+
+    Without this, a session would ignore SIGINT if a shell had started this process as a background job.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if group is not None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 class Suite:
-    """A folder with tests, and pytest sessions in it that share their locks with no other."""
+    """A folder with tests, and the pytest sessions that run in it. They share locks only with one another."""
 
     def __init__(self, path: Path, temporary: Path) -> None:
         self.path = path
         self.locks = temporary / "locks"
         self.temporary = temporary
         self.control_group: Path | None = None
-        """The control group that sessions begin in; None: this process's."""
+        """The control group in which sessions start, or None for that of this process."""
         self.run_id = uuid.uuid4().hex
         self._sessions: list[Session] = []
         self.write("pytest.ini", "[pytest]\naccel = sim:4\nfilterwarnings = error\n")
 
     def write(self, name: str, text: str) -> None:
+        """Write the dedented `text` to the file `name` of the suite."""
         (self.path / name).write_text(textwrap.dedent(text))
 
     def start(
@@ -150,13 +154,14 @@ class Suite:
         environment: Mapping[str, str] = MappingProxyType({}),
         terminal: int = subprocess.PIPE,
     ) -> Session:
-        """Begin a session, in a process group of its own, as a shell would; `program` may be a launcher's.
+        """Start a session in its own process group, as a shell does.
 
-        `terminal` is the descriptor of a terminal for its output, which is a pipe otherwise.
+        `program` is the command that runs pytest, for example one with a launcher. `terminal` is the descriptor of a
+        terminal for the output; by default the output goes to a pipe.
         """
-        inherited = {name: value for name, value in os.environ.items() if not _OUTER.match(name)}
-        given = inherited | {
-            MARKER: self.run_id,
+        inherited = {name: value for name, value in os.environ.items() if not _OUTER_VARIABLES.match(name)}
+        variables = inherited | {
+            RUN_ID_VARIABLE: self.run_id,
             "PYTEST_ACCEL_LOCK_DIR": str(self.locks),
             "TMPDIR": str(self.temporary),
             "COLUMNS": "160",
@@ -171,21 +176,21 @@ class Suite:
                 *args,
             ],
             cwd=self.path,
-            env=given,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=partial(_begin, self.control_group),
+            preexec_fn=partial(_prepare_process, self.control_group),
         )
         session = Session(process)
         self._sessions.append(session)
         return session
 
     def run(self, *args: str) -> Run:
-        """A session from its beginning to its end."""
+        """Run a session and return its result."""
         return self.start(*args).finish()
 
     def read(self, name: str) -> str:
@@ -194,21 +199,21 @@ class Suite:
         eventually(f"{name} to be written", lambda: path.exists() and path.read_text().endswith("\n"))
         return path.read_text().strip()
 
-    def appears(self, pattern: str) -> None:
-        """Wait for a file below the suite's temporary directory."""
+    def wait_for_file(self, pattern: str) -> None:
+        """Wait until a file that matches the glob `pattern` exists below the suite's temporary directory."""
         eventually(pattern, lambda: list(self.temporary.glob(pattern)))
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of any session of this suite."""
+        """Return all living processes of the suite's sessions."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARKER) == self.run_id and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get(RUN_ID_VARIABLE) == self.run_id and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
     def expect_nothing_left(self) -> None:
-        """No process, private folder, held lock, or named shared memory of the suite's sessions."""
+        """Check that the sessions left no process, private folder, held lock, or named shared memory."""
         eventually(
             "all processes to end",
             lambda: not self.processes(),
@@ -220,8 +225,8 @@ class Suite:
             with path.open() as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def end(self) -> None:
-        """Kill the sessions that still run after a test of this project has failed."""
+    def kill_sessions(self) -> None:
+        """Kill the sessions and processes that still run, as after a failed test."""
         for session in self._sessions:
             session.process.kill()
             session.process.wait()
@@ -234,11 +239,11 @@ class Suite:
 
 @pytest.fixture
 def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """An empty suite. What its sessions leave behind fails the test."""
-    # A socket's path is short, and the names of tests are long.
-    made = Suite(tmp_path, tmp_path_factory.mktemp("s"))
+    """Provide an empty suite. The test fails if its sessions leave something behind."""
+    # A socket's path must be short, so the test's name must not be part of it.
+    new_suite = Suite(tmp_path, tmp_path_factory.mktemp("s"))
     try:
-        yield made
-        made.expect_nothing_left()
+        yield new_suite
+        new_suite.expect_nothing_left()
     finally:
-        made.end()
+        new_suite.kill_sessions()

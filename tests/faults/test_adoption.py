@@ -1,4 +1,4 @@
-"""torch's own multi-process test cases, run by ranks that are there already."""
+"""Tests of adoption: multi-process test cases of torch's test harness run in the plugin's ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
-pytest.importorskip("expecttest")  # What torch.testing._internal imports.
+pytest.importorskip("expecttest")  # torch.testing._internal imports it.
 
 HEAD = """
 import os
@@ -49,15 +49,16 @@ class Case(MultiProcessTestCase):
 INI = "[pytest]\naccel = sim:4\nfilterwarnings = error\naccel_adopt = torch\n"
 
 
-def adopting(suite: Suite, tests: str, more: str = "") -> None:
-    suite.write("pytest.ini", INI + more)
+def write_adopted_tests(suite: Suite, tests: str, more_ini: str = "") -> None:
+    """Write `tests` after `HEAD` to a test file, and an ini file that adopts torch's test cases."""
+    suite.write("pytest.ini", INI + more_ini)
     suite.write("test_torch.py", "")
     (suite.path / "test_torch.py").write_text(HEAD + tests)
 
 
 @pytest.mark.nightly
 def test_an_adopted_class_has_the_same_verdicts_as_without_adoption(suite: Suite) -> None:
-    adopting(
+    write_adopted_tests(
         suite,
         """
 class TestBoth(Case):
@@ -78,19 +79,19 @@ class TestBoth(Case):
     )
 
     adopted = suite.run()
-    alone = suite.start("-o", "accel_adopt=").finish(timeout=300)  # It starts six interpreters that import torch.
+    not_adopted = suite.start("-o", "accel_adopt=").finish(timeout=300)  # Slow: torch starts six interpreters.
 
     expected = {"test_adds_up": "PASSED", "test_fails_on_rank_1": "FAILED", "test_skips": "SKIPPED"}
     adopted.expect(expected)
-    alone.expect(expected)
+    not_adopted.expect(expected)
     assert "rank 1: " in adopted.text
-    assert "Process 1 exited with error code 10" in alone.text
+    assert "Process 1 exited with error code 10" in not_adopted.text
     assert "Scalars are not equal!" in adopted.failure("TestBoth.test_fails_on_rank_1")
 
 
 @pytest.mark.long
 def test_each_test_has_new_groups_and_files_in_the_same_ranks(suite: Suite) -> None:
-    adopting(
+    write_adopted_tests(
         suite,
         """
 seen = []
@@ -167,12 +168,12 @@ def test_other(rank):
 
     assert set(run.words.values()) == {"PASSED"}, run.text
     assert len(run.words) == 9
-    assert list(suite.temporary.glob("tmp*")) == []  # torch leaves its tests' files.
+    assert list(suite.temporary.glob("tmp*")) == []  # Without adoption, torch would leave these files.
 
 
 @pytest.mark.long
 def test_rpc_classes_run_in_new_processes(suite: Suite) -> None:
-    adopting(
+    write_adopted_tests(
         suite,
         """
 import torch.distributed.rpc as rpc
@@ -214,8 +215,8 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
 
 
 @pytest.mark.nightly
-def test_a_rank_runs_a_test_as_a_child_of_torch_does(suite: Suite) -> None:
-    adopting(
+def test_a_rank_runs_a_test_as_a_process_spawned_by_torch_does(suite: Suite) -> None:
+    write_adopted_tests(
         suite,
         """
 class TestParent(MultiProcessTestCase):
@@ -279,7 +280,7 @@ class TestBadSetUp(MultiProcessTestCase):
 
 @pytest.mark.long
 def test_the_exit_of_each_rank_counts(suite: Suite) -> None:
-    adopting(
+    write_adopted_tests(
         suite,
         """
 class TestEnds(Case):
@@ -362,8 +363,8 @@ class TestDies(MultiProcessTestCase):
 
 
 @pytest.mark.nightly
-def test_unsupported_classes_are_left_to_torch(suite: Suite) -> None:
-    adopting(
+def test_unsupported_classes_are_not_adopted(suite: Suite) -> None:
+    write_adopted_tests(
         suite,
         """
 class TestUnknown(MultiProcessTestCase):
@@ -401,7 +402,7 @@ class TestMarked(Case):
 
 
 @pytest.mark.nightly
-def test_an_unknown_harness_is_reported(suite: Suite) -> None:
+def test_an_unknown_harness_is_a_usage_error(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
 
     run = suite.run()
@@ -412,8 +413,8 @@ def test_an_unknown_harness_is_reported(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_ranks_reject_unsigned_values_in_the_store(suite: Suite) -> None:
-    """Rank 0 says in the world's store what the test's file and environment are, where others can write, too."""
-    adopting(
+    """Rank 0 sends the test's file name and environment through the world's store, to which others can write too."""
+    write_adopted_tests(
         suite,
         """
 import json
@@ -439,5 +440,5 @@ class TestForged(Case):
     run = suite.run()
 
     run.expect({"test_environment": "FAILED"})
-    told = r"E .*'adopted 1 start' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
-    assert re.search(told, run.text), run.text
+    message = r"E .*'adopted 1 start' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
+    assert re.search(message, run.text), run.text

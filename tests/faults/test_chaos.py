@@ -1,7 +1,7 @@
-"""A mixed suite under three workers, while processes of it are killed at random.
+"""Test of a mixed suite with three xdist workers while processes of the session are killed at random.
 
-The short form is part of every run; ``--chaos 1000`` kills so many. A seed that fails is shown; ``--chaos-seed`` takes
-it again.
+``--chaos N`` sets the number of kills; the default is small. The message of a failure shows the seed, and
+``--chaos-seed`` repeats a run with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 STEPS = 6
-"""Tests that any process begins or ends between two kills."""
+"""The number of test starts and ends, in all processes together, between two kills."""
 CONFTEST = """
 import json
 import os
@@ -133,14 +133,14 @@ def test_xfails(n):
 def test_plain_passes(n):
     threading.Event().wait(0.01)
 """
-KINDS = 10
+KIND_COUNT = 10
 COUNT = 20
-"""Tests of each kind in a file."""
+"""The number of tests of each kind in a file."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A process that was killed."""
+    """A kill of one process: its type, its pid, and the time."""
 
     what: str
     pid: int
@@ -148,7 +148,7 @@ class Kill:
 
 
 class Killer(threading.Thread):
-    """Kills something each time that the suite has got on a little, so many times."""
+    """A thread that kills `kills` random processes of a session, one after every `STEPS` starts and ends of tests."""
 
     def __init__(self, suite: Suite, session: Session, draw: random.Random, kills: int) -> None:
         super().__init__(daemon=True)
@@ -156,20 +156,20 @@ class Killer(threading.Thread):
         self.kills: list[Kill] = []
 
     def run(self) -> None:
-        seen = 0
+        previous = 0
         while self._session.process.poll() is None and self._left:
             lines = len(self._lines())
-            if lines < seen + STEPS:
+            if lines < previous + STEPS:
                 time.sleep(0.01)
                 continue
-            seen = lines
+            previous = lines
             what = self._draw.choice(["rank"] * 6 + ["worker", "server"])
             victims = []
-            with contextlib.suppress(psutil.Error):  # The session may have come to its end.
+            with contextlib.suppress(psutil.Error):  # The session may have ended.
                 victims = self._find(what)
             if victims:
                 victim = self._draw.choice(victims)
-                # Before: what it does until then is not held against anybody.
+                # The time is taken before the kill: the process may still finish a test between the two.
                 self.kills.append(Kill(what, victim.pid, time.monotonic()))
                 self._left -= 1
                 try:
@@ -188,7 +188,7 @@ class Killer(threading.Thread):
         if what == "server":
             return servers
         if what == "worker":
-            # One that execnet is still starting takes the whole session down with it (execnet.gateway_bootstrap).
+            # Killing a worker that execnet is still starting would end the session (execnet.gateway_bootstrap).
             begun = {pid for (pid,) in map(json.loads, self._lines("workers"))}
             return [child for child in children if child.pid in begun and command_line(child)]
         ranks: list[psutil.Process] = []
@@ -199,13 +199,13 @@ class Killer(threading.Thread):
 
 
 def command_line(process: psutil.Process) -> str:
-    """Empty for one that has ended, which may stay in the list until its parent asks for it."""
+    """Return the command line of `process`, or an empty string if it has ended (it may be a zombie)."""
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
 
 
-OWN = {
+UNDISTURBED_VERDICTS = {
     "test_fails": ("call", "failed"),
     "test_skips": ("call", "skipped"),
     "test_errs": ("setup", "failed"),
@@ -213,18 +213,19 @@ OWN = {
 }
 
 
-def own_verdict(nodeid: str) -> tuple[str, str]:
-    """The phase and outcome that decide a test when nothing is killed."""
-    return OWN.get(nodeid.rpartition("::")[2].partition("[")[0], ("call", "passed"))
+def undisturbed_verdict(nodeid: str) -> tuple[str, str]:
+    """Return the phase and the outcome that decide the test `nodeid` when nothing is killed."""
+    return UNDISTURBED_VERDICTS.get(nodeid.rpartition("::")[2].partition("[")[0], ("call", "passed"))
 
 
 @pytest.mark.long
-def test_each_test_has_one_verdict_whatever_is_killed(suite: Suite, request: pytest.FixtureRequest) -> None:
+def test_each_test_has_one_verdict_if_random_processes_are_killed(suite: Suite, request: pytest.FixtureRequest) -> None:
     kills = request.config.getoption("--chaos")
     seed = request.config.getoption("--chaos-seed") or random.SystemRandom().randrange(1 << 32)
     suite.write("conftest.py", CONFTEST)
-    # Some two tests pass between two kills. A rank that is new collects the whole file of its test.
-    files = max(1, kills * 4 // (KINDS * COUNT))
+    # There are enough tests for all kills, with about two tests between two kills. They are spread over several files,
+    # since a new rank collects the whole file of its test.
+    files = max(1, kills * 4 // (KIND_COUNT * COUNT))
     for number in range(files):
         suite.write(f"test_{number}.py", TESTS.replace("COUNT", str(COUNT)))
     session = suite.start("-n3", "--max-worker-restart=100000", "--accel-timeout=60", "-q", "-q", "--tb=short")
@@ -233,8 +234,8 @@ def test_each_test_has_one_verdict_whatever_is_killed(suite: Suite, request: pyt
     text, _ = session.process.communicate(timeout=120 + 5 * kills)
     killer.join()
     try:
-        assert len(killer.kills) == kills, "the suite came to its end before that"
-        check(suite, text, killer.kills, files * COUNT * KINDS)
+        assert len(killer.kills) == kills, f"the session ended after {len(killer.kills)} of {kills} kills"
+        check(suite, text, killer.kills, files * COUNT * KIND_COUNT)
     except AssertionError as error:
         history = "\n".join(map(str, killer.kills))
         raise AssertionError(f"--chaos {kills} --chaos-seed {seed}\n{error}\n{history}\n{text[-20_000:]}") from None
@@ -242,40 +243,44 @@ def test_each_test_has_one_verdict_whatever_is_killed(suite: Suite, request: pyt
 
 
 def check(suite: Suite, text: str, kills: list[Kill], count: int) -> None:
-    """Check the output `text` of a session of `count` tests."""
+    """Check the verdicts and the output `text` of a session of `count` tests against the `kills`."""
     assert "INTERNALERROR" not in text
     reports: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     for line in (suite.path / "verdicts").read_text().splitlines():
-        nodeid, when, outcome, _, said = json.loads(line)
-        reports[nodeid].append((when, outcome, said))
+        nodeid, when, outcome, _, longrepr = json.loads(line)
+        reports[nodeid].append((when, outcome, longrepr))
     assert len(reports) == count, f"{count - len(reports)} tests have no report"
 
-    spoilt: dict[str, str] = {}
-    for nodeid, told in reports.items():
-        when, outcome = own_verdict(nodeid)
-        crashed = [said for phase, _, said in told if phase == "???"]
-        deciding = [phase for phase, result, _ in told if phase == "call" or (phase == "setup" and result != "passed")]
-        assert len(crashed) <= 1, f"{nodeid} is told to have crashed {len(crashed)} times"
-        assert len(deciding) == 1 or (crashed and not deciding), f"{nodeid} has {told}"
-        found = {(phase, result) for phase, result, _ in told}
+    changed: dict[str, str] = {}
+    for nodeid, phases in reports.items():
+        when, outcome = undisturbed_verdict(nodeid)
+        crashed = [longrepr for phase, _, longrepr in phases if phase == "???"]
+        deciding = [
+            phase for phase, result, _ in phases if phase == "call" or (phase == "setup" and result != "passed")
+        ]
+        assert len(crashed) <= 1, f"{nodeid} was reported as crashed {len(crashed)} times"
+        assert len(deciding) == 1 or (crashed and not deciding), f"{nodeid} has the reports {phases}"
+        found = {(phase, result) for phase, result, _ in phases}
         if crashed or (when, outcome) not in found or ("teardown", "failed") in found:
-            spoilt[nodeid] = "\n".join(said for _, result, said in told if result != "passed")
+            changed[nodeid] = "\n".join(longrepr for _, result, longrepr in phases if result != "passed")
 
-    # A test that is not what it would have been says which kill did that.
-    for nodeid, said in spoilt.items():
-        assert any(sign in said for sign in SIGNS), f"{nodeid} was spoilt by nobody:\n{said}"
-    # And no more are spoilt than kills account for: a rank is in one test, a worker has one, a server has three.
+    # The report of a test whose verdict was changed by a kill names this kill.
+    for nodeid, longrepr in changed.items():
+        assert any(message in longrepr for message in KILL_MESSAGES), (
+            f"the verdict of {nodeid} was changed, but not by a kill:\n{longrepr}"
+        )
+    # A kill changes few verdicts: a rank or a worker runs one test, and a fork server has the ranks of three tests.
     weights = Counter({"rank": 1, "worker": 1, "server": 3})
-    assert len(spoilt) <= sum(weights[kill.what] for kill in kills), f"{len(spoilt)} tests were spoilt"
-    # A rank that was killed between the first line of a test and the last has spoilt it.
+    assert len(changed) <= sum(weights[kill.what] for kill in kills), f"{len(changed)} verdicts were changed"
+    # A test cannot pass if one of its ranks was killed while it ran.
     trace = [json.loads(line) for line in (suite.path / "trace").read_text().splitlines()]
     for kill in kills:
         running = None
-        for moment, pid, nodeid, at in trace:
-            if pid == kill.pid and at < kill.at + 1:  # The moment is that before the signal was sent.
-                running = nodeid if moment == "begin" else None
-        if kill.what == "rank" and running is not None and own_verdict(running) == ("call", "passed"):
-            assert running in spoilt, f"{running} has passed without {kill}"
+        for event, pid, nodeid, at in trace:
+            if pid == kill.pid and at < kill.at + 1:  # `kill.at` is the time before the signal was sent.
+                running = nodeid if event == "begin" else None
+        if kill.what == "rank" and running is not None and undisturbed_verdict(running) == ("call", "passed"):
+            assert running in changed, f"{running} passed despite {kill}"
 
 
-SIGNS = ("SIGKILL", "exit status unknown", "crashed while running", "fork server", "worker 'gw")
+KILL_MESSAGES = ("SIGKILL", "exit status unknown", "crashed while running", "fork server", "worker 'gw")

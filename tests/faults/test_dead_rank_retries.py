@@ -1,4 +1,4 @@
-"""--accel-retry-dead: a test whose world went down for a reason outside of it is retried, and the summary says so."""
+"""Tests of ``--accel-retry-dead``: a test is retried if its world died for a reason outside of the test."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Run, Suite
 
 _HEADLINE = "accel: retried, since the world died (--accel-retry-dead)"
-_GONE = "ended with the fork server, which is gone"
-_LOSES_THE_SERVER = """
+_SERVER_LOST = "ended with the fork server, which is gone"
+_TESTS = """
     import os
     import signal
     from pathlib import Path
@@ -105,48 +105,48 @@ _LOSES_THE_SERVER = """
     ],
 )
 def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite, phase: str) -> None:
-    suite.write("test_it.py", _LOSES_THE_SERVER)
+    suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-retry-dead", "-k", f"test_{phase}", "--junitxml=report.xml")
     run.expect({f"test_{phase}": "PASSED"})
     when = "" if phase == "call" else f" in the {phase} phase"
-    why = f"ranks 0-1 {_GONE}{when} (the fork server was lost)"
-    assert _listed(run) == {f"test_{phase}": why}
+    reason = f"ranks 0-1 {_SERVER_LOST}{when} (the fork server was lost)"
+    assert _retried_tests(run) == {f"test_{phase}": reason}
     properties = xml.etree.ElementTree.parse(suite.path / "report.xml").findall(".//property[@name='accel_retried']")
-    assert [found.attrib["value"] for found in properties] == [why]
+    assert [found.attrib["value"] for found in properties] == [reason]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("test", ["test_fails_the_second_time", "test_each_time", "test_own_fault"])
 def test_the_result_of_the_retry_counts(suite: Suite, test: str) -> None:
-    suite.write("test_it.py", _LOSES_THE_SERVER)
+    suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-retry-dead", "-k", test)
     run.expect({test: "FAILED"})
-    said = {
+    expected_texts = {
         "test_fails_the_second_time": "AssertionError",
-        "test_each_time": f"ranks 0-1 {_GONE}",
+        "test_each_time": f"ranks 0-1 {_SERVER_LOST}",
         "test_own_fault": "rank 1 exited with status 0",
     }
-    assert said[test] in run.failure(test)
-    assert set(_listed(run)) == {test} - {"test_own_fault"}
+    assert expected_texts[test] in run.failure(test)
+    assert set(_retried_tests(run)) == {test} - {"test_own_fault"}
 
 
-def _listed(run: Run) -> dict[str, str]:
-    """The tests that the summary says were retried, and why."""
+def _retried_tests(run: Run) -> dict[str, str]:
+    """Return the tests that the summary lists as retried, with the reason of each."""
     return dict(re.findall(r"^test_it\.py::(\w+): (.*)$", run.text.partition(_HEADLINE)[2], re.MULTILINE))
 
 
 @pytest.mark.nightly
 def test_without_the_option_the_death_is_reported_and_not_retried(suite: Suite) -> None:
-    suite.write("test_it.py", _LOSES_THE_SERVER)
+    suite.write("test_it.py", _TESTS)
     run = suite.run("-k", "test_call or test_own_fault")
     run.expect({"test_call": "FAILED", "test_own_fault": "FAILED"})
-    assert _GONE in run.failure("test_call")
+    assert _SERVER_LOST in run.failure("test_call")
     assert _HEADLINE not in run.text
 
 
 @pytest.fixture
-def little_memory() -> Iterator[Path]:
-    """A control group of which processes are killed when they use more than 1.5 GB together."""
+def limited_memory() -> Iterator[Path]:
+    """Provide a control group that is limited to 1.5 GB: the kernel kills processes that exceed this together."""
     roots = {Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes", Path("/sys/fs/cgroup"): "memory.max"}
     for root, limit in roots.items():
         group = root / f"accel-{uuid.uuid4().hex}"
@@ -154,17 +154,17 @@ def little_memory() -> Iterator[Path]:
             group.mkdir()
             try:
                 (group / limit).write_text(str(1_500_000_000))
-                with contextlib.suppress(OSError):  # Not on every machine, nor needed there.
+                with contextlib.suppress(OSError):  # Not every machine has this file, and not every one needs it.
                     (group / "memory.swap.max").write_text("0")
                 yield group
             finally:
                 group.rmdir()
             return
-    pytest.skip("no control group can be made here: not root, or no memory controller")
+    pytest.skip("cannot create a control group: not root, or no memory controller")
 
 
 @pytest.mark.long
-def test_an_out_of_memory_kill_is_reported_and_retried(suite: Suite, little_memory: Path) -> None:
+def test_an_out_of_memory_kill_is_reported_and_retried(suite: Suite, limited_memory: Path) -> None:
     suite.write(
         "test_it.py",
         """
@@ -185,7 +185,7 @@ def test_an_out_of_memory_kill_is_reported_and_retried(suite: Suite, little_memo
             dist.barrier()
         """,
     )
-    suite.control_group = little_memory
+    suite.control_group = limited_memory
     run = suite.run("--accel-retry-dead")
     run.expect({"test_wants_too_much": "PASSED"})
     assert (

@@ -1,4 +1,4 @@
-"""Ranks that do not come to the end of a test, or not to the same one."""
+"""Tests of ranks that hang, that end a test with different outcomes, or that call different collectives."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
             "test_last": "PASSED",
         }
     )
-    said = {
+    expected_texts = {
         "test_event": [
             "timed out after 1 s: rank 1 is at test_hangs.py:17; rank 0 had finished",
             ">           threading.Event().wait()",
@@ -180,11 +180,11 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
         ],
         "test_fails_before_another_waits_in_its_teardown": ["AssertionError: the cause", "rank 0: passed"],
     }
-    for test, texts in said.items():
+    for test, texts in expected_texts.items():
         for text in texts:
             assert text in run.failure(test)
-    waiting = run.failure("test_fails_while_another_waits")
-    assert waiting.index("the cause") < waiting.index("was stopped") < waiting.index("in barrier")
+    report = run.failure("test_fails_while_another_waits")
+    assert report.index("the cause") < report.index("was stopped") < report.index("in barrier")
 
 
 @pytest.mark.long
@@ -255,13 +255,13 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: Suite) -> None
         "test_one_fails": ["rank 0 is in all_gather #", "rank 1 has not reached all_gather #"],
     }
     for test, lines in expected.items():
-        said = run.failure(test)
-        told = said.partition(" collectives ")[2].splitlines()[1 : len(lines) + 1]
-        assert len(told) == len(lines), said
-        for line, found in zip(lines, told, strict=True):
-            assert found.startswith(line), said
-        assert "_pytest" not in said
-        assert "flight" not in said
+        report = run.failure(test)
+        shown = report.partition(" collectives ")[2].splitlines()[1 : len(lines) + 1]
+        assert len(shown) == len(lines), report
+        for line, found in zip(lines, shown, strict=True):
+            assert found.startswith(line), report
+        assert "_pytest" not in report
+        assert "flight" not in report
     for test in ("test_without_collectives", "test_without_a_group"):
         assert " collectives " not in run.failure(test)
     suite.expect_nothing_left()
@@ -398,22 +398,22 @@ def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
             "test_inits_after_it": "PASSED",
         }
     )
-    said = {
+    expected_texts = {
         "test_one_skips": "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran",
         "test_one_skips_in_setup": "the ranks disagree in the setup phase: rank 1 skipped, rank 0 ran",
         "test_one_expects_to_fail": "rank 1: xfailed: knows why",
         "test_one_more_collective_in_a_subgroup": "different numbers of collectives",
         "test_one_rank_inits_alone_and_fails": "RuntimeError: the cause",
     }
-    for test, text in said.items():
+    for test, text in expected_texts.items():
         assert text in run.failure(test)
-    more = run.failure("test_one_more_collective_on_one_rank")
-    assert "different numbers of collectives in the default process group (ranks 0-1)" in more
-    assert "rank 0: 1, rank 1: 0" in more
+    report = run.failure("test_one_more_collective_on_one_rank")
+    assert "different numbers of collectives in the default process group (ranks 0-1)" in report
+    assert "rank 0: 1, rank 1: 0" in report
 
 
 @pytest.mark.long
-def test_collectives_that_differ_between_ranks_are_named(suite: Suite) -> None:
+def test_torch_names_collectives_that_differ_in_debug_mode(suite: Suite) -> None:
     suite.write(
         "test_unlike.py",
         """
@@ -453,12 +453,12 @@ def test_collectives_that_differ_between_ranks_are_named(suite: Suite) -> None:
         """,
     )
     run = suite.run("--accel-debug")
-    unlike = ("test_of_the_option", "test_of_the_mark", "test_of_its_own_group")
-    run.expect(dict.fromkeys(unlike, "FAILED") | {"test_alike": "PASSED"})
-    for test in unlike:
-        told = run.failure(test)
-        assert "Detected mismatch between collectives on ranks" in told
-        assert "OpType=ALLREDUCE, TensorShape=[8]" in told
-        assert "OpType=BROADCAST, TensorShape=[3]" in told
+    failing_tests = ("test_of_the_option", "test_of_the_mark", "test_of_its_own_group")
+    run.expect(dict.fromkeys(failing_tests, "FAILED") | {"test_alike": "PASSED"})
+    for test in failing_tests:
+        report = run.failure(test)
+        assert "Detected mismatch between collectives on ranks" in report
+        assert "OpType=ALLREDUCE, TensorShape=[8]" in report
+        assert "OpType=BROADCAST, TensorShape=[3]" in report
     run = suite.run("-k", "test_of_the_mark")
     assert "Detected mismatch between collectives on ranks" in run.failure("test_of_the_mark")

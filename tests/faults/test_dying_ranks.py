@@ -1,4 +1,4 @@
-"""A rank that ends in the middle of a test, in every way in which a process can end, fails that test and no other."""
+"""Tests of ranks that die during a test or after it: only that test or the session fails."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Suite)
     )
     assert run.code == pytest.ExitCode.TESTS_FAILED
     assert "errors outside of any test" not in run.text
-    said = {
+    expected_texts = {
         "test_sigkill": "rank 1 was killed by SIGKILL",
         "test_segfault": "rank 0 was killed by SIGSEGV",
         "test_abort": "rank 1 was killed by SIGABRT",
@@ -222,14 +222,14 @@ def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Suite)
         "test_death_is_not_the_expected_failure": "rank 1 was killed by SIGKILL",
         "test_no_ranks": "the test's process exited with status 0",
     }
-    for test, text in said.items():
+    for test, text in expected_texts.items():
         assert text in run.failure(test)
-    lost = "rank 1: lost its connection after rank 0 died, at test_deaths.py:"
-    assert lost in run.failure("test_while_another_waits_for_it")
-    crash = run.failure("test_segfault")
-    assert re.search(r"E   rank 0 was killed by SIGSEGV at test_deaths.py:\d+ in test_segfault", crash)
-    assert "Extension modules" not in crash
-    assert "_pytest" not in crash
+    secondary = "rank 1: lost its connection after rank 0 died, at test_deaths.py:"
+    assert secondary in run.failure("test_while_another_waits_for_it")
+    crash_report = run.failure("test_segfault")
+    assert re.search(r"E   rank 0 was killed by SIGSEGV at test_deaths.py:\d+ in test_segfault", crash_report)
+    assert "Extension modules" not in crash_report
+    assert "_pytest" not in crash_report
 
 
 @pytest.mark.long
@@ -387,10 +387,10 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Sui
     )
     assert "rank 1 was killed by SIGKILL in the setup phase" in run.failure("test_sent")
     assert "rank 0 exited with status 0 in the teardown phase" in run.failure("test_ends_badly")
-    complaints = re.findall(
+    errors = re.findall(
         r"^(rank .) of a world of . (?:was )?(killed by SIG\w+|exited with status \d) ", run.text, re.MULTILINE
     )
-    assert complaints == [
+    assert errors == [
         ("rank 1", "killed by SIGKILL"),
         ("rank 1", "killed by SIGKILL"),
         ("rank 1", "exited with status 0"),

@@ -1,4 +1,4 @@
-"""Each failure is reported where it belongs: in the test, the phase and below the cause that it has."""
+"""Tests that each failure is reported in the right test and phase, and secondary failures below their cause."""
 
 from __future__ import annotations
 
@@ -61,23 +61,24 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
         }
     )
     assert "40 s" not in run.text
-    assert "has been in its" not in run.text  # Nobody sits at a terminal.
-    told = run.failure("test_one_skips").splitlines()
-    assert told[0] == "the ranks disagree in the call phase: rank 1 skipped, rank 0 ran"
+    assert "has been in its" not in run.text  # This hint is shown on a terminal only.
+    report = run.failure("test_one_skips").splitlines()
+    assert report[0] == "the ranks disagree in the call phase: rank 1 skipped, rank 0 ran"
     assert (
-        "rank 0: still running at test_it.py:12 in test_one_skips when it was stopped 3 s after rank 1 skipped" in told
+        "rank 0: still running at test_it.py:12 in test_one_skips when it was stopped 3 s after rank 1 skipped"
+        in report
     )
-    assert "rank 1 has not reached barrier #1 (last collective: none)" in told
+    assert "rank 1 has not reached barrier #1 (last collective: none)" in report
     in_call = "test_setup_fails_and_the_other_is_in_its_call"
-    told = run.failure(in_call).splitlines()
+    report = run.failure(in_call).splitlines()
     assert (
         f"rank 0: passed; still running at test_it.py:25 in {in_call} when it was stopped 3 s after rank 1 failed"
-        in told
+        in report
     )
-    assert "rank 0 is in barrier #1" in told
-    told = run.failure("test_setup_fails_and_the_other_is_in_its_teardown").splitlines()
-    late = "timed out in the teardown phase after 1 s at test_it.py:20 in meets_at_its_end"
-    assert told.index("E           ValueError: the cause") < told.index(f"rank 0: passed; {late}")
+    assert "rank 0 is in barrier #1" in report
+    report = run.failure("test_setup_fails_and_the_other_is_in_its_teardown").splitlines()
+    teardown_failure = "timed out in the teardown phase after 1 s at test_it.py:20 in meets_at_its_end"
+    assert report.index("E           ValueError: the cause") < report.index(f"rank 0: passed; {teardown_failure}")
 
 
 @pytest.mark.long
@@ -113,7 +114,7 @@ def test_a_failing_teardown_does_not_stop_the_timeout(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_test_that_a_rank_does_not_have_is_an_error_of_its_own(suite: Suite) -> None:
+def test_a_test_that_a_rank_does_not_have_is_an_error_of_this_test_only(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -148,8 +149,8 @@ def test_a_test_that_a_rank_does_not_have_is_an_error_of_its_own(suite: Suite) -
     )
     run = suite.run()
     run.expect({"test_before": "PASSED", "test_of_the_others": "ERROR", "test_after": "PASSED"})
-    told = run.failure("test_of_the_others")
-    assert "has no test test_of_the_others in this rank; its tests here: test_before, test_after" in told
+    report = run.failure("test_of_the_others")
+    assert "has no test test_of_the_others in this rank; its tests here: test_before, test_after" in report
     assert "rank 1 could not run the test" in run.text
 
 
@@ -230,15 +231,15 @@ def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
     assert "ERROR test_it.py::test_fixture - ranks 0-1: ValueError: broken fixture" in run.text
     assert "ranks 0-1: failed at test_it.py:14\n" in run.failure("test_gather")
     assert "FAILED test_it.py::test_gather - ranks 0-1: TypeError: gather() needs picklable " in run.text
-    late = run.failure("test_after")
-    assert "teardown of the fixtures kept for test_it.py::test_never failed:" in late
-    assert 'conftest.py", line 22, in broken_end' in late
-    assert "_pytest" not in late
+    teardown_failure = run.failure("test_after")
+    assert "teardown of the fixtures kept for test_it.py::test_never failed:" in teardown_failure
+    assert 'conftest.py", line 22, in broken_end' in teardown_failure
+    assert "_pytest" not in teardown_failure
     assert "\nthe fixture 'process_group' needs" in run.failure("test_no_group")
 
 
 @pytest.mark.long
-def test_collectives_that_differ_are_named(suite: Suite) -> None:
+def test_a_timeout_names_the_collectives_that_differ(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -267,11 +268,11 @@ def test_collectives_that_differ_are_named(suite: Suite) -> None:
     run = suite.run()
     run.expect({"test_shapes": "FAILED", "test_operations": "FAILED"})
     hint = "with --accel-debug, such a call raises an error on every rank"
-    told = run.failure("test_shapes").splitlines()
-    at = told.index("the ranks called all_reduce #2 with different shapes: rank 0 float32[3], rank 1 float32[4]")
-    assert told[at + 1] == hint
-    assert "rank 0: passed" in told
-    assert "rank 1 is in all_reduce #2 (float32[4]); all ranks of the group have reached it" in told
-    told = run.failure("test_operations").splitlines()
-    each = "rank 0 all_reduce (float32[3]), rank 1 broadcast (float32[3])"
-    assert f"the ranks called different operations as collective #1: {each}" in told
+    report = run.failure("test_shapes").splitlines()
+    at = report.index("the ranks called all_reduce #2 with different shapes: rank 0 float32[3], rank 1 float32[4]")
+    assert report[at + 1] == hint
+    assert "rank 0: passed" in report
+    assert "rank 1 is in all_reduce #2 (float32[4]); all ranks of the group have reached it" in report
+    report = run.failure("test_operations").splitlines()
+    calls = "rank 0 all_reduce (float32[3]), rank 1 broadcast (float32[3])"
+    assert f"the ranks called different operations as collective #1: {calls}" in report

@@ -1,4 +1,4 @@
-"""Sessions that are interrupted or lose one of their processes: what stays behind is looked for by ``suite``."""
+"""Tests of sessions that are interrupted or lose a process. The fixture `suite` checks for what is left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_accel.record.timeline import sessions_of
 if TYPE_CHECKING:
     from tests.faults.conftest import Run, Session, Suite
 
-ENDLESS = """
+ENDLESS_TESTS = """
     import os
     import signal
     import subprocess
@@ -71,9 +71,9 @@ ENDLESS = """
 """
 
 
-def begin(suite: Suite, *args: str) -> Session:
-    """A session whose ranks wait for ever."""
-    suite.write("test_it.py", ENDLESS.replace("RUN-", f"{suite.run_id}-"))
+def start_waiting_session(suite: Suite, *args: str) -> Session:
+    """Start a session and return it when its ranks wait for ever in ``test_endless``."""
+    suite.write("test_it.py", ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-"))
     session = suite.start(*args)
     for rank in range(2):
         suite.read(f"rank-{rank}")
@@ -83,30 +83,30 @@ def begin(suite: Suite, *args: str) -> Session:
 @pytest.mark.long(except_for="plain")
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
 def test_an_interrupt_leaves_nothing_behind(suite: Suite, workers: list[str]) -> None:
-    session = begin(suite, *workers)
-    # As a terminal does it.
+    session = start_waiting_session(suite, *workers)
+    # A terminal sends the signal to the process group.
     os.killpg(session.process.pid, signal.SIGINT)
     run = session.finish()
     assert run.code == pytest.ExitCode.INTERRUPTED
-    assert_places(run)
+    check_places(run)
 
 
 @pytest.mark.long
-def test_an_interrupt_with_workers_leaves_nothing_behind(suite: Suite) -> None:
-    session = begin(suite, "-n2")
+def test_an_interrupt_of_the_xdist_controller_leaves_nothing_behind(suite: Suite) -> None:
+    session = start_waiting_session(suite, "-n2")
     session.process.send_signal(signal.SIGINT)
-    assert_places(session.finish())
+    check_places(session.finish())
 
 
-def assert_places(run: Run) -> None:
-    """Check that the places of the waiting ranks are shown once."""
+def check_places(run: Run) -> None:
+    """Check that the output shows once where the interrupted ranks wait."""
     text, _ = run.text.split("KeyboardInterrupt !", 1)
-    # A test of the other worker may run as well.
+    # The other worker may have been interrupted in a test, too.
     parts = text.split("- accel: the interrupted ranks")[1:]
-    (told,) = [part for part in parts if "in wait_for_ever" in part]
-    places = re.findall(r"^ranks? (.*): at test_it.py:\d+ in wait_for_ever$", told, re.MULTILINE)
+    (report,) = [part for part in parts if "in wait_for_ever" in part]
+    places = re.findall(r"^ranks? (.*): at test_it.py:\d+ in wait_for_ever$", report, re.MULTILINE)
     assert places in (["0-1"], ["0", "1"])
-    assert re.search(r"^> .*\n\ntest_it.py:\d+ in wait_for_ever$", told.partition("] stacks ---")[2], re.MULTILINE)
+    assert re.search(r"^> .*\n\ntest_it.py:\d+ in wait_for_ever$", report.partition("] stacks ---")[2], re.MULTILINE)
 
 
 @pytest.mark.long
@@ -125,7 +125,7 @@ def test_a_second_interrupt_leaves_nothing_behind(suite: Suite) -> None:
                 threading.Event().wait()
         """,
     )
-    session = begin(suite)
+    session = start_waiting_session(suite)
     session.process.send_signal(signal.SIGINT)
     suite.read("interrupted")
     session.process.send_signal(signal.SIGINT)
@@ -135,13 +135,13 @@ def test_a_second_interrupt_leaves_nothing_behind(suite: Suite) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_controller_leaves_nothing_behind(suite: Suite, number: signal.Signals) -> None:
-    session = begin(suite)
+    session = start_waiting_session(suite)
     session.process.send_signal(number)
     assert session.finish().code == -number
 
 
 def test_the_record_of_a_killed_session_is_complete(suite: Suite) -> None:
-    session = begin(suite, "--accel-record=record.jsonl", "--accel=sim:4")
+    session = start_waiting_session(suite, "--accel-record=record.jsonl", "--accel=sim:4")
     session.process.kill()
     assert session.finish().code == -signal.SIGKILL
     path = suite.path / "record.jsonl"
@@ -158,7 +158,7 @@ def test_the_record_of_a_killed_session_is_complete(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_a_killed_controller_whose_child_lives_on_leaves_nothing_behind(suite: Suite) -> None:
-    """The child has the controller's end of every connection."""
+    """The forked child keeps the controller's end of every connection open."""
     suite.write(
         "test_first.py",
         """
@@ -176,14 +176,14 @@ def test_a_killed_controller_whose_child_lives_on_leaves_nothing_behind(suite: S
                 os._exit(0)
         """,
     )
-    session = begin(suite, "test_it.py::test_passes", "test_first.py", "test_it.py::test_endless")
+    session = start_waiting_session(suite, "test_it.py::test_passes", "test_first.py", "test_it.py::test_endless")
     session.process.kill()
     session.process.wait()
     suite.expect_nothing_left()
 
 
 def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite: Suite) -> None:
-    suite.write("test_it.py", ENDLESS.replace("RUN-", f"{suite.run_id}-"))
+    suite.write("test_it.py", ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-"))
     session = suite.start()
     session.fork_server()
     session.process.kill()
@@ -192,7 +192,7 @@ def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite
 @pytest.mark.long
 @pytest.mark.parametrize("preloaded", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: Suite, preloaded: bool) -> None:
-    session = begin(suite)
+    session = start_waiting_session(suite)
     (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
     run = session.finish()
     run.expect({"test_passes": "PASSED", "test_other_shape": "PASSED", "test_endless": "FAILED", "test_next": "PASSED"})
@@ -251,7 +251,7 @@ def test_devices_of_a_killed_worker_are_returned(suite: Suite) -> None:
                     Path(__file__).with_name("worker").write_text(f"{os.getpid()}\\n")
         """,
     )
-    session = begin(suite, "-n2", "-k", "test_endless or test_next")
+    session = start_waiting_session(suite, "-n2", "-k", "test_endless or test_next")
     os.kill(int(suite.read("worker")), signal.SIGKILL)
     run = session.finish()
     run.expect({"test_endless": "FAILED", "test_next": "PASSED"})
@@ -261,11 +261,11 @@ def test_devices_of_a_killed_worker_are_returned(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_a_killed_controller_with_workers_leaves_nothing_behind(suite: Suite) -> None:
-    session = begin(suite, "-n2")
+    session = start_waiting_session(suite, "-n2")
     session.process.kill()
 
 
-EXCLUSIVE = """
+EXCLUSIVE_TESTS = """
     import os
     from pathlib import Path
 
@@ -310,9 +310,9 @@ EXCLUSIVE = """
 
 
 @pytest.mark.nightly
-def test_sessions_that_contend_for_devices(suite: Suite) -> None:
+def test_sessions_that_contend_for_devices_all_pass(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
-    suite.write("test_it.py", EXCLUSIVE)
+    suite.write("test_it.py", EXCLUSIVE_TESTS)
     sessions = [suite.start(), suite.start("-n4"), suite.start("-n1")]
     for session in sessions:
         run = session.finish()
@@ -321,12 +321,12 @@ def test_sessions_that_contend_for_devices(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_dead_session_holds_no_device(suite: Suite) -> None:
-    """Another one waits for its devices, and gets them."""
+def test_the_devices_of_a_dead_session_can_be_used(suite: Suite) -> None:
+    """A second session waits for the devices and gets them."""
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
-    first = begin(suite)
+    first = start_waiting_session(suite)
     second = suite.start("-k", "test_next")
-    suite.appears("locks/pytest-accel-*.wish")
+    suite.wait_for_file("locks/pytest-accel-*.wish")
     first.process.kill()
     run = second.finish()
     run.expect({"test_next": "PASSED"})

@@ -1,4 +1,4 @@
-"""Tests that treat their process badly: they get their verdict, and the test after them runs."""
+"""Tests of test functions that damage the state of their process: they are reported, and the next test can run."""
 
 from __future__ import annotations
 
@@ -301,8 +301,8 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: Suite) -> None:
     assert "errors outside of any test" not in run.text
     assert "characters left out" in run.text
     assert list(suite.temporary.glob("torch-shm-*")) == []
-    said = {
-        "test_closes_every_descriptor": "rank 1 was killed by SIG",  # gloo aborts, or faults.
+    expected_texts = {
+        "test_closes_every_descriptor": "rank 1 was killed by SIG",  # gloo aborts or segfaults.
         "test_child_comes_back": "failed in the call phase: a process that it had forked has returned from the test",
         "test_child_comes_back_failing": "assert (1 + 1) == 3",
         "test_closes_every_descriptor_alone": "the test's process exited with status ",
@@ -315,11 +315,11 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: Suite) -> None:
         "test_thread_stays": "ranks 0-1 left the thread 'Thread-1 (wait)' running; its processes have been replaced",
         "test_alarms_later": "ranks 0-1 left the alarm timer changed from off to on; it has been put back",
     }
-    for test, text in said.items():
+    for test, text in expected_texts.items():
         assert text in run.failure(test)
 
 
-def test_a_fork_of_the_driver_does_not_end_the_session(suite: Suite) -> None:
+def test_a_forked_copy_of_the_driver_does_not_end_the_session(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -350,7 +350,7 @@ def test_a_fork_of_the_driver_does_not_end_the_session(suite: Suite) -> None:
     assert "errors outside of any test" not in run.text
 
 
-_REPLACED = (
+_REPLACED_FUNCTIONS = (
     *("os._exit", "os.kill", "os.killpg", "os.waitpid", "os.waitid", "os.getpid", "os.write", "os.read", "os.close"),
     *("os.truncate", "os.getcwd", "os.chdir", "os.fork", "os.set_inheritable"),
     *("signal.signal", "signal.getitimer", "signal.setitimer", "signal.sigwait", "gc.collect"),
@@ -360,7 +360,7 @@ _REPLACED = (
     *("threading.Thread", "threading.enumerate", "threading.main_thread", "builtins.open", "io.open"),
     *("traceback.format_exc", "atexit._run_exitfuncs", "contextlib.suppress"),
 )
-"""Functions that ranks need of the standard library, and that pytest itself can do without."""
+"""Functions of the standard library that ranks need, and that pytest itself does not need."""
 
 
 @pytest.mark.long
@@ -375,7 +375,7 @@ def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Suite) -> 
         import pytest
         import torch.distributed as dist
 
-        NAMES = {_REPLACED!r}
+        NAMES = {_REPLACED_FUNCTIONS!r}
         """
         """
         getpid = os.getpid
@@ -447,13 +447,13 @@ def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Suite) -> 
         """,
     )
     run = suite.run("-p", "no:randomly")
-    wrong = {
+    not_passed = {
         "test_does_not_let_its_copy_end": "FAILED",
         "test_replaces_a_function_of_torch": "PASSED ERROR",
     }
-    assert {name: word for name, word in run.words.items() if word != "PASSED"} == wrong, run.text
-    assert len(run.words) == 2 * len(_REPLACED) + 5
+    assert {name: word for name, word in run.words.items() if word != "PASSED"} == not_passed, run.text
+    assert len(run.words) == 2 * len(_REPLACED_FUNCTIONS) + 5
     assert "a process that it had forked has returned from the test" in run.failure("test_does_not_let_its_copy_end")
-    told = "ranks 0-1 could not be checked for leftovers (RuntimeError: replaced): it may have replaced a function"
-    assert told in run.failure("test_replaces_a_function_of_torch")
+    message = "ranks 0-1 could not be checked for leftovers (RuntimeError: replaced): it may have replaced a function"
+    assert message in run.failure("test_replaces_a_function_of_torch")
     assert "errors outside of any test" not in run.text

@@ -1,4 +1,4 @@
-"""Reports on living ranks: their stacks when another rank died, and their native stacks when they hang."""
+"""Tests of the stacks in failure reports: when another rank died, when ranks hang, and when a rank crashes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
-def test_the_report_of_a_dead_rank_shows_the_places_of_the_others(suite: Suite) -> None:
+def test_the_report_of_a_dead_rank_shows_the_stacks_of_the_other_ranks(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -38,10 +38,10 @@ def test_the_report_of_a_dead_rank_shows_the_places_of_the_others(suite: Suite) 
     )
     run = suite.run()
     run.expect({"test_death": "FAILED"})
-    told = run.failure("test_death")
-    assert "rank 2 was killed by SIGKILL" in told
-    assert "ranks 0-1: passed" in told
-    _, _, stacks = told.partition("[ranks 0-1] stacks at that time")
+    report = run.failure("test_death")
+    assert "rank 2 was killed by SIGKILL" in report
+    assert "ranks 0-1: passed" in report
+    _, _, stacks = report.partition("[ranks 0-1] stacks at that time")
     assert ">           while not os.stat(stack).st_size: pass" in stacks.replace(">       while", ">           while")
     assert "test_it.py:12 in stands_here" in stacks
     assert ">       stands_here(shared_tmp_path, rank)" in stacks
@@ -69,22 +69,22 @@ def test_a_hang_shows_native_frames(suite: Suite) -> None:
     )
     run = suite.run()
     run.expect({"test_hang": "FAILED"})
-    told = run.failure("test_hang")
+    report = run.failure("test_hang")
     message = "timed out after 2 s: rank 1 is at test_it.py:12; rank 0 is stuck in all_reduce #1 at test_it.py:13"
-    assert f"E   {message}\n\ntest_it.py:12: RankHung" in told
+    assert f"E   {message}\n\ntest_it.py:12: RankHung" in report
     assert f"FAILED test_it.py::test_hang - {message}" in run.text
-    assert ">       dist.all_reduce(torch.ones(1))" in told.partition("[rank 0] stacks")[2]
-    waits, sleeps = told.partition("[rank 0] native frames")[2].split("[rank 1] native frames")
-    assert "Work::wait (libtorch_cpu.so)" in waits
-    assert "all_reduce (torch/distributed/distributed_c10d.py:" in waits
-    assert "pybind11" not in waits
-    assert "nanosleep (libc.so.6)" in sleeps
-    assert "test_hang (test_it.py:12)" in sleeps
-    assert "_pytest" not in told.partition("- rerun -")[0]
-    assert max(map(len, told.splitlines())) <= 160
+    assert ">       dist.all_reduce(torch.ones(1))" in report.partition("[rank 0] stacks")[2]
+    waiting, sleeping = report.partition("[rank 0] native frames")[2].split("[rank 1] native frames")
+    assert "Work::wait (libtorch_cpu.so)" in waiting
+    assert "all_reduce (torch/distributed/distributed_c10d.py:" in waiting
+    assert "pybind11" not in waiting
+    assert "nanosleep (libc.so.6)" in sleeping
+    assert "test_hang (test_it.py:12)" in sleeping
+    assert "_pytest" not in report.partition("- rerun -")[0]
+    assert max(map(len, report.splitlines())) <= 160
 
 
-def test_a_crash_shows_the_lines_of_source_and_the_output(suite: Suite) -> None:
+def test_a_crash_shows_the_source_lines_and_the_output(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -120,24 +120,24 @@ def test_a_crash_shows_the_lines_of_source_and_the_output(suite: Suite) -> None:
     )
     run = suite.run()
     run.expect({"test_crash": "FAILED", "test_child_crashes": "FAILED"})
-    told = run.failure("test_crash")
+    report = run.failure("test_crash")
     message = "rank 1 was killed by SIGSEGV at test_it.py:12 in crash"
     assert f"FAILED test_it.py::test_crash - {message}" in run.text
-    assert "rank 1 of 2 on sim\n\n    def test_crash(rank):\n" in told
-    assert ">       crash(rank)\n\ntest_it.py:18: \n" in told
-    assert ">           ctypes.string_at(0)\n\ntest_it.py:12: \n" in told
-    assert f"E   {message}\n" in told
-    assert "rank 1: died\nrank 0: lost its connection after rank 1 died, at test_it.py:19\n" in told
-    assert "before the crash of 1" in told
+    assert "rank 1 of 2 on sim\n\n    def test_crash(rank):\n" in report
+    assert ">       crash(rank)\n\ntest_it.py:18: \n" in report
+    assert ">           ctypes.string_at(0)\n\ntest_it.py:12: \n" in report
+    assert f"E   {message}\n" in report
+    assert "rank 1: died\nrank 0: lost its connection after rank 1 died, at test_it.py:19\n" in report
+    assert "before the crash of 1" in report
     for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "last output"):
-        assert text not in told.partition("- Captured log call")[0]
-    told = run.failure("test_child_crashes")
-    assert "rank 1 exited with status 3\n" in told  # The crash was not the rank's own.
-    assert "Fatal Python error: Segmentation fault" in told.partition("[rank 1] last output")[2]
+        assert text not in report.partition("- Captured log call")[0]
+    report = run.failure("test_child_crashes")
+    assert "rank 1 exited with status 3\n" in report  # The child crashed, not the rank.
+    assert "Fatal Python error: Segmentation fault" in report.partition("[rank 1] last output")[2]
 
 
 @pytest.mark.parametrize("style", ["long", "short", "line", "native", "no"])
-def test_a_hang_is_shown_in_every_style_of_tracebacks(suite: Suite, style: str) -> None:
+def test_a_hang_is_shown_with_every_traceback_style(suite: Suite, style: str) -> None:
     suite.write(
         "test_it.py",
         """
@@ -157,4 +157,3 @@ def test_a_hang_is_shown_in_every_style_of_tracebacks(suite: Suite, style: str) 
     message = "timed out after 1 s: rank 1 is at test_it.py:10; rank 0 had finished"
     assert f"FAILED test_it.py::test_hang - {message}" in run.text
     assert (f"E   {message}" in run.text) == (style != "no")
-    assert "INTERNALERROR" not in run.text

@@ -1,4 +1,4 @@
-"""Ranks that have all passed go on to the next test by themselves: nothing may be seen of it."""
+"""Tests of ranks that start the next test before the driver does (run-ahead): the results must stay the same."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ CONFTEST = """
 
 
 @pytest.fixture
-def begun(suite: Suite) -> Suite:
-    """A suite whose tests note which ranks have begun them."""
+def recording_suite(suite: Suite) -> Suite:
+    """Provide a suite whose tests write the names and ranks of started tests to the file ``begun``."""
     suite.write("conftest.py", CONFTEST)
     return suite
 
 
-def times(suite: Suite) -> Counter[str]:
+def start_counts(suite: Suite) -> Counter[str]:
     """Return how often each test was started on each rank."""
     return Counter((suite.path / "begun").read_text().splitlines())
 
 
 @pytest.mark.long
-def test_ranks_without_collectives_run_every_test_once(begun: Suite) -> None:
-    """One rank is ahead of the other at the end of a test, sometimes this one, sometimes that."""
-    begun.write(
+def test_ranks_without_collectives_run_every_test_once(recording_suite: Suite) -> None:
+    """The ranks finish each test at different times, so that sometimes one and sometimes the other is ahead."""
+    recording_suite.write(
         "test_it.py",
         """
         import pytest
@@ -49,14 +49,16 @@ def test_ranks_without_collectives_run_every_test_once(begun: Suite) -> None:
             sum(range(20_000 * ((number + rank) % 3)))
         """,
     )
-    run = begun.run("-q")
+    run = recording_suite.run("-q")
     assert "300 passed" in run.text
-    assert times(begun) == Counter({f"test_uneven[{number}] {rank}": 1 for number in range(300) for rank in range(2)})
+    assert start_counts(recording_suite) == Counter(
+        {f"test_uneven[{number}] {rank}": 1 for number in range(300) for rank in range(2)}
+    )
 
 
 @pytest.mark.long
-def test_a_failure_is_reported_in_the_test_in_which_it_happened(begun: Suite) -> None:
-    begun.write(
+def test_a_failure_is_reported_in_the_test_in_which_it_happened(recording_suite: Suite) -> None:
+    recording_suite.write(
         "test_it.py",
         """
         import os
@@ -101,17 +103,17 @@ def test_a_failure_is_reported_in_the_test_in_which_it_happened(begun: Suite) ->
                     pytest.skip("on this rank")
         """,
     )
-    run = begun.run("--accel-timeout", "60")
+    run = recording_suite.run("--accel-timeout", "60")
     words = {"passes_first": "PASSED", "passes_second": "PASSED", "passes_third": "PASSED"}
     words |= {"dies": "ERROR", "fails": "ERROR", "waits": "FAILED"}
     run.expect({f"test_{name}[{turn}]": word for name, word in words.items() for turn in range(5)})
     assert "errors outside of any test" not in run.text
-    assert set(times(begun).values()) == {1}
+    assert set(start_counts(recording_suite).values()) == {1}
 
 
 @pytest.mark.nightly
-def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(begun: Suite) -> None:
-    begun.write(
+def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: Suite) -> None:
+    recording_suite.write(
         "test_it.py",
         """
         import pytest
@@ -134,15 +136,15 @@ def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(begun: Suite) -> Non
             pass
         """,
     )
-    run = begun.run()
+    run = recording_suite.run()
     run.expect({"test_before": "PASSED", "test_one_collective_too_many": "PASSED ERROR", "test_after": "PASSED"})
-    assert set(times(begun).values()) == {1}
+    assert set(start_counts(recording_suite).values()) == {1}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["alone", "xdist"])
-def test_no_rank_starts_a_test_after_the_first_failure(begun: Suite, workers: tuple[str, ...]) -> None:
-    begun.write(
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
+def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Suite, workers: tuple[str, ...]) -> None:
+    recording_suite.write(
         "test_it.py",
         """
         import pytest
@@ -162,16 +164,16 @@ def test_no_rank_starts_a_test_after_the_first_failure(begun: Suite, workers: tu
             pass
         """,
     )
-    run = begun.run("-x", *workers)
+    run = recording_suite.run("-x", *workers)
     assert "1 failed, 1 passed" in run.text
-    assert "test_never 0" not in times(begun)
-    assert "test_never 1" not in times(begun)
+    assert "test_never 0" not in start_counts(recording_suite)
+    assert "test_never 1" not in start_counts(recording_suite)
 
 
 @pytest.mark.long
-def test_a_rerun_does_not_overlap_with_the_next_test(begun: Suite) -> None:
-    """The driver finds a failure where the ranks have found none, and they have gone on."""
-    begun.write(
+def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Suite) -> None:
+    """The test fails in the driver only, and the ranks have already started the next test."""
+    recording_suite.write(
         "test_it.py",
         """
         import pytest
@@ -188,7 +190,7 @@ def test_a_rerun_does_not_overlap_with_the_next_test(begun: Suite) -> None:
             pass
         """,
     )
-    begun.write(
+    recording_suite.write(
         "driver.py",
         """
         import os
@@ -206,6 +208,6 @@ def test_a_rerun_does_not_overlap_with_the_next_test(begun: Suite) -> None:
             return result
         """,
     )
-    run = begun.run("-p", "driver", "-p", "rerunfailures")
+    run = recording_suite.run("-p", "driver", "-p", "rerunfailures")
     assert "1 rerun" in run.text
     assert run.code == 0, run.text

@@ -1,4 +1,4 @@
-"""Tests that take from the session what it goes by: the clock, its file descriptors, the form of a report."""
+"""Tests of sessions whose tests tamper with them: with the clock, reports, streams, or file descriptors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pytest_accel.core.kill import MARK
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
-SUBTESTS = hasattr(pytest, "Subtests")
-"""pytest 9 has them."""
+HAS_SUBTESTS = hasattr(pytest, "Subtests")
+"""True if pytest has subtests (pytest 9)."""
 
 
 @pytest.mark.long
@@ -142,13 +142,13 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Suite) -
     )
     run = suite.run()
     for test, text in {
-        "test_fails_in_the_first_world": "assert 1 == 2",  # And no attribute of the report that cannot be sent.
+        "test_fails_in_the_first_world": "assert 1 == 2",  # The report has an attribute that cannot be sent.
         "test_hangs_while_the_clock_stands": "timed out after 2 s: rank 1 is ",
         "test_is_not_in_the_ranks": "not in a rank",
     }.items():
         assert text in run.failure(test)
-    told = [word for word in ("at the begin", "at the end") if f"SUBFAILED[{word}] test_deceives.py::" in run.text]
-    assert len(told) == 2 * SUBTESTS, run.text
+    shown = [word for word in ("at the begin", "at the end") if f"SUBFAILED[{word}] test_deceives.py::" in run.text]
+    assert len(shown) == 2 * HAS_SUBTESTS, run.text
     words = {name: word for name, word in run.words.items() if name not in ("test_late", "test_early")}
     assert words == {
         "test_stops_the_clock": "PASSED",

@@ -1,4 +1,4 @@
-"""Tests of shared memory: files that ranks leave are removed when their world ends, however it ends, and no others."""
+"""Tests of shared memory: the files that ranks leave are removed when their world ends, and no other files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory has no folder elsewhere")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a folder of shared memory")
 
 HEAD = """
 import ctypes
@@ -130,7 +130,7 @@ def test_orphans_have_been_removed():
 
 @pytest.mark.nightly
 def test_files_are_removed_if_a_fork_server_without_a_copy_is_killed(suite: Suite) -> None:
-    """The first fork server that is killed is the copy of another, which removes them; the second is the only one."""
+    """Kill a fork server that is a copy, whose parent removes the files, and then one that is not a copy."""
     (suite.path / "test_it.py").write_text(
         HEAD.replace("RUN_ID", suite.run_id)
         + """

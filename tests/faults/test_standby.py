@@ -1,4 +1,4 @@
-"""Processes that wait to become ranks: nothing may be seen of them but the time that they save."""
+"""Tests of standby processes, which are forked in advance and wait to become ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_accel.forkserver.standby import StandbyProcesses
 from pytest_accel.rank.role import Role
 from tests.faults.conftest import Suite
 
-_TEST = """
+_TESTS = """
     import contextlib
     import json
     import os
@@ -64,9 +64,9 @@ _TEST = """
     """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the test looks at processes as Linux has them")
+@pytest.mark.skipif(sys.platform != "linux", reason="the test inspects processes in the way of Linux")
 def test_later_ranks_come_from_standby_processes_and_dead_ones_are_replaced(suite: Suite) -> None:
-    suite.write("test_it.py", _TEST)
+    suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-timeout", "90")
     run.expect({f"test_new[{number}]": "PASSED" for number in range(4)})
     seen = [json.loads(line) for line in (suite.path / "seen").read_text().splitlines()]
@@ -76,7 +76,7 @@ def test_later_ranks_come_from_standby_processes_and_dead_ones_are_replaced(suit
     assert len(waiting[2]) >= 2
 
 
-_STOPS = """
+_TESTS_THAT_STOP_STANDBY = """
     @pytest.mark.distributed(2, device="cpu", fresh=True)
     @pytest.mark.parametrize("number", range(2))
     def test_stops_those_that_wait(number, rank):
@@ -109,30 +109,30 @@ _STOPS = """
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no processes wait")
-def test_stopped_standby_processes_block_nothing(suite: Suite) -> None:
-    """The message to a standby process is larger than the buffer of a socket."""
-    suite.write("test_it.py", _TEST.partition("    @pytest.mark")[0] + _STOPS)
+@pytest.mark.skipif(sys.platform != "linux", reason="there are standby processes on Linux only")
+def test_stopped_standby_processes_do_not_block_other_worlds(suite: Suite) -> None:
+    """The message to a standby process is larger than a socket's buffer, so that sending it could block."""
+    suite.write("test_it.py", _TESTS.partition("    @pytest.mark")[0] + _TESTS_THAT_STOP_STANDBY)
     run = suite.run("--accel-timeout", "50")
     assert set(run.words.values()) == {"PASSED"}, run.text
     assert len(run.words) == 4
 
 
 def test_a_standby_process_that_cannot_be_forked_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is asked for and cannot be made is an error; one that nobody has asked for is not."""
-    tried = []
+    """A failed fork is an error only if a test needs the rank."""
+    attempts = []
 
     def fork(wait: Callable[[], Role]) -> int:
-        tried.append(wait)
+        attempts.append(wait)
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    moments = iter(range(1_000))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
+    times = iter(range(1_000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(times)))
     standby = StandbyProcesses(fork)
     standby.prepare(4)
     standby.add_if_due()
-    assert not tried  # The first world may be the only one.
+    assert not attempts  # No standby processes yet: the first world may be the only one.
     standby.prepare(4)
     while standby.due is not None:
         standby.add_if_due()
-    assert len(tried) == 4
+    assert len(attempts) == 4

@@ -1,7 +1,7 @@
-"""Every way in which a rank can end a test, everywhere in a test, on one, some and all ranks of worlds of all sizes.
+"""Tests of the verdict of every outcome of a rank, at every site in a test, on one, some and all ranks of a world.
 
-What is expected of an outcome that plain pytest has, too, is what plain pytest makes of it: it runs the same files
-first. What only some ranks do is never better than a failure of that phase; a rank that goes away is always one.
+The expected result of an outcome that plain pytest knows is that of a plain pytest session, which runs the same files
+first. A skip on some ranks only, and a rank that dies, are always failures of the phase in which they happen.
 """
 
 from __future__ import annotations
@@ -22,36 +22,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way in which a rank ends a test, and the expected report."""
+class Outcome:
+    """An outcome of a test on a rank: the code that causes it, and the expected report."""
 
     code: str
     text: str
-    """A regular expression."""
+    """A regular expression that the report of a failure must match."""
     dies: bool = False
-    passes: bool = False
     skips: bool = False
     everywhere: bool = True
-    """True if it is tested at every site; False: only in the call phase."""
+    """True if the outcome is tested at every site, False if only in the call phase."""
 
 
-WAYS = {
-    "passes": Way("pass", "", passes=True),
-    "fails": Way("assert 1 == 2, 'by hand'", "AssertionError: by hand"),
-    "skips": Way("pytest.skip('by hand')", "by hand", skips=True),
-    "xfails": Way("pytest.xfail('by hand')", "by hand", skips=True, everywhere=False),
-    "memory": Way("raise MemoryError('by hand')", "MemoryError: by hand", everywhere=False),
-    "recursion": Way("again = lambda: again(); again()", "RecursionError", everywhere=False),
-    "unpicklable": Way("raise Unpicklable(lambda: 1)", "Unpicklable", everywhere=False),
-    "unprintable": Way("raise Unprintable", "Unprintable", everywhere=False),
-    "group": Way("raise ExceptionGroup('by hand', [ValueError(1), KeyError(2)])", "by hand", everywhere=False),
-    "sys_exit_0": Way("sys.exit(0)", r"SystemExit: 0"),
-    "exit_0": Way("os._exit(0)", r"exited with status 0", dies=True),
-    "exit_3": Way("os._exit(3)", r"exited with status 3", dies=True, everywhere=False),
-    "sigkill": Way("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL", dies=True),
-    "sigsegv": Way("faulthandler._sigsegv()", r"killed by SIGSEGV", dies=True, everywhere=False),
-    "sigabrt": Way("os.abort()", r"killed by SIGABRT", dies=True, everywhere=False),
-    "sigterm": Way("os.kill(os.getpid(), signal.SIGTERM)", r"killed by SIGTERM", dies=True, everywhere=False),
+OUTCOMES = {
+    "passes": Outcome("pass", ""),
+    "fails": Outcome("assert 1 == 2, 'by hand'", "AssertionError: by hand"),
+    "skips": Outcome("pytest.skip('by hand')", "by hand", skips=True),
+    "xfails": Outcome("pytest.xfail('by hand')", "by hand", skips=True, everywhere=False),
+    "memory": Outcome("raise MemoryError('by hand')", "MemoryError: by hand", everywhere=False),
+    "recursion": Outcome("again = lambda: again(); again()", "RecursionError", everywhere=False),
+    "unpicklable": Outcome("raise Unpicklable(lambda: 1)", "Unpicklable", everywhere=False),
+    "unprintable": Outcome("raise Unprintable", "Unprintable", everywhere=False),
+    "group": Outcome("raise ExceptionGroup('by hand', [ValueError(1), KeyError(2)])", "by hand", everywhere=False),
+    "sys_exit_0": Outcome("sys.exit(0)", r"SystemExit: 0"),
+    "exit_0": Outcome("os._exit(0)", r"exited with status 0", dies=True),
+    "exit_3": Outcome("os._exit(3)", r"exited with status 3", dies=True, everywhere=False),
+    "sigkill": Outcome("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL", dies=True),
+    "sigsegv": Outcome("faulthandler._sigsegv()", r"killed by SIGSEGV", dies=True, everywhere=False),
+    "sigabrt": Outcome("os.abort()", r"killed by SIGABRT", dies=True, everywhere=False),
+    "sigterm": Outcome("os.kill(os.getpid(), signal.SIGTERM)", r"killed by SIGTERM", dies=True, everywhere=False),
 }
 HEAD = """
 import faulthandler
@@ -121,7 +120,7 @@ def session_WAY():
 def test_session_WAY(session_WAY): pass
 """,
 }
-ALONE = {
+FILE_SITES = {
     "module": """
 @pytest.fixture(scope="module")
 def module_WAY():
@@ -138,50 +137,50 @@ def module_end_WAY():
 def test_module_end_WAY(module_end_WAY): pass
 """,
 }
-"""Sites that need a file of their own for each way."""
+"""Sites that need a separate file for each outcome."""
 
 
-def files(size: int, who: frozenset[int], *, plain: bool) -> dict[str, str]:
-    """The tests, by file."""
-    head = HEAD.replace("WHO", repr(set(who))).replace("SIZE", str(size)).replace("PLAIN", str(plain))
-    several, alone = [head], {}
-    for name, way in WAYS.items():
-        if plain and way.dies:
+def suite_files(size: int, acting_ranks: frozenset[int], *, plain: bool) -> dict[str, str]:
+    """Return the text of each test file by its name. Only `acting_ranks` have the outcomes."""
+    head = HEAD.replace("WHO", repr(set(acting_ranks))).replace("SIZE", str(size)).replace("PLAIN", str(plain))
+    shared_file, single_files = [head], {}
+    for name, outcome in OUTCOMES.items():
+        if plain and outcome.dies:
             continue
-        for site, template in (SITES | ALONE).items():
-            if way.everywhere or site == "call":
-                text = template.replace("WAY", name).replace("CODE", way.code)
-                if site in ALONE:
-                    alone[f"test_{site}_{name}.py"] = head + text
+        for site, template in (SITES | FILE_SITES).items():
+            if outcome.everywhere or site == "call":
+                text = template.replace("WAY", name).replace("CODE", outcome.code)
+                if site in FILE_SITES:
+                    single_files[f"test_{site}_{name}.py"] = head + text
                 else:
-                    several.append(text)
-    several.append("\ndef test_last(): pass\n")
-    return {"test_many.py": "\n".join(several), **alone}
+                    shared_file.append(text)
+    shared_file.append("\ndef test_last(): pass\n")
+    return {"test_many.py": "\n".join(shared_file), **single_files}
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The results of plain pytest for the tests in which no process dies."""
+    """Provide the results of a plain pytest session for the tests in which no process dies."""
     folder = tmp_path_factory.mktemp("plain")
-    for name, text in files(1, frozenset({0}), plain=True).items():
+    for name, text in suite_files(1, frozenset({0}), plain=True).items():
         (folder / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:accel", "-p", "no:cacheprovider", "-W", "error"]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "PYTEST_ADDOPTS")}
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "160"}
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = distributed: x\n")
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return Run(done.returncode, done.stdout).words
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return Run(result.returncode, result.stdout).words
 
 
-def expected(test: str, size: int, who: frozenset[int], plain: dict[str, str]) -> str:
-    """The words of `test` where the ranks `who` of `size` go its way."""
-    site, way = next(
-        (site, WAYS[name])
-        for site in sorted(SITES | ALONE, key=len, reverse=True)
-        for name in WAYS
+def expected(test: str, size: int, acting_ranks: frozenset[int], plain: dict[str, str]) -> str:
+    """Return the expected result words of `test` when `acting_ranks` of `size` ranks have its outcome."""
+    site, outcome = next(
+        (site, OUTCOMES[name])
+        for site in sorted(SITES | FILE_SITES, key=len, reverse=True)
+        for name in OUTCOMES
         if test == f"test_{site}_{name}"
     )
-    if way.dies or (way.skips and len(who) < size):
+    if outcome.dies or (outcome.skips and len(acting_ranks) < size):
         return {"setup": "ERROR", "module": "ERROR", "session": "ERROR"}.get(
             site, "PASSED ERROR" if site in ("teardown", "module_end") else "FAILED"
         )
@@ -190,7 +189,7 @@ def expected(test: str, size: int, who: frozenset[int], plain: dict[str, str]) -
 
 @pytest.mark.long(except_for="all of 1")
 @pytest.mark.parametrize(
-    ("size", "who"),
+    ("size", "acting_ranks"),
     [
         pytest.param(1, {0}, id="all of 1"),
         pytest.param(2, {1}, id="1 of 2", marks=pytest.mark.nightly),
@@ -200,21 +199,21 @@ def expected(test: str, size: int, who: frozenset[int], plain: dict[str, str]) -
         pytest.param(4, {0, 1, 2, 3}, id="all of 4", marks=pytest.mark.nightly),
     ],
 )
-def test_each_way_to_end_on_some_ranks_has_its_verdict(
-    suite: Suite, plain: dict[str, str], size: int, who: set[int]
+def test_each_outcome_on_some_ranks_has_the_expected_verdict(
+    suite: Suite, plain: dict[str, str], size: int, acting_ranks: set[int]
 ) -> None:
-    for name, text in files(size, frozenset(who), plain=False).items():
+    for name, text in suite_files(size, frozenset(acting_ranks), plain=False).items():
         suite.write(name, text)
     run = suite.run("--accel", "none")
     tests = [name for name in run.words if name != "test_last"]
-    assert len(tests) == sum(len(SITES | ALONE) if way.everywhere else 1 for way in WAYS.values())
-    run.expect({"test_last": "PASSED"} | {name: expected(name, size, frozenset(who), plain) for name in tests})
+    assert len(tests) == sum(len(SITES | FILE_SITES) if outcome.everywhere else 1 for outcome in OUTCOMES.values())
+    run.expect({"test_last": "PASSED"} | {name: expected(name, size, frozenset(acting_ranks), plain) for name in tests})
     for name in tests:
         if {"FAILED", "ERROR"} & set(run.words[name].split()):
-            way = next(way for word, way in WAYS.items() if name.endswith(f"_{word}"))
-            said = run.failure(name)
-            assert re.search(way.text, said), f"{name} does not say {way.text!r} but\n{said}"
+            outcome = next(outcome for ending, outcome in OUTCOMES.items() if name.endswith(f"_{ending}"))
+            report = run.failure(name)
+            assert re.search(outcome.text, report), f"the failure of {name} does not match {outcome.text!r}\n{report}"
             if size > 1:
-                ranks = re.findall(r"^ranks? ([0-9, -]+)", said, re.MULTILINE)
-                assert ranks, f"{name} names no rank\n{said}"
+                ranks = re.findall(r"^ranks? ([0-9, -]+)", report, re.MULTILINE)
+                assert ranks, f"the failure of {name} names no rank\n{report}"
     suite.expect_nothing_left()

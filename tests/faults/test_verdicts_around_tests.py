@@ -1,4 +1,4 @@
-"""Failures of ranks outside of tests: during the import of a file, and at the end of a process."""
+"""Tests of failures of ranks outside of tests, of xfail, and of `pytest.exit` in a rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
-WAYS = {
+FAULTS = {
     "fails": ("raise ValueError('by hand')", r"ValueError: by hand"),
     "sys_exit_0": ("sys.exit(0)", r"SystemExit: 0"),
     "skips": ("pytest.skip('by hand', allow_module_level=True)", r"by hand"),
@@ -41,29 +41,28 @@ def test_{SITE}_{WAY}():
 @pytest.mark.long(except_for="one-module")
 @pytest.mark.parametrize("site", ["module", pytest.param("conftest", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
-    "who", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.nightly)]
+    "ranks", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.nightly)]
 )
-def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: str, who: set[int]) -> None:
-    for way, (code, _) in WAYS.items():
-        bad = IMPORT.replace("{WHO}", repr(who)).replace("{CODE}", code)
-        test = TEST.replace("{SITE}", site).replace("{WAY}", way)
-        (suite.path / way).mkdir()
-        suite.write(f"{way}/conftest.py", bad if site == "conftest" else "")
-        suite.write(f"{way}/test_{way}.py", bad + test if site == "module" else test)
+def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: str, ranks: set[int]) -> None:
+    for fault, (code, _) in FAULTS.items():
+        failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", code)
+        test = TEST.replace("{SITE}", site).replace("{WAY}", fault)
+        (suite.path / fault).mkdir()
+        suite.write(f"{fault}/conftest.py", failing_import if site == "conftest" else "")
+        suite.write(f"{fault}/test_{fault}.py", failing_import + test if site == "module" else test)
     suite.write("test_z_last.py", TEST.replace("{SITE}_{WAY}", "last"))
     run = suite.run("--accel", "none")
-    # As everywhere: what all ranks skip is skipped, and what some skip they disagree on.
-    words = {way: "SKIPPED" if way == "skips" and len(who) == 2 else "ERROR" for way in WAYS}
-    run.expect({"test_last": "PASSED"} | {f"test_{site}_{way}": words[way] for way in WAYS})
-    assert "INTERNALERROR" not in run.text
+    # If all ranks skip, the test is skipped. If only some skip, the ranks disagree, which is an error.
+    words = {fault: "SKIPPED" if fault == "skips" and len(ranks) == 2 else "ERROR" for fault in FAULTS}
+    run.expect({"test_last": "PASSED"} | {f"test_{site}_{fault}": words[fault] for fault in FAULTS})
     assert not any(f"pytest_accel/{package}" in run.text for package in ("driver", "verdict"))
-    for way in [way for way in WAYS if words[way] == "ERROR"]:
-        text = WAYS[way][1]
-        said = run.failure(f"test_{site}_{way}")
-        assert re.search(text, said), f"{way} does not say {text!r} but\n{said}"
-        summary = f"test_{site}_{way} - {way}/test_{way}.py cannot be imported in the ranks: {text}"
-        named = re.search(r"^ranks? [0-9]", said, re.MULTILINE) or (len(who) == 2 and summary in run.text)
-        assert named, f"{way} names no rank\n{said}"
+    for fault in [fault for fault in FAULTS if words[fault] == "ERROR"]:
+        text = FAULTS[fault][1]
+        report = run.failure(f"test_{site}_{fault}")
+        assert re.search(text, report), f"the failure of {fault} does not match {text!r}\n{report}"
+        summary = f"test_{site}_{fault} - {fault}/test_{fault}.py cannot be imported in the ranks: {text}"
+        named = re.search(r"^ranks? [0-9]", report, re.MULTILINE) or (len(ranks) == 2 and summary in run.text)
+        assert named, f"the failure of {fault} names no rank\n{report}"
     suite.expect_nothing_left()
 
 
@@ -119,8 +118,8 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
     run.expect(dict.fromkeys(("test_registers", "test_multiprocessing", "test_logs", "test_last"), "PASSED"))
     assert run.code == 0, run.text
     suite.expect_nothing_left()
-    for rank, what in itertools.product(range(2), ("rank", "finalized", "logged")):
-        assert (suite.path / f"{what}{rank}").read_text() == "was here\n"
+    for rank, prefix in itertools.product(range(2), ("rank", "finalized", "logged")):
+        assert (suite.path / f"{prefix}{rank}").read_text() == "was here\n"
     assert list(suite.temporary.glob("pymp-*")) == []
 
 
@@ -152,8 +151,8 @@ def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite, c
     run = suite.run("--accel", "none")
     run.expect({"test_registers": "PASSED"})
     assert run.code == 1, run.text
-    said = run.text.partition("accel: errors outside of any test")[2]
-    assert re.search(rf"rank 1 of a world of 2 .*{text}", said), run.text
+    report = run.text.partition("accel: errors outside of any test")[2]
+    assert re.search(rf"rank 1 of a world of 2 .*{text}", report), run.text
     suite.expect_nothing_left()
 
 
@@ -216,7 +215,7 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     )
     run = suite.run("--accel", "none")
     words = run.words
-    # Which of two failures comes first is for the clock to say; both are told.
+    # The result depends on which of the two ranks fails first. Both failures are reported.
     assert words.pop("test_each_its_own") in ("XFAIL", "FAILED"), run.text
     assert words == {
         "test_all_fail": "XFAIL",
@@ -244,9 +243,9 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
         ("raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
     ],
 )
-@pytest.mark.parametrize("who", [{1}, pytest.param({0, 1}, marks=pytest.mark.nightly)], ids=["one", "all"])
+@pytest.mark.parametrize("ranks", [{1}, pytest.param({0, 1}, marks=pytest.mark.nightly)], ids=["one", "all"])
 def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
-    suite: Suite, code: str, status: int, text: str, who: set[int]
+    suite: Suite, code: str, status: int, text: str, ranks: set[int]
 ) -> None:
     suite.write(
         "test_it.py",
@@ -258,7 +257,7 @@ def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
         def test_first(): pass
 
         def test_ends(rank):
-            if rank in {who!r}:
+            if rank in {ranks!r}:
                 {code}
 
         def test_never(): pass

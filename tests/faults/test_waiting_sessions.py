@@ -1,4 +1,4 @@
-"""Messages of sessions whose tests wait, and failures of sessions whose lock file or thread is gone."""
+"""Tests of messages about waiting tests, and of sessions that lose a lock file, a thread, or ``/proc``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.conftest import PYTEST, Session
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
-SHOWN_AT_ONCE = """
+CONFTEST = """
 import time
 from pathlib import Path
 
@@ -38,20 +38,20 @@ def wait_for():
 SINCE = r"since (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"
 
 
-def line(session: Session, pattern: str) -> re.Match[str]:
-    """The first line of the session's output that `pattern` matches from its beginning, waited for."""
+def wait_for_line(session: Session, pattern: str) -> re.Match[str]:
+    """Wait for the first line of the session's output that starts with `pattern`, and return the match."""
     assert session.process.stdout is not None
-    said = []
+    output = []
     for text in session.process.stdout:
-        said.append(text)
+        output.append(text)
         if (match := re.match(pattern, text)) is not None:
             return match
-    pytest.fail("".join(["no such line in\n", *said]), pytrace=False)
+    pytest.fail("".join(["no such line in the output:\n", *output]), pytrace=False)
 
 
 @pytest.mark.long
 def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suite: Suite) -> None:
-    suite.write("conftest.py", SHOWN_AT_ONCE)
+    suite.write("conftest.py", CONFTEST)
     suite.write(
         "test_hold.py",
         """
@@ -88,14 +88,14 @@ def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suit
         rf"pid {holder.process.pid} \(\S+\) for test_hold\.py::test_hold {SINCE}"
     )
     waiting = suite.start("--accel=sim:4,shared", "-q", "test_wait.py")
-    # At the beginning of its line, though test_plain has left the line of its dot unfinished.
-    line(waiting, rf"{waits} \(for \d+ s now\)$")
-    line(waiting, rf"{waits} \(for \d+ s now\)$")
+    # The message starts a new line, although the line with the dot of test_plain is not finished.
+    wait_for_line(waiting, rf"{waits} \(for \d+ s now\)$")
+    wait_for_line(waiting, rf"{waits} \(for \d+ s now\)$")
     waiting.process.send_signal(signal.SIGINT)
     interrupted = waiting.finish()
     assert interrupted.code == pytest.ExitCode.INTERRUPTED
     assert re.search(rf"^{waits}$", interrupted.text, re.MULTILINE)
-    # Pretended devices are the session's own, unless they are said to be shared.
+    # Pretended devices belong to one session, unless the option says ``shared``.
     run = suite.run("--accel=sim:4", "test_wait.py")
     run.expect({"test_plain": "PASSED", "test_wait": "PASSED"})
     assert "waits for" not in run.text
@@ -110,8 +110,8 @@ def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suit
         pytest.param("none", "1 CPU slot: 1 of 1 is held", marks=pytest.mark.nightly),
     ],
 )
-def test_the_controller_of_xdist_says_for_which_devices_tests_wait(suite: Suite, accel: str, waits: str) -> None:
-    suite.write("conftest.py", SHOWN_AT_ONCE)
+def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: Suite, accel: str, waits: str) -> None:
+    suite.write("conftest.py", CONFTEST)
     mark = "devices(3)" if accel == "sim:4" else "distributed(1)"
     suite.write(
         "test_both.py",
@@ -136,7 +136,7 @@ def test_the_controller_of_xdist_says_for_which_devices_tests_wait(suite: Suite,
         rf"accel: test_both\.py::test_both\[0\] waits for {waits} by "
         rf"pid \d+ \(\S+\) for test_both\.py::test_both\[0\] {SINCE}"
     )
-    line(session, rf"{pattern} \(for \d+ s now\)$")
+    wait_for_line(session, rf"{pattern} \(for \d+ s now\)$")
     session.process.send_signal(signal.SIGINT)
     run = session.finish()
     assert run.code == pytest.ExitCode.INTERRUPTED
@@ -144,7 +144,7 @@ def test_the_controller_of_xdist_says_for_which_devices_tests_wait(suite: Suite,
 
 
 @pytest.mark.long
-def test_a_deleted_lock_file_is_made_again_and_a_lost_lock_ends_the_test(suite: Suite) -> None:
+def test_a_deleted_lock_file_is_made_again_and_a_lost_lock_kills_the_test(suite: Suite) -> None:
     suite.write(
         "test_locks.py",
         """
@@ -219,7 +219,7 @@ def test_plain():
 
 
 @pytest.mark.long
-def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suite: Suite) -> None:
+def test_tests_fail_with_the_traceback_of_a_thread_that_ended_with_an_error(suite: Suite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -243,11 +243,11 @@ def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suit
 
 
 @pytest.mark.nightly
-def test_without_proc_tests_end_with_the_reason(suite: Suite) -> None:
+def test_tests_fail_with_the_reason_if_proc_is_missing(suite: Suite) -> None:
     if os.getuid() != 0:
-        pytest.skip("needs root, to hide /proc")
+        pytest.skip("needs root to hide /proc")
     suite.write("test_two.py", TWO_TESTS)
-    hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
-    run = suite.start(program=(*hide, *PYTEST)).finish()
+    without_proc = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+    run = suite.start(program=(*without_proc, *PYTEST)).finish()
     run.expect({"test_one": "ERROR", "test_two": "ERROR", "test_plain": "PASSED"})
     assert "/proc cannot be read: ranks cannot be started without it" in run.failure("test_one")

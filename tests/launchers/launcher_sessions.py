@@ -78,7 +78,7 @@ def suites(factory: pytest.TempPathFactory) -> Iterator[Suite]:
         prefix = hashlib.sha256(os.fsencode(made.locks)).hexdigest()[:8]
         assert list(Path("/tmp", f"pytest-accel-{os.geteuid()}").glob(f"{prefix}-*")) == []
     finally:
-        made.end()
+        made.kill_sessions()
 
 
 def expect_one_session(suite: Suite, run: Run, launcher: str) -> None:
