@@ -1,4 +1,4 @@
-"""Folders that other users cannot tamper with, in containers too."""
+"""Tests of the protection of folders against other users, also in containers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ needs_root = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.geteuid() != 0, reason="needs root on Linux, to be another user"
 )
 
-_TRUST = (
+_CODE = (
     "import sys; from pytest_accel.core.folder_trust import is_trusted_owner; print(is_trusted_owner(int(sys.argv[1])))"
 )
-NOBODY = Path("/proc/sys/kernel/overflowuid")
+OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
-def trusts(uid: int, *inside: str) -> str:
-    command = [*inside, sys.executable, "-c", _TRUST, str(uid)]
+def trusts(uid: int, *prefix: str) -> str:
+    """Return whether a process trusts the owner `uid`, as it prints this; the command `prefix` starts it."""
+    command = [*prefix, sys.executable, "-c", _CODE, str(uid)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @needs_root
 def test_the_machines_root_is_trusted_from_within_a_user_namespace() -> None:
-    unknown = int(NOBODY.read_text())
+    unknown = int(OVERFLOW_UID.read_text())
     assert trusts(unknown) == "False"
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-U", "-r", "-m", "true"], check=False).returncode:
         pytest.skip("no user namespace can be made here")
@@ -38,7 +39,7 @@ def test_the_machines_root_is_trusted_from_within_a_user_namespace() -> None:
 
 
 @needs_root
-def test_a_folder_of_another_user_is_not_taken_for_the_own_one(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_and_a_link_are_refused(tmp_path: Path) -> None:
     ensure_own_folder(str(tmp_path / "own"))
     ensure_own_folder(str(tmp_path / "own"))
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700

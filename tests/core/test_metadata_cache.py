@@ -12,27 +12,27 @@ import pytest
 from pytest_accel.core.metadata_cache import Installed
 
 
-def _told() -> list[tuple[str, str, list[str], list[str]]]:
-    """All that pytest and its plugins ask for."""
+def _read_metadata() -> list[tuple[str, str, list[str], list[str]]]:
+    """Return the metadata of all distributions that pytest and its plugins read."""
     return [
         (one.metadata["Name"], one.version, sorted(map(str, one.entry_points)), sorted(map(str, one.files or ())))
         for one in metadata.distributions()
     ]
 
 
-def test_what_is_remembered_is_what_is_there() -> None:
-    truth, installed = _told(), Installed()
+def test_cached_metadata_equals_the_installed_metadata() -> None:
+    expected, installed = _read_metadata(), Installed()
     for _ in range(2):
         with installed.remembered():
-            assert _told() == truth
+            assert _read_metadata() == expected
             assert metadata.version("pytest") == pytest.__version__
             assert metadata.entry_points(group="pytest11")
             with pytest.raises(metadata.PackageNotFoundError):
                 metadata.version("no-such-package")
-    assert _told() == truth
+    assert _read_metadata() == expected
 
 
-def test_each_thing_is_read_once_and_another_folder_when_it_is_met(
+def test_a_folder_is_read_once_and_a_folder_added_later_is_read_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def install(name: str) -> Path:
@@ -54,14 +54,16 @@ def test_each_thing_is_read_once_and_another_folder_when_it_is_met(
     assert not metadata.entry_points(group="of_first")
 
 
-def test_a_relative_folder_is_another_one_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_is_read_again_in_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "here" / "late-1.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
-    os.utime(folder.parent, (1, 1))  # importlib's own memory of a folder goes by its name and this time.
+    os.utime(folder.parent, (1, 1))  # importlib caches a folder by its name and this time.
     monkeypatch.setattr(sys, "path", [*sys.path, "."])
     installed = Installed()
-    for where, there in ((tmp_path, False), (folder.parent, True)):
-        monkeypatch.chdir(where)
+    for directory, found in ((tmp_path, False), (folder.parent, True)):
+        monkeypatch.chdir(directory)
         with installed.remembered():
-            assert ("late" in {one.metadata["Name"] for one in metadata.distributions()}) == there
+            assert ("late" in {one.metadata["Name"] for one in metadata.distributions()}) == found

@@ -1,4 +1,4 @@
-"""The choice of modules; what then becomes of them, ``tests/features/test_preload.py`` tells."""
+"""Tests of the selection of modules to preload; ``tests/features/test_preload.py`` tests the preloading itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_accel.core.preload_discovery import imports_of, marks_in, worth_prel
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with packages of its own and, in it, an environment with installed ones."""
+    """Provide a project with its own package, and a virtual environment in it with installed packages."""
     installed = tmp_path / "project" / ".venv" / "lib" / "site-packages"
     for package in (
         installed / "installed_package",
@@ -25,7 +25,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def choice(root: Path, *names: str) -> tuple[str, ...]:
+def selected(root: Path, *names: str) -> tuple[str, ...]:
+    """Return those of `names` that are worth preloading for the project `root`."""
     return worth_preloading(names, root)
 
 
@@ -43,13 +44,13 @@ def choice(root: Path, *names: str) -> tuple[str, ...]:
         ("", set()),
     ],
 )
-def test_marks_are_seen_in_the_text(tmp_path: Path, text: str, marks: set[str]) -> None:
+def test_marks_are_found_in_the_text(tmp_path: Path, text: str, marks: set[str]) -> None:
     path = tmp_path / "test_it.py"
     path.write_text(text)
     assert marks_in(path) == marks
 
 
-def test_imports_are_seen_in_the_text(tmp_path: Path) -> None:
+def test_imports_are_found_in_the_text(tmp_path: Path) -> None:
     path = tmp_path / "test_it.py"
     path.write_text(
         "import numpy as np\nfrom torch.nn import Linear\nfrom . import sibling\nimport a.b as c\n"
@@ -58,16 +59,16 @@ def test_imports_are_seen_in_the_text(tmp_path: Path) -> None:
     assert imports_of(path) == {"numpy", "torch", "a", "deferred"}
 
 
-def test_a_file_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_marks_or_imports_and_undecodable_bytes_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "test_it.py"
     assert (marks_in(path), imports_of(path)) == (set(), set())
     path.write_bytes(b"\xff\xfe import x\nimport numpy\n@pytest.mark.devices\n")
     assert (marks_in(path), imports_of(path)) == ({"devices"}, {"numpy"})
 
 
-def test_installed_packages_are_worth_it(site: Path) -> None:
+def test_installed_packages_are_selected(site: Path) -> None:
     names = ("installed_package", "installed_in_place", "installed_package")
-    assert choice(site, *names) == ("installed_in_place", "installed_package")
+    assert selected(site, *names) == ("installed_in_place", "installed_package")
 
 
 @pytest.mark.parametrize(
@@ -76,19 +77,19 @@ def test_installed_packages_are_worth_it(site: Path) -> None:
         pytest.param("own_package", id="the project's own"),
         pytest.param("json", id="standard library"),
         pytest.param("zlib", id="built in"),
-        pytest.param("no_such_package", id="not there"),
-        pytest.param("namespace_only", id="no file of its own"),
+        pytest.param("no_such_package", id="not installed"),
+        pytest.param("namespace_only", id="namespace package"),
         pytest.param("_pytest", id="private"),
         pytest.param("xdist", id="a pytest plugin"),
         pytest.param("pytest_accel", id="a pytest plugin's other modules"),
-        pytest.param("__main__", id="the program"),
+        pytest.param("__main__", id="main module"),
     ],
 )
-def test_what_is_not_worth_it(site: Path, name: str) -> None:
-    assert choice(site, name, "installed_package") == ("installed_package",)
+def test_other_modules_are_not_selected(site: Path, name: str) -> None:
+    assert selected(site, name, "installed_package") == ("installed_package",)
 
 
-def test_looking_for_a_package_does_not_import_it(site: Path) -> None:
+def test_the_selection_does_not_import_a_package(site: Path) -> None:
     package = site / ".venv" / "lib" / "site-packages" / "installed_package" / "__init__.py"
     package.write_text("raise AssertionError('imported')\n")
-    assert choice(site, "installed_package") == ("installed_package",)
+    assert selected(site, "installed_package") == ("installed_package",)

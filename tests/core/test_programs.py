@@ -1,4 +1,4 @@
-"""Tests of the places where programs are looked for."""
+"""Tests of the search for programs."""
 
 from __future__ import annotations
 

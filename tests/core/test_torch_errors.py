@@ -1,4 +1,4 @@
-"""Explanations of torch's errors, by their texts."""
+"""Tests of the hints for errors of torch, which are recognized by their text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import pytest
 from pytest_accel.core.torch_errors import add_hint, explain
 
 _NO_GROUP = ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
-_TWICE = ValueError("trying to initialize the default process group twice!")
-_PORT = "The server socket has failed to listen on any local network address. "
-_IN_USE = f"{_PORT}port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
-_IN_USE_BEFORE = f"{_PORT}The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
+_SECOND_INIT = ValueError("trying to initialize the default process group twice!")
+_LISTEN_FAILED = "The server socket has failed to listen on any local network address. "
+_IN_USE = f"{_LISTEN_FAILED}port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+_IN_USE_OLD_TORCH = (
+    f"{_LISTEN_FAILED}The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
+)
 
 
 def test_a_missing_group_is_explained_only_without_the_mark() -> None:
@@ -23,33 +25,33 @@ def test_a_missing_group_is_explained_only_without_the_mark() -> None:
 
 
 def test_a_second_group_is_explained_only_if_the_world_has_made_the_first() -> None:
-    found = explain(_TWICE, grouped=True, init=True)
+    found = explain(_SECOND_INIT, grouped=True, init=True)
     assert found is not None
     assert "@pytest.mark.distributed(init=False)" in found.hint
-    assert explain(_TWICE, grouped=True, init=False) is None
-    assert explain(_TWICE, grouped=False) is None
+    assert explain(_SECOND_INIT, grouped=True, init=False) is None
+    assert explain(_SECOND_INIT, grouped=False) is None
 
 
-@pytest.mark.parametrize("text", [_IN_USE, _IN_USE_BEFORE, f"Traceback of a child:\nError: {_IN_USE}"])
+@pytest.mark.parametrize("text", [_IN_USE, _IN_USE_OLD_TORCH, f"Traceback of a child:\nError: {_IN_USE}"])
 def test_a_port_in_use_is_named(text: str) -> None:
     found = explain(RuntimeError(text), grouped=True)
     assert found is not None
     assert found.headline == "port 29500 is in use (EADDRINUSE)"
     assert "free_port" in found.hint
-    assert explain(RuntimeError(_PORT), grouped=True) is None
+    assert explain(RuntimeError(_LISTEN_FAILED), grouped=True) is None
 
 
-def test_causes_are_searched_but_not_assertions() -> None:
+def test_causes_are_searched_unless_the_error_is_an_assertion() -> None:
     error = RuntimeError("no group")
-    error.__cause__ = _TWICE
-    assert explain(error, grouped=True, init=True) == explain(_TWICE, grouped=True, init=True)
-    wrong = AssertionError(str(_TWICE))
-    wrong.__cause__ = _TWICE
-    assert explain(wrong, grouped=True, init=True) is None
+    error.__cause__ = _SECOND_INIT
+    assert explain(error, grouped=True, init=True) == explain(_SECOND_INIT, grouped=True, init=True)
+    assertion = AssertionError(str(_SECOND_INIT))
+    assertion.__cause__ = _SECOND_INIT
+    assert explain(assertion, grouped=True, init=True) is None
 
 
 def test_an_error_that_is_raised_again_has_one_hint() -> None:
-    error = ValueError(str(_TWICE))
+    error = ValueError(str(_SECOND_INIT))
     found = explain(error, grouped=True, init=True)
     assert found is not None
     add_hint(error, found)

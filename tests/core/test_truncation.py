@@ -1,3 +1,5 @@
+"""Tests of the shortening of gloo's errors in the report of a failure."""
+
 from __future__ import annotations
 
 import pytest
@@ -25,11 +27,11 @@ RESET = (
         ("[/home/me/step.cc:3] Connection closed by peer", "[/home/me/step.cc:3] Connection closed by peer"),
     ],
 )
-def test_an_error_of_gloo_is_reduced_to_what_has_happened(text: str, short: str) -> None:
+def test_an_error_of_gloo_is_shortened(text: str, short: str) -> None:
     assert cut_gloo(text) == short
 
 
-def test_a_failure_shows_the_reduced_error_everywhere() -> None:
+def test_a_failure_has_the_shortened_error_in_its_traceback_and_message() -> None:
     traceback = {"reprentries": [{"data": {"lines": [f"E   RuntimeError: {CLOSED}"]}}, {"data": None}]}
     crash = {"path": "test_it.py", "lineno": 3, "message": f"RuntimeError: {CLOSED}"}
     longrepr = {"reprtraceback": traceback, "reprcrash": crash, "chain": [(traceback, crash, None)]}

@@ -1,3 +1,5 @@
+"""Tests of the parsing and formatting of memory sizes and compute capabilities."""
+
 from __future__ import annotations
 
 import re
@@ -26,7 +28,7 @@ def test_memory_is_read_in_bytes(value: object, size: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["40", "40G", "GiB", "-1GiB", "0GiB", "1e3GiB", "", 0, -5, True, 1.5, None, "٤GiB"])
-def test_a_wrong_memory_names_the_value_and_what_is_allowed(value: object) -> None:
+def test_the_error_of_an_invalid_memory_names_the_value_and_what_is_allowed(value: object) -> None:
     message = (
         f"memory {value!r}: allowed are a positive number with KiB, MiB, GiB or TiB (1024-based), "
         "KB, MB, GB or TB (1000-based) or B, as in '40GiB', and a positive int for bytes"
@@ -50,7 +52,7 @@ def test_memory_is_shown_with_the_unit_that_fits(size: int, text: str) -> None:
 
 
 @given(st.integers(1, 2**50))
-def test_what_is_shown_is_what_was_meant_to_a_tenth(size: int) -> None:
+def test_a_formatted_memory_is_exact_to_a_tenth_of_its_unit(size: int) -> None:
     assert parse_memory(format_memory(size)) == pytest.approx(size, rel=0.051)
 
 
@@ -60,11 +62,11 @@ def test_a_capability_is_read_as_numbers(value: str, parts: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("value", ["", "sm_90", "9.", ".9", "-9.0", 9.0, 9, None, "²"])
-def test_a_wrong_capability_names_the_value_and_what_is_allowed(value: object) -> None:
+def test_the_error_of_an_invalid_capability_names_the_value_and_what_is_allowed(value: object) -> None:
     message = f"capability {value!r}: allowed is a string of numbers with dots between them, as in '9.0'"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse_capability(value)
 
 
-def test_a_capability_is_shown_as_it_is_read() -> None:
+def test_a_capability_is_formatted_as_it_is_written() -> None:
     assert format_capability(parse_capability("12.10")) == "12.10"

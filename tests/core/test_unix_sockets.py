@@ -1,4 +1,4 @@
-"""Unix sockets, and another user of the machine who comes between. That other user needs root to be there."""
+"""Tests of the protection of Unix sockets against another user of the machine. They need root to become that user."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, r
 from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
 from tests.faults.conftest import eventually
 
-STRANGER = 1002
-"""Another user."""
+OTHER_USER = 1002
+"""User id and group id of the other user."""
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="another user can be had on Linux, by root"
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux, to be another user"
 )
 
-_BE_STRANGER = f"""
+_BECOME_OTHER_USER = f"""
 import ctypes, os, socket, sys
 
 os.setgroups([])
-os.setresgid(*[{STRANGER}] * 3)
-os.setresuid(*[{STRANGER}] * 3)
+os.setresgid(*[{OTHER_USER}] * 3)
+os.setresuid(*[{OTHER_USER}] * 3)
 
 
 def exchange(one, other):
@@ -48,11 +48,14 @@ def exchange(one, other):
 
 
 @contextlib.contextmanager
-def stranger(script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of another user, until it is let go."""
-    # Root first: the interpreter may be in a folder that nobody else can enter.
+def run_as_other_user(script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `script` in a process of the other user; yield the process and kill it at the end."""
+    # The interpreter starts as root, because other users may have no access to its folder.
     with subprocess.Popen(
-        [sys.executable, "-c", _BE_STRANGER + script, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _BECOME_OTHER_USER + script, *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             yield process
@@ -60,18 +63,18 @@ def stranger(script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def said(process: subprocess.Popen[str]) -> str:
-    """The next line that it writes."""
+def read_line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that `process` writes."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A folder that all users may write, as the folder of the locks is; it belongs to the other one."""
+    """Provide a folder like that of the locks: all users may write to it. It belongs to the other user."""
     made = Path(tempfile.mkdtemp(prefix="common-", dir="/tmp"))
     try:
-        os.chown(made, STRANGER, STRANGER)
+        os.chown(made, OTHER_USER, OTHER_USER)
         made.chmod(0o1777)
         yield made
     finally:
@@ -80,7 +83,7 @@ def common() -> Iterator[Path]:
 
 @pytest.fixture
 def temporary(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in the place of /tmp, which belongs to root."""
+    """Provide a folder that replaces /tmp and belongs to root."""
     made = common / "tmp"
     made.mkdir()
     made.chmod(0o1777)
@@ -93,6 +96,7 @@ WORLD = LauncherEnv("torchrun", 0, 3, 0, 3, ("a", "b"))
 
 
 def hello(rank: int) -> Hello:
+    """Return the message with which the process of `rank` joins the rendezvous."""
     return Hello(rank, os.getpid(), ("-v",), "/here", "/here", {})
 
 
@@ -107,7 +111,7 @@ print(len(call.recv(1 << 16)), flush=True)
 """
 
 
-def test_a_default_timeout_of_the_tests_is_none_of_the_connections(tmp_path: Path) -> None:
+def test_connections_ignore_the_default_socket_timeout(tmp_path: Path) -> None:
     before = socket.getdefaulttimeout()
     with unix_sockets.listen(str(tmp_path / "a.sock"), 1) as listener:
         socket.setdefaulttimeout(30)
@@ -119,13 +123,13 @@ def test_a_default_timeout_of_the_tests_is_none_of_the_connections(tmp_path: Pat
             socket.setdefaulttimeout(before)
 
 
-def test_a_socket_of_another_user_is_told_nothing(common: Path) -> None:
+def test_a_socket_of_another_user_receives_nothing(common: Path) -> None:
     path = str(common / "rank.sock")
-    with stranger(_LISTEN, path) as other:
-        assert said(other) == "listening"
-        with pytest.raises(PermissionError, match=f"user {STRANGER} listens there instead of user 0"):
+    with run_as_other_user(_LISTEN, path) as other:
+        assert read_line(other) == "listening"
+        with pytest.raises(PermissionError, match=f"user {OTHER_USER} listens there instead of user 0"):
             unix_sockets.connect(path)
-        assert said(other) == "0"
+        assert read_line(other) == "0"
 
 
 _CALL = """
@@ -139,15 +143,15 @@ with socket.socket(socket.AF_UNIX) as call:
 """
 
 
-def test_another_user_who_connects_to_a_rank_is_not_heard(common: Path) -> None:
+def test_a_rank_ignores_a_connection_of_another_user(common: Path) -> None:
     path = str(common / "rank.sock")
     found: list[socket.socket] = []
     with unix_sockets.listen(path, 8) as listener:
         os.chmod(path, 0o777)
         thread = threading.Thread(target=lambda: found.append(unix_sockets.accept(listener)))
         thread.start()
-        with stranger(_CALL, path) as other:
-            assert said(other) == "0"
+        with run_as_other_user(_CALL, path) as other:
+            assert read_line(other) == "0"
         with unix_sockets.connect(path) as call:
             thread.join()
             call.sendall(b"own")
@@ -155,7 +159,7 @@ def test_another_user_who_connects_to_a_rank_is_not_heard(common: Path) -> None:
                 assert end.recv(64) == b"own"
 
 
-def test_another_user_who_connects_to_a_bridge_is_led_nowhere(common: Path) -> None:
+def test_a_tcp_mux_opens_no_stream_for_another_user(common: Path) -> None:
     opened: dict[str, socket.socket] = {}
 
     def open_stream(target: object) -> StreamSocket:
@@ -166,22 +170,22 @@ def test_another_user_who_connects_to_a_bridge_is_led_nowhere(common: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
-    bridges = [
+    muxes = [
         TcpMux(near, key=b"key", first=0, open_stream=open_stream),
         TcpMux(far, key=b"key", first=1, open_stream=open_stream),
     ]
-    threads = [threading.Thread(target=bridge.run, args=(print,)) for bridge in bridges]
+    threads = [threading.Thread(target=mux.run, args=(print,)) for mux in muxes]
     for thread in threads:
         thread.start()
     path = str(common / "far.sock")
-    bridges[0].listen(path)
+    muxes[0].listen(path)
     os.chmod(path, 0o777)
-    with stranger(_CALL, path) as other:
-        assert said(other) == "0"
+    with run_as_other_user(_CALL, path) as other:
+        assert read_line(other) == "0"
     with call_agent(path, "own"), unix_sockets.connect(path):
         eventually("the stream", lambda: list(opened) == ["own"])
-        # Who is still to say what it wants is let go as well.
-        bridges[0].end_after(0)
+        # The mux also closes a connection that has not yet named its target.
+        muxes[0].end_after(0)
         for thread in threads:
             thread.join()
     opened["own"].close()
@@ -212,10 +216,10 @@ print(met, os.strerror(refusal), flush=True)
 """
 
 
-def test_the_owner_of_the_lock_folder_cannot_step_into_the_meeting(
+def test_the_owner_of_the_lock_folder_cannot_intercept_the_rendezvous(
     common: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner of a sticky folder may rename what is in it, and exchanges folders faster than anybody looks."""
+    """The owner of a sticky folder may rename its entries. The other user exchanges folders all the time."""
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(common))
     (common / "go").touch()
     path = Path(rendezvous_path(WORLD))
@@ -223,33 +227,33 @@ def test_the_owner_of_the_lock_folder_cannot_step_into_the_meeting(
     args = (str(common), str(common / "stranger"), path.name, str(path.parent), str(os.getuid()))
     connections: list[Connection] = []
 
-    def come(rank: int) -> None:
+    def join_rendezvous(rank: int) -> None:
         connections.append(join(WORLD, hello(rank), 60))
 
-    with stranger(_EXCHANGE, *args) as other:
-        assert said(other) == "listening"
-        threads = [threading.Thread(target=come, args=[rank]) for rank in (1, 2)]
+    with run_as_other_user(_EXCHANGE, *args) as other:
+        assert read_line(other) == "listening"
+        threads = [threading.Thread(target=join_rendezvous, args=[rank]) for rank in (1, 2)]
         for thread in threads:
             thread.start()
-        met = gather(WORLD, 60)
+        gathered = gather(WORLD, 60)
         for thread in threads:
             thread.join()
         (common / "go").unlink()
-        assert said(other) == "0 Operation not permitted"
-    assert [one.rank for one, _ in met] == [1, 2]
-    for connection in (*connections, *(connection for _, connection in met)):
+        assert read_line(other) == "0 Operation not permitted"
+    assert [one.rank for one, _ in gathered] == [1, 2]
+    for connection in (*connections, *(connection for _, connection in gathered)):
         connection.close()
 
 
-def test_a_meeting_point_that_another_user_could_replace_is_refused(temporary: Path) -> None:
+def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporary: Path) -> None:
     path = temporary / f"pytest-accel-{os.getuid()}"
-    with stranger("os.mkdir(sys.argv[1], 0o700)", str(path)) as other:
+    with run_as_other_user("os.mkdir(sys.argv[1], 0o700)", str(path)) as other:
         other.wait()
-    wanted = "must be a folder of user 0 with mode 0700; remove it, or have its owner or root remove it"
-    text = rf"^{path}, where the processes .* it is a folder of user {STRANGER} with mode 0700, and {wanted}$"
-    for meet in (lambda: gather(WORLD, 1), lambda: join(WORLD, hello(1), 1)):
+    requirement = "must be a folder of user 0 with mode 0700; remove it, or have its owner or root remove it"
+    text = rf"^{path}, where the processes .* it is a folder of user {OTHER_USER} with mode 0700, and {requirement}$"
+    for call in (lambda: gather(WORLD, 1), lambda: join(WORLD, hello(1), 1)):
         with pytest.raises(RendezvousError, match=text):
-            meet()
+            call()
     path.rmdir()
     path.symlink_to("/root")
     with pytest.raises(RendezvousError, match="it is no folder of user 0"):
@@ -261,44 +265,47 @@ def test_a_meeting_point_that_another_user_could_replace_is_refused(temporary: P
         gather(WORLD, 1)
     path.rmdir()
     assert stat.S_IMODE(os.stat(os.path.dirname(rendezvous_path(WORLD))).st_mode) == 0o700
-    # Who owns the folder around it could put another one in its place.
-    os.chown(temporary, STRANGER, STRANGER)
-    with pytest.raises(RendezvousError, match=rf"^{temporary}, .*: it belongs to user {STRANGER}, who can replace"):
+    # The owner of the parent folder could replace the folder.
+    os.chown(temporary, OTHER_USER, OTHER_USER)
+    with pytest.raises(RendezvousError, match=rf"^{temporary}, .*: it belongs to user {OTHER_USER}, who can replace"):
         gather(WORLD, 1)
 
 
-def test_a_silent_process_of_the_same_user_holds_up_no_other(temporary: Path) -> None:
+def test_a_silent_process_of_the_same_user_does_not_block_the_rendezvous(temporary: Path) -> None:
     found: list[Connection] = []
 
-    def come() -> None:
+    def connect_and_join() -> None:
         silent = eventually("rank 0 to listen", lambda: _try_connect(rendezvous_path(WORLD)))
         assert silent is not None
         with silent:
             found.extend([join(WORLD, hello(rank), 30) for rank in (2, 1)])
-            over.wait()
+            finished.wait()
 
-    over = threading.Event()
-    thread = threading.Thread(target=come)
+    finished = threading.Event()
+    thread = threading.Thread(target=connect_and_join)
     thread.start()
     try:
-        met = gather(WORLD, 30)
+        gathered = gather(WORLD, 30)
     finally:
-        over.set()
+        finished.set()
         thread.join()
-    assert [one for one, _ in met] == [hello(1), hello(2)]
-    for connection in (*found, *(connection for _, connection in met)):
+    assert [one for one, _ in gathered] == [hello(1), hello(2)]
+    for connection in (*found, *(connection for _, connection in gathered)):
         connection.close()
 
 
 def _try_connect(path: str) -> socket.socket | None:
+    """Return a connection to the socket `path`, or None if it fails."""
     with contextlib.suppress(OSError):
         return unix_sockets.connect(path)
     return None
 
 
-def test_a_session_keeps_its_folder_where_nobody_can_replace_it(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_creates_its_folder_where_no_other_user_can_replace_it(
+    common: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(common))
-    for owner, parent in ((STRANGER, "/tmp"), (0, str(common))):
+    for owner, parent in ((OTHER_USER, "/tmp"), (0, str(common))):
         os.chown(common, owner, owner)
         made = paths.private_directory()
         os.rmdir(made)

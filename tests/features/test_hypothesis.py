@@ -1,4 +1,4 @@
-"""Tests of Hypothesis on several ranks: the same examples, one outcome, one minimal failing example."""
+"""Tests of Hypothesis on several ranks: all run the same examples and report one minimal failing example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("hypothesis") is None, reason="needs hypothesis")
 
-_BEGINNING = """
+_HEADER = """
 import os
 
 import pytest
@@ -42,10 +42,10 @@ def note(name, value):
 
 def _write(suite: Suite, text: str) -> None:
     suite.plugin("_hypothesis_pytestplugin")
-    (suite.path / "test_examples.py").write_text(_BEGINNING + text)
+    (suite.path / "test_examples.py").write_text(_HEADER + text)
 
 
-def _told(run: Run, test: str) -> str:
+def _failure(run: Run, test: str) -> str:
     """Return the report of `test`; fail unless it has exactly one failing example."""
     text = run.failure(test)
     assert len(re.findall("Failing (?:test case|explicit example)|Falsifying", text)) == 1, text
@@ -144,22 +144,22 @@ def test_passes_afterwards(x, rank):
         "test_in_the_body": "FAILED",
         "test_passes_afterwards": "PASSED",
     }
-    text = _told(run, "test_on_one_rank")
+    text = _failure(run, "test_on_one_rank")
     assert re.search(r"x=100,", text)
     assert "E       assert (1 == 0 or 100 < 100)" in text
     assert re.search(r"rank 1: failed at test_examples.py:\d+$", text, re.MULTILINE)
     assert re.search(r"rank 0: failed as a consequence: an example failed on rank 1 at test_examples.py:\d+", text)
     assert "- rank 1: assert (1 == 0 or 100 < 100)" in run.text
-    text = _told(run, "test_on_all_ranks")
+    text = _failure(run, "test_on_all_ranks")
     assert "xs=[0, 0, 0]" in text
     assert "ranks 0-1: failed at test_examples.py" in text
-    assert "x=1000," in _told(run, "test_on_one_rank_or_all")
-    assert "Draw 1: 50" in _told(run, "test_before_it_draws_more")
-    assert "x=77," in _told(run, "test_explicit")
+    assert "x=1000," in _failure(run, "test_on_one_rank_or_all")
+    assert "Draw 1: 50" in _failure(run, "test_before_it_draws_more")
+    assert "x=77," in _failure(run, "test_explicit")
     assert "x = 11" in run.failure("test_in_a_strategy")
-    assert "x=100," in _told(run, "TestClass.test_method[100]")
-    assert "x=200," in _told(run, "TestClass.test_method[200]")
-    assert "x=5," in _told(run, "test_in_the_body")
+    assert "x=100," in _failure(run, "TestClass.test_method[100]")
+    assert "x=200," in _failure(run, "TestClass.test_method[200]")
+    assert "x=5," in _failure(run, "test_in_the_body")
     assert len(suite.read("passes.0")) >= 50
     assert set(suite.read("passes.0")) < set(suite.read("passes.1"))
 
@@ -198,7 +198,7 @@ def test_machine_in_the_body():
     run = suite.run()
     assert run.outcomes() == {"runTest": "FAILED", "test_machine_in_the_body": "FAILED"}
     for name in ("TestMachine.runTest", "test_machine_in_the_body"):
-        text = _told(run, name)
+        text = _failure(run, name)
         assert "assert (1 == 0 or 4 <= 3)" in text
         assert len(re.findall(r"state\.add\(x=", text)) == 2
 
@@ -281,7 +281,7 @@ def test_afterwards():
         "test_returns_something_on_one_rank": "FAILED",
         "test_afterwards": "PASSED",
     }
-    text = _told(run, "test_fails_before_a_collective")
+    text = _failure(run, "test_fails_before_a_collective")
     assert re.search(r"E +assert \(1 == 0 or \d+ < 100\)", text)
     assert re.search(r"Failing test case: test_fails_before_a_collective\(.*x=\d+.*\)", text)
     assert "(not shrunk: rank 0 did not reach the end of the example within 3 s)" in text
@@ -289,7 +289,7 @@ def test_afterwards():
     place = r"still running at test_examples.py:\d+ in (meet|test_fails_before_a_collective)"
     assert re.search(rf"rank 0: {place} when it was stopped 3 s after rank 1 failed", text)
     assert "[rank 0] stacks" in text
-    text = _told(run, "TestMachine.runTest")
+    text = _failure(run, "TestMachine.runTest")
     assert re.search(r"Failing test case: <state machine>, which drew \(.*\d+,?\)", text)
     assert "(not shrunk: rank 0 did not reach the end" in text
     text = run.failure("test_draws_what_the_rank_says")
@@ -298,7 +298,7 @@ def test_afterwards():
     assert "ranks 0-1: failed at test_examples.py" in text
     text = run.failure("test_draws_as_often_as_the_rank_says")
     assert "(rank 0 drew (5,); rank 1 drew (5,) and draws more)" in text
-    text = _told(run, "test_skips_on_one_rank")
+    text = _failure(run, "test_skips_on_one_rank")
     assert "the ranks disagree about an example: rank 1 skipped, rank 0 ran" in text
     assert "Failing test case: test_skips_on_one_rank(rank=0, x=3)" in text
     assert "hypothesis.errors.Unsatisfiable" in run.failure("test_assumes_what_never_is")
@@ -321,8 +321,8 @@ def test_rejects(x, rank):
     text = suite.run().failure("test_rejects")
     assert "rank 1 rejected an example, and rank 0 did not reach the end of the example within 10 s" in text
     assert "Failing test case: test_rejects(rank=1, x=3)" in text
-    still = r"rank 0: still running at test_examples.py:\d+ in meet when it was stopped 3 s after rank 1 failed"
-    assert re.search(still, text)
+    pattern = r"rank 0: still running at test_examples.py:\d+ in meet when it was stopped 3 s after rank 1 failed"
+    assert re.search(pattern, text)
 
 
 @pytest.mark.long
@@ -354,14 +354,14 @@ def test_slow_at_first(x, rank):
     )
     run = suite.run()
     assert run.outcomes() == {"test_slow_on_one_rank": "FAILED", "test_slow_at_first": "PASSED"}
-    text = _told(run, "test_slow_on_one_rank")
+    text = _failure(run, "test_slow_on_one_rank")
     assert "DeadlineExceeded: Test took" in text
     assert "slow=True," in text
     assert "rank 1 was the slowest" in text
     assert "ranks 0-1: failed" in text
 
 
-_DRAWN = """
+_RECORDING_TESTS = """
 kept = DirectoryBasedExampleDatabase("examples")
 settings.register_profile("kept", deadline=None, max_examples=50, phases=quick, database=kept)
 settings.load_profile("kept")
@@ -395,14 +395,14 @@ def test_found(x, y, rank):
 
 @pytest.mark.long
 def test_all_ranks_use_one_seed_and_one_database(suite: Suite) -> None:
-    """One database for all ranks; and what fixes the examples of a test fixes those of all ranks."""
-    _write(suite, _DRAWN)
+    """Seeds, `derandomize` and the database give all ranks the same examples."""
+    _write(suite, _RECORDING_TESTS)
     names = ("drawn", "seed", "derandomized", "found")
     sessions: list[dict[str, list[str]]] = []
     for options in ((), (), ("--hypothesis-seed=5",), ("--hypothesis-seed=5",)):
         run = suite.run(*options)
         assert run.word("test_found") == "FAILED"
-        assert "x=1000," in _told(run, "test_found")
+        assert "x=1000," in _failure(run, "test_found")
         for name in names:
             assert suite.read(f"{name}.0") == suite.read(f"{name}.1"), name
         sessions.append({name: suite.read(f"{name}.0") for name in names})
@@ -469,7 +469,7 @@ class TestCase(unittest.TestCase):
         "test_unittest": "FAILED",
     }
     for name in ("test_asyncio", "test_anyio", "TestCase.test_unittest"):
-        assert "x=100," in _told(run, name)
+        assert "x=100," in _failure(run, name)
 
 
 @pytest.mark.long
@@ -492,5 +492,5 @@ def test_is_as_hypothesis_made_it():
 """,
     )
     run = suite.run()
-    assert "x=100," in _told(run, "test_alone")
+    assert "x=100," in _failure(run, "test_alone")
     assert run.word("test_is_as_hypothesis_made_it") == "PASSED"

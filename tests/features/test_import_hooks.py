@@ -1,4 +1,4 @@
-"""Import hooks and assertion rewriting see in ranks what they see in a plain session, whatever is imported ahead."""
+"""Tests of import hooks and assertion rewriting: preloading does not change what they do in ranks."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ _TEST = """
 
 
 @pytest.fixture
-def installed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """A suite beside installed modules: `hook`, and `typed`, whose function has annotated parameters."""
+def hook_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Provide a suite that can import the modules `hook` and `typed`, whose function has annotated parameters."""
     site = suite.path / "site-packages"
     suite.write("site-packages/hook.py", _HOOK)
     suite.write("site-packages/typed.py", "changed = False\ndef double(number: int) -> int:\n    return number * 2\n")
@@ -76,7 +76,7 @@ def _write(suite: Suite, imports: str, body: str) -> None:
     suite.write("test_it.py", _TEST.format(imports=imports, body=body))
 
 
-def _nothing_ahead(run: Run) -> bool:
+def _preloads_only_torch_and_pytest(run: Run) -> bool:
     return "accel: preload: nothing but torch and pytest, since " in run.text
 
 
@@ -95,46 +95,46 @@ def _nothing_ahead(run: Run) -> bool:
     ],
 )
 def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(
-    installed: Suite, plugin: str, checker: str, workers: tuple[str, ...], error: str
+    hook_suite: Suite, plugin: str, checker: str, workers: tuple[str, ...], error: str
 ) -> None:
     module = "pytest_beartype" if plugin == "beartype" else plugin
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"needs {module}")
-    _write(installed, "import typed", "typed.double('a')")
-    run = installed.run("-p", module, f"--{plugin}-packages=typed{checker}", "-W", "default", *workers)
+    _write(hook_suite, "import typed", "typed.double('a')")
+    run = hook_suite.run("-p", module, f"--{plugin}-packages=typed{checker}", "-W", "default", *workers)
     assert run.count() == {"FAILED": 2}, run.text
     summary = [line for line in run.text.splitlines() if line.startswith("FAILED ")]
     assert len(summary) == 2
     assert all(error in line for line in summary)
-    assert _nothing_ahead(run)
+    assert _preloads_only_torch_and_pytest(run)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("by", ["conftest", "sitecustomize"])
-def test_a_finder_installed_before_the_tests_sees_all_imports(installed: Suite, by: str) -> None:
-    """That of `sitecustomize` is in every interpreter, and is told by the conftest what to change."""
-    installed.write("conftest.py", "import hook\nhook.CHANGED.add('typed')\n")
-    where = "conftest.py" if by == "conftest" else "site-packages/sitecustomize.py"
-    with (installed.path / where).open("a") as file:
+@pytest.mark.parametrize("installer", ["conftest", "sitecustomize"])
+def test_a_finder_installed_before_the_tests_sees_all_imports(hook_suite: Suite, installer: str) -> None:
+    """`sitecustomize` installs the finder in every interpreter; the conftest says which module it changes."""
+    hook_suite.write("conftest.py", "import hook\nhook.CHANGED.add('typed')\n")
+    file_name = "conftest.py" if installer == "conftest" else "site-packages/sitecustomize.py"
+    with (hook_suite.path / file_name).open("a") as file:
         file.write("import hook\nhook.install()\n")
-    _write(installed, "import typed", "assert typed.changed")
-    run = installed.run()
+    _write(hook_suite, "import typed", "assert typed.changed")
+    run = hook_suite.run()
     assert run.count() == {"PASSED": 2}, run.text
     assert "nothing but torch and pytest, since hook.Finder is on sys.meta_path" in run.text
 
 
 @pytest.mark.long
-def test_a_hook_installed_for_one_import_sees_it(installed: Suite) -> None:
-    """The server has been told of `typed`, and has imported it, before the driver imports the test file."""
-    installed.write("helper.py", "import hook\nwith hook.change('typed'):\n    import typed\n")
-    _write(installed, "from helper import typed\n\n\n    def late():\n        import typed", "assert typed.changed")
-    run = installed.run()
+def test_a_hook_installed_for_one_import_sees_it(hook_suite: Suite) -> None:
+    """The fork server has already preloaded `typed` when the driver imports the test file."""
+    hook_suite.write("helper.py", "import hook\nwith hook.change('typed'):\n    import typed\n")
+    _write(hook_suite, "from helper import typed\n\n\n    def late():\n        import typed", "assert typed.changed")
+    run = hook_suite.run()
     assert run.count() == {"PASSED": 2}, run.text
     assert "since the session does not import typed as a plain Python does" in run.text
 
 
 @pytest.mark.long
-def test_a_hook_that_a_test_installs_sees_its_imports(installed: Suite) -> None:
+def test_a_hook_that_a_test_installs_sees_its_imports(hook_suite: Suite) -> None:
     body = "\n        ".join(
         [
             "with import_hook('typed'):",
@@ -143,39 +143,39 @@ def test_a_hook_that_a_test_installs_sees_its_imports(installed: Suite) -> None:
             "del __import__('sys').modules['typed']",
         ]
     )
-    _write(installed, "from hook import change as import_hook", body)
-    run = installed.run()
+    _write(hook_suite, "from hook import change as import_hook", body)
+    run = hook_suite.run()
     assert run.count() == {"PASSED": 2}, run.text
     assert "test_it.py seems to install an import hook" in run.text
 
 
 @pytest.mark.long
-def test_asserts_of_registered_packages_are_rewritten(installed: Suite) -> None:
+def test_asserts_of_registered_packages_are_rewritten(hook_suite: Suite) -> None:
     check = "def check_{0}(number):\n    assert number == 4\n"
-    installed.write("site-packages/checks.py", check.format("module"))
-    installed.write("site-packages/pack/__init__.py", "from pack.inner import check_inner\n")
-    installed.write("site-packages/pack/inner.py", check.format("inner"))
-    installed.write("conftest.py", "import pytest\npytest.register_assert_rewrite('checks', 'pack.inner')\n")
-    _write(installed, "import checks", "checks.check_module(3)")
-    installed.write("test_pack.py", _TEST.format(imports="import pack", body="pack.check_inner(5)"))
-    run = installed.run()
+    hook_suite.write("site-packages/checks.py", check.format("module"))
+    hook_suite.write("site-packages/pack/__init__.py", "from pack.inner import check_inner\n")
+    hook_suite.write("site-packages/pack/inner.py", check.format("inner"))
+    hook_suite.write("conftest.py", "import pytest\npytest.register_assert_rewrite('checks', 'pack.inner')\n")
+    _write(hook_suite, "import checks", "checks.check_module(3)")
+    hook_suite.write("test_pack.py", _TEST.format(imports="import pack", body="pack.check_inner(5)"))
+    run = hook_suite.run()
     assert run.count() == {"FAILED": 4}, run.text
     assert run.text.count("E       assert 3 == 4") == run.text.count("E       assert 5 == 4") == 2
 
 
 @pytest.mark.long
-def test_finders_that_change_no_module_do_not_prevent_preloading(installed: Suite) -> None:
+def test_finders_that_change_no_module_do_not_prevent_preloading(hook_suite: Suite) -> None:
     """Examples are finders of editable installs, and finders behind those of the interpreter."""
-    installed.write(
+    hook_suite.write(
         "site-packages/__editable___some_finder.py",
         "import hook, sys\nclass Finder(hook.Finder): ...\n"
         "sys.meta_path.insert(0, Finder)\nsys.meta_path.append(hook.Finder)\n",
     )
-    installed.write("conftest.py", "import __editable___some_finder\n")
+    hook_suite.write("conftest.py", "import __editable___some_finder\n")
     importers = "import os\nwith open({!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
-    installed.write("site-packages/heavy.py", importers.format(str(installed.path / "pids")))
-    _write(installed, "import heavy", "pass")
-    run = installed.run()
+    hook_suite.write("site-packages/heavy.py", importers.format(str(hook_suite.path / "pids")))
+    _write(hook_suite, "import heavy", "pass")
+    run = hook_suite.run()
     assert run.count() == {"PASSED": 2}, run.text
-    assert not _nothing_ahead(run)
-    assert len(installed.read("pids")) == 2  # The driver and the server.
+    assert not _preloads_only_torch_and_pytest(run)
+    assert len(hook_suite.read("pids")) == 2  # The driver and the fork server.

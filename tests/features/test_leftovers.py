@@ -1,4 +1,4 @@
-"""Settings that a test leaves changed in its ranks: put back, and told as the session wants it."""
+"""Tests of leaks: what a test leaves changed or running in its ranks is undone, and reported as configured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_LEAVES = """
+_SETTINGS_TESTS = """
     import os
 
     import pytest
@@ -43,28 +43,28 @@ _LEAVES = """
 
 
 @pytest.mark.parametrize(
-    "what",
+    "mode",
     ["warn", pytest.param("fail", marks=pytest.mark.nightly), pytest.param("off", marks=pytest.mark.nightly)],
 )
-def test_leaks_are_undone_and_reported_as_configured(suite: Suite, what: str) -> None:
-    suite.write("test_leaves.py", _LEAVES)
-    run = suite.run("-W", "default", "--accel-leaks", what)
-    assert run.count() == ({"PASSED": 3, "ERROR": 2} if what == "fail" else {"PASSED": 3}), run.text
+def test_leaks_are_undone_and_reported_as_configured(suite: Suite, mode: str) -> None:
+    suite.write("test_leaves.py", _SETTINGS_TESTS)
+    run = suite.run("-W", "default", "--accel-leaks", mode)
+    assert run.count() == ({"PASSED": 3, "ERROR": 2} if mode == "fail" else {"PASSED": 3}), run.text
     on_both = "ranks 0-1 left torch's default dtype changed from torch.float32 to torch.float64; it has been put back"
-    assert (on_both in run.text) == (what != "off")
-    assert ("rank 1 left the working directory changed from" in run.text) == (what != "off")
-    assert run.text.count("LeftoverWarning: ") == (6 if what == "warn" else 0)
+    assert (on_both in run.text) == (mode != "off")
+    assert ("rank 1 left the working directory changed from" in run.text) == (mode != "off")
+    assert run.text.count("LeftoverWarning: ") == (6 if mode == "warn" else 0)
 
 
 @pytest.mark.nightly
 def test_warning_filters_make_a_leak_an_error_or_hide_it(suite: Suite) -> None:
-    suite.write("test_leaves.py", _LEAVES)
+    suite.write("test_leaves.py", _SETTINGS_TESTS)
     assert suite.run("-W", "error").count() == {"PASSED": 3, "ERROR": 2}
     run = suite.run("-W", "error", "-W", "ignore::pytest_accel.LeftoverWarning")
     assert run.count() == {"PASSED": 3}, run.text
 
 
-_STARTS = """
+_PROCESS_TESTS = """
     import os
     import subprocess
     import sys
@@ -142,8 +142,8 @@ _STARTS = """
 
 
 @pytest.mark.long
-def test_processes_and_threads_that_outlive_their_test(suite: Suite) -> None:
-    suite.write("test_starts.py", _STARTS)
+def test_processes_and_threads_that_a_test_leaves_are_reported_and_removed(suite: Suite) -> None:
+    suite.write("test_starts.py", _PROCESS_TESTS)
     run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning")
     assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
         "test_process": "PASSED ERROR",
@@ -331,7 +331,7 @@ def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_changes_made_by_the_import_of_a_test_file_are_no_leak(suite: Suite) -> None:
-    """Between two tests that leave nothing, other code has run."""
+    """The import changes a setting between two tests that change nothing."""
     suite.write("test_a.py", "import pytest\n@pytest.mark.distributed(2, device='cpu')\ndef test_before(): pass\n")
     suite.write(
         "test_b.py",
@@ -379,8 +379,8 @@ def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -
             pass
         """,
     )
-    own = "@pytest.mark.distributed(2, device='cpu')\ndef test_{}(): pass\n"
-    suite.write("test_b.py", "import pytest\n" + own.format("first") + own.format("after"))
-    # A file that is not imported anew: nothing else runs between the two tests.
+    template = "@pytest.mark.distributed(2, device='cpu')\ndef test_{}(): pass\n"
+    suite.write("test_b.py", "import pytest\n" + template.format("first") + template.format("after"))
+    # test_b.py is imported before test_a.py runs, so that no import changes settings just before test_after.
     run = suite.run("--accel-leaks", "fail", "test_b.py::test_first", "test_a.py", "test_b.py::test_after")
     assert run.count() == {"PASSED": 3, "SKIPPED": 1}, run.text

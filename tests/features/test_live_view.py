@@ -1,4 +1,4 @@
-"""What a session shows while it runs: the report on a signal, and the status line of a terminal."""
+"""Tests of what a session shows while it runs: the report on a signal, and the status line of a terminal."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def test_plain(wait_for):
 
 @pytest.fixture
 def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """An empty suite whose tests wait for files."""
+    """Provide a suite with the fixture `wait_for`, which waits for a file; check that no process is left at the end."""
     made = Suite(tmp_path, tmp_path_factory.mktemp("s"))
     made.write("conftest.py", _WAIT)
     try:
         yield made
         made.expect_nothing_left()
     finally:
-        made.end()
+        made.kill_sessions()
 
 
 def report(session: Session) -> list[str]:
-    """Send the signal; return the lines of the report, and the next line."""
+    """Send SIGUSR1 to `session`; return the headline of its report and a line for each test."""
     session.process.send_signal(signal.SIGUSR1)
     assert session.process.stdout is not None
     for line in session.process.stdout:
@@ -153,7 +153,7 @@ def test_the_report_names_workers_and_waiting_tests(suite: Suite) -> None:
     run.expect(dict.fromkeys(("test_three[0]", "test_three[1]", "test_plain"), "PASSED"))
 
 
-_ACTIONS = """
+_HANDLER_CONFTEST = """
 import signal
 from pathlib import Path
 
@@ -167,7 +167,7 @@ def pytest_unconfigure(config):
 
 
 def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(suite: Suite) -> None:
-    suite.write("conftest.py", _ACTIONS)
+    suite.write("conftest.py", _HANDLER_CONFTEST)
     suite.write(
         "test_it.py",
         """
@@ -205,7 +205,7 @@ def test_a_handler_of_the_suite_is_kept(suite: Suite, handled_by: str) -> None:
         "signal": "signal.signal(signal.SIGUSR1, lambda *_: Path('handled').write_text('x'))",
         "faulthandler": "faulthandler.register(signal.SIGUSR1, open('handled', 'w'))",
     }
-    suite.write("conftest.py", f"import faulthandler\n{_ACTIONS}\n\n{register[handled_by]}\n")
+    suite.write("conftest.py", f"import faulthandler\n{_HANDLER_CONFTEST}\n\n{register[handled_by]}\n")
     suite.write(
         "test_it.py",
         """
@@ -233,18 +233,18 @@ def test_a_handler_of_the_suite_is_kept(suite: Suite, handled_by: str) -> None:
 
 _ROWS = 12
 """Rows of the screen: fewer than a session writes, so that the status line makes it scroll."""
-_AT_ONCE = """
+_STATUS_AT_ONCE = """
 from pytest_accel import live_hooks
 
 live_hooks.QUIET = 0.0
 live_hooks.REFRESH = 0.05
 """
-_SLOWLY = """
+_STATUS_NEVER = """
 from pytest_accel import live_hooks
 
 live_hooks.QUIET = 1e9
 """
-_MANY = """
+_MANY_TESTS = """
 import pytest
 
 
@@ -271,11 +271,11 @@ def test_fails(number, wait_for):
 
 
 _VARYING = re.compile(r"=+ (?=\d+ (?:failed|passed))| in \d+\.\d+s.*|0x[0-9a-f]+")
-"""Durations, the line that is as long as they leave space for, and addresses."""
+"""Text that differs between equal sessions: addresses, durations, and the `=` that fill the line of a duration."""
 
 
 class Screen:
-    """A session at a terminal, and what the terminal shows."""
+    """A session at an emulated terminal, and the contents of this terminal."""
 
     def __init__(self, suite: Suite, *args: str, term: str = "xterm") -> None:
         self._ours, theirs = os.openpty()
@@ -293,7 +293,7 @@ class Screen:
         return [line.rstrip() for line in self._screen.display]
 
     def text(self) -> str:
-        """All lines, including those that have left the screen; without durations and addresses."""
+        """Return all lines, including those that have left the screen, without the text that `_VARYING` matches."""
         above = ["".join(row[column].data for column in range(80)).rstrip() for row in self._screen.history.top]
         return _VARYING.sub("", "\n".join([*above, *self.lines]).rstrip())
 
@@ -320,11 +320,12 @@ class Screen:
         if select.select([self._ours], [], [], 1.0)[0]:
             try:
                 self._stream.feed(os.read(self._ours, 65536))
-            except OSError:  # No process has the terminal any more.
+            except OSError:  # No process has the terminal open any more.
                 self.ended = True
 
 
 def touch(suite: Suite, *names: str) -> None:
+    """Create the files that the tests of `suite` wait for."""
     for name in names:
         (suite.path / name).touch()
 
@@ -343,29 +344,29 @@ def touch(suite: Suite, *names: str) -> None:
     ],
     ids=["dots", "verbose", "quiet", "xdist", "xdist-verbose", "colours", "live-logs"],
 )
-def test_the_status_line_leaves_no_trace(suite: Suite, args: tuple[str, ...]) -> None:
-    suite.write("test_it.py", _MANY)
+def test_the_final_output_is_the_same_with_and_without_status_line(suite: Suite, args: tuple[str, ...]) -> None:
+    suite.write("test_it.py", _MANY_TESTS)
     args = args if "-v" in args else ("-q", *args)  # The suite adds -v.
-    suite.write("conftest.py", _WAIT + _AT_ONCE)
+    suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     screen = Screen(suite, *args)
     for name, running in (("go", "3 of 4"), ("plain", "0 of 4"), ("fails", "0 of 4")):
         screen.wait_for(rf"^accel: 1 running, 0 waiting, {running} devices in use$")
         touch(suite, name)
-    seen = screen.finish()
+    output = screen.finish()
 
-    suite.write("conftest.py", _WAIT + _SLOWLY)
-    assert seen == Screen(suite, *args).finish()
-    assert " running, " not in seen
-    assert "2 failed, 35 passed" in seen
+    suite.write("conftest.py", _WAIT + _STATUS_NEVER)
+    assert output == Screen(suite, *args).finish()
+    assert " running, " not in output
+    assert "2 failed, 35 passed" in output
 
 
 @pytest.mark.parametrize(
-    ("args", "running", "rest"), [((), 0, "2.0 h"), (("-n2",), 1, "60 min")], ids=["alone", "xdist"]
+    ("args", "running", "remaining"), [((), 0, "2.0 h"), (("-n2",), 1, "60 min")], ids=["no-xdist", "xdist"]
 )
-def test_the_status_line_shows_waits_and_the_expected_rest(
-    suite: Suite, args: tuple[str, ...], running: int, rest: str
+def test_the_status_line_shows_waiting_time_and_remaining_time(
+    suite: Suite, args: tuple[str, ...], running: int, remaining: str
 ) -> None:
-    suite.write("conftest.py", _WAIT + _AT_ONCE)
+    suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write(
         "test_it.py",
         """
@@ -393,7 +394,7 @@ def test_the_status_line_shows_waits_and_the_expected_rest(
     assert "2 passed" in screen.finish()
     holder.finish().expect({"test_four": "PASSED"})
     assert (match := re.match(waits, line)) is not None
-    assert match[1] == rest
+    assert match[1] == remaining
 
 
 @pytest.mark.parametrize(
@@ -402,7 +403,7 @@ def test_the_status_line_shows_waits_and_the_expected_rest(
     ids=["uncaptured", "very-quiet", "dumb", "no-term"],
 )
 def test_some_sessions_have_no_status_line(suite: Suite, args: tuple[str, ...], term: str) -> None:
-    suite.write("conftest.py", _WAIT + _AT_ONCE)
+    suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write(
         "test_it.py",
         """
@@ -428,8 +429,8 @@ def test_some_sessions_have_no_status_line(suite: Suite, args: tuple[str, ...], 
     assert screen.finish().count("accel: ") == 1 + ("sim, 4 devices" in screen.text())
 
 
-def test_a_report_at_a_terminal_stands_above_the_status_line(suite: Suite) -> None:
-    suite.write("conftest.py", _WAIT + _AT_ONCE)
+def test_a_report_at_a_terminal_is_written_above_the_status_line(suite: Suite) -> None:
+    suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write("test_it.py", _TESTS)
     screen = Screen(suite, "-k", "plain or devices", "-q")
     for name in ("devices", "plain"):

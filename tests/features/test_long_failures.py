@@ -1,4 +1,4 @@
-"""Failures that are all numbers: cut in the middle, said once where alike, and what differs is there."""
+"""Tests of failures with very long texts: they are truncated, and complete with `-vv`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def numbers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    monkeypatch.setenv("CI", "true")  # pytest itself shortens nothing then.
+def long_failures(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Provide a suite whose failures contain thousands of numbers."""
+    monkeypatch.setenv("CI", "true")  # Keeps pytest itself from truncating.
     suite.write(
         "test_it.py",
         """
@@ -43,8 +44,8 @@ def numbers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return suite
 
 
-def test_long_failures_are_truncated(numbers: Suite) -> None:
-    run = numbers.run("--junitxml=report.xml")
+def test_long_failures_are_truncated(long_failures: Suite) -> None:
+    run = long_failures.run("--junitxml=report.xml")
     assert run.count() == {"FAILED": 3}
     close, lists, message = (run.failure(f"test_{name}") for name in ("close", "lists", "message"))
     assert "at index (3, 4)" in close
@@ -56,11 +57,11 @@ def test_long_failures_are_truncated(numbers: Suite) -> None:
     assert "characters left out; -vv shows them" in message
     assert "8997, 8998, 8999" in message
     assert len(message) < 5_000
-    assert (numbers.path / "report.xml").stat().st_size < 40_000
+    assert (long_failures.path / "report.xml").stat().st_size < 40_000
 
 
 @pytest.mark.nightly
-def test_long_failures_are_complete_on_request(numbers: Suite) -> None:
-    run = numbers.run("-vv", "-k", "message")
+def test_long_failures_are_complete_on_request(long_failures: Suite) -> None:
+    run = long_failures.run("-vv", "-k", "message")
     assert "left out" not in run.text
     assert "4498, 4499, 4500, 4501" in run.failure("test_message")

@@ -1,4 +1,4 @@
-"""Machines with NVIDIA GPUs, in processes of their own."""
+"""Fixtures that run code in a separate process, on a fake machine with NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ OnMachine = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of driver libraries: `new`, `old` (lacks what old drivers lack), `cuda` (new, with libcuda), `none`."""
+    """Provide folders with libraries.
+
+    `new` has the fake NVML, `old` the same without newer functions, and `cuda` also a fake libcuda. No library can be
+    loaded from `none`.
+    """
     if fake_driver.compiler() is None:
         pytest.skip("needs Linux and a C compiler for the fake driver")
     root = tmp_path_factory.mktemp("drivers")
@@ -23,7 +27,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     fake_driver.build(root / "old" / fake_driver.NVML, "libnvidia-ml.c", "-DOLD_DRIVER")
     fake_driver.build(root / "cuda" / fake_driver.NVML, "libnvidia-ml.c")
     fake_driver.build(root / "cuda" / "libcuda.so.1", "libcuda.c")
-    # A library that cannot be loaded stands before one that the machine may have.
+    # An empty file cannot be loaded. It hides a library that the machine may have.
     (root / "none").mkdir()
     for broken in ("new/libcuda.so.1", "old/libcuda.so.1", "none/libcuda.so.1", f"none/{fake_driver.NVML}"):
         (root / broken).touch()
@@ -32,7 +36,10 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def on_machine(drivers: dict[str, Path], tmp_path: Path) -> OnMachine:
-    """Runs Python code in a process with a fake driver whose machine is `facts`; gives the JSON that it prints."""
+    """Provide a function that runs Python code with a fake driver and returns the JSON that the code prints.
+
+    `facts` describe the machine, in the language of ``fake_nvml/libnvidia-ml.c``.
+    """
 
     def run(code: str, *facts: str, driver: str = "new", **environ: str) -> Any:
         return fake_driver.run(drivers[driver], tmp_path / "machine.txt", code, *facts, **environ)

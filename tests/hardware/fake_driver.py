@@ -1,4 +1,4 @@
-"""A machine with NVIDIA GPUs, made at the boundary: a driver library that reads its GPUs from a text file."""
+"""A fake NVIDIA driver: a library that reads the GPUs of its machine from a text file."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _SOURCES = Path(__file__).parent / "fake_nvml"
 
 
 def compiler() -> str | None:
-    """The C compiler; None where there is none or where the library could not be used."""
+    """Return the path of the C compiler, or None if there is none or the system is not Linux."""
     return (shutil.which("gcc") or shutil.which("cc")) if sys.platform == "linux" else None
 
 
 def build(target: Path, source: str, *options: str) -> None:
-    """Make the library `target` from a file of ``fake_nvml``."""
+    """Compile the library `target` from a file of ``fake_nvml``."""
     target.parent.mkdir(exist_ok=True)
     command = [compiler() or "cc", "-shared", "-fPIC", *options, "-o", str(target), str(_SOURCES / source)]
     subprocess.run(command, check=True)
 
 
 def run(folder: Path, machine: Path, code: str, *facts: str, **environ: str) -> Any:
-    """Runs Python code with the driver in `folder`, whose machine is `facts`, put into the file `machine`.
+    """Run Python code with the driver in `folder`, and return the JSON that the code prints.
 
-    Gives the JSON that the code prints; AssertionError with what it wrote to stderr where it fails.
+    The `facts` describe the machine and are written to the file `machine`. If the code fails, raise AssertionError with
+    its stderr.
     """
     machine.write_text("".join(f"{fact}\n" for fact in facts))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}

@@ -1,3 +1,5 @@
+"""Tests of the kind `cpu`: slots made of the allowed CPUs, cgroup quotas and NUMA nodes."""
+
 from __future__ import annotations
 
 import os
@@ -25,11 +27,11 @@ def _write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def _nodes(root: Path, *cpus: str) -> None:
+def _write_numa_nodes(root: Path, *cpus: str) -> None:
     _write(root, {f"sys/devices/system/node/node{node}/cpulist": f"{text}\n" for node, text in enumerate(cpus)})
 
 
-def test_it_is_a_vendor_that_auto_never_picks() -> None:
+def test_cpu_is_a_vendor_that_auto_never_chooses() -> None:
     vendor = Cpu()
     assert isinstance(vendor, Vendor)
     assert not vendor.hardware
@@ -43,49 +45,49 @@ def test_a_cpulist_is_read(text: str, cpus: tuple[int, ...]) -> None:
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, unique=True), st.integers(1, 600))
-def test_slots_are_equal_parts_and_share_only_where_they_must(cpus: list[int], slots: int) -> None:
+def test_slots_differ_by_one_cpu_at_most_and_share_cpus_only_if_there_are_too_few(cpus: list[int], slots: int) -> None:
     parts = split(cpus, slots)
     sizes = [len(part) for part in parts]
     assert len(parts) == slots
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
-    together = [cpu for part in parts for cpu in part]
-    assert set(together) == set(cpus)
+    assigned = [cpu for part in parts for cpu in part]
+    assert set(assigned) == set(cpus)
     if slots <= len(cpus):
-        assert together == cpus
+        assert assigned == cpus
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no CPU affinity on this system")
-def test_slots_are_cut_from_the_affinity(tmp_path: Path) -> None:
+def test_slots_consist_of_the_cpus_in_the_affinity(tmp_path: Path) -> None:
     assert affinity() == tuple(sorted(os.sched_getaffinity(0)))
     (device,) = Cpu(1, tmp_path).discover()
     assert device == Device("cpu", "cpu-0", 0, "CPU", cores=affinity(), single_process=True)
 
 
 def test_there_are_as_many_slots_as_asked_for_even_with_fewer_cpus(tmp_path: Path) -> None:
-    many = len(affinity()) + 2
-    devices = Cpu(many, tmp_path).discover()
-    assert [device.id for device in devices] == [f"cpu-{index}" for index in range(many)]
+    count = len(affinity()) + 2
+    devices = Cpu(count, tmp_path).discover()
+    assert [device.id for device in devices] == [f"cpu-{index}" for index in range(count)]
     assert devices[-2].cores == devices[0].cores
 
 
-def test_without_a_count_each_node_with_allowed_cpus_is_a_slot(tmp_path: Path) -> None:
+def test_without_a_count_each_numa_node_with_allowed_cpus_is_a_slot(tmp_path: Path) -> None:
     first, *rest = affinity()
-    _nodes(tmp_path, str(first), "100000-100003", ",".join(map(str, rest)))
+    _write_numa_nodes(tmp_path, str(first), "100000-100003", ",".join(map(str, rest)))
     devices = Cpu(root=tmp_path).discover()
     assert [(device.numa, device.cores) for device in devices] == [(0, (first,)), *([(2, tuple(rest))] if rest else [])]
 
 
-def test_without_nodes_all_cpus_are_one_slot(tmp_path: Path) -> None:
+def test_without_numa_nodes_all_cpus_are_one_slot(tmp_path: Path) -> None:
     assert [device.cores for device in Cpu(root=tmp_path).discover()] == [affinity()]
 
 
-def test_nodes_are_sorted_by_number_and_have_cpus(tmp_path: Path) -> None:
-    _nodes(tmp_path, *(f"{node}" if node != 1 else "" for node in range(11)))
+def test_numa_nodes_are_sorted_by_number_and_those_without_cpus_are_left_out(tmp_path: Path) -> None:
+    _write_numa_nodes(tmp_path, *(f"{node}" if node != 1 else "" for node in range(11)))
     assert list(numa_nodes(tmp_path)) == [0, *range(2, 11)]
 
 
-def test_a_quota_bounds_the_slots_and_leaves_one_cpu_at_least(tmp_path: Path) -> None:
+def test_a_quota_limits_the_cpus_but_leaves_at_least_one(tmp_path: Path) -> None:
     _write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"})
     assert [device.cores for device in Cpu(root=tmp_path).discover()] == [affinity()[:1]]
 
@@ -127,12 +129,14 @@ def test_a_quota_bounds_the_slots_and_leaves_one_cpu_at_least(tmp_path: Path) ->
         ),
     ],
 )
-def test_the_tightest_quota_up_the_path_counts(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+def test_the_smallest_quota_of_a_cgroup_and_its_parents_is_used(
+    tmp_path: Path, files: dict[str, str], quota: float | None
+) -> None:
     _write(tmp_path, files)
     assert cpu_quota(tmp_path) == quota
 
 
-def test_the_mask_is_the_number_of_threads_unless_somebody_set_it() -> None:
+def test_the_mask_is_the_number_of_threads_unless_it_is_already_set() -> None:
     slots = [Device("cpu", f"cpu-{n}", n, "CPU", cores=cores) for n, cores in enumerate([(0, 1), (2, 3), (3,)])]
     vendor = Cpu(3)
     assert vendor.mask(slots, {}) == {"OMP_NUM_THREADS": "4"}
@@ -140,7 +144,7 @@ def test_the_mask_is_the_number_of_threads_unless_somebody_set_it() -> None:
     assert vendor.mask([], {}) == {}
 
 
-def test_nothing_hides_a_slot() -> None:
+def test_no_variable_hides_a_slot() -> None:
     vendor = Cpu(2)
     devices = vendor.discover()
     assert vendor.visible(devices, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(devices) == devices
@@ -158,5 +162,5 @@ def test_nothing_hides_a_slot() -> None:
         (4, {"CCL_WORKER_COUNT": "x"}, 3),
     ],
 )
-def test_ccl_has_cores_for_itself(cores: int, environ: dict[str, str], threads: int) -> None:
+def test_threads_leave_cores_for_the_workers_of_ccl(cores: int, environ: dict[str, str], threads: int) -> None:
     assert threads_beside_ccl(cores, environ) == threads

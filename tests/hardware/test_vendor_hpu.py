@@ -1,3 +1,5 @@
+"""Tests of the kind `hpu` (Intel Gaudi), with fake files of its driver."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,13 +15,14 @@ MODULES, MODULE = "HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"
 
 
 def _accel(root: Path, number: int, vendor: str, **attributes: str) -> None:
-    place = root / f"sys/class/accel/accel{number}/device"
-    place.mkdir(parents=True)
+    """Write the files of an accelerator of the PCI vendor `vendor`."""
+    folder = root / f"sys/class/accel/accel{number}/device"
+    folder.mkdir(parents=True)
     (root / "dev/accel").mkdir(parents=True, exist_ok=True)
     for node in (f"accel{number}", f"accel_controlD{number}"):
         (root / "dev/accel" / node).touch()
     for name, text in {"vendor": vendor, **attributes}.items():
-        (place / name).write_text(f"{text}\n")
+        (folder / name).write_text(f"{text}\n")
 
 
 def _gaudi(root: Path, number: int, module: int, bus: int) -> None:
@@ -29,13 +32,14 @@ def _gaudi(root: Path, number: int, module: int, bus: int) -> None:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Device, ...]:
+    """Provide four devices whose order by address is not that of their module numbers."""
     root = tmp_path_factory.mktemp("hpu")
     for number, module in enumerate((2, 0, 3, 1)):
         _gaudi(root, number, module, 0x1A + number)
     return Hpu(root).discover()
 
 
-def test_gaudis_are_known_by_address_and_module(four: tuple[Device, ...], tmp_path: Path) -> None:
+def test_gaudis_have_the_pci_address_as_id_and_the_module_as_index(four: tuple[Device, ...], tmp_path: Path) -> None:
     vendor = Hpu()
     assert isinstance(vendor, Vendor)
     assert (vendor.kind, vendor.hardware, vendor.backend) == ("hpu", True, "hccl")
@@ -47,7 +51,7 @@ def test_gaudis_are_known_by_address_and_module(four: tuple[Device, ...], tmp_pa
     assert vendor.torch_devices(four[:2]) == ("hpu:0", "hpu:1")
 
 
-def test_other_makers_share_the_folder(tmp_path: Path) -> None:
+def test_devices_of_other_makers_and_without_module_id_are_left_out(tmp_path: Path) -> None:
     _accel(tmp_path, 0, "0x8086")
     _accel(tmp_path, 1, "0x1da3", module_id="5")
     _accel(tmp_path, 2, "0x1022")
@@ -57,7 +61,7 @@ def test_other_makers_share_the_folder(tmp_path: Path) -> None:
     assert vendor.notes == ("accel3 is left out: its driver reports no module_id, which masks need",)
 
 
-def test_a_node_that_is_not_there_is_no_device(tmp_path: Path) -> None:
+def test_a_gaudi_without_device_node_is_left_out(tmp_path: Path) -> None:
     _gaudi(tmp_path, 0, 0, 0x1A)
     (tmp_path / "dev/accel/accel0").unlink()
     assert Hpu(tmp_path).discover() == Hpu(tmp_path / "nothing").discover() == ()
@@ -80,12 +84,12 @@ def test_a_node_that_is_not_there_is_no_device(tmp_path: Path) -> None:
         ({MODULES: "1" * 9999}, []),
     ],
 )
-def test_the_grammar(four: tuple[Device, ...], environ: dict[str, str], left: list[int]) -> None:
+def test_masks_select_devices(four: tuple[Device, ...], environ: dict[str, str], left: list[int]) -> None:
     assert [device.index for device in Hpu().visible(four, environ)] == left
 
 
 @given(st.text() | st.text("0123456789,-+_ x"), st.none() | st.text("0123456789,-"))
-def test_no_mask_raises_or_names_a_device_twice(four: tuple[Device, ...], modules: str, module: str | None) -> None:
+def test_any_mask_text_gives_distinct_devices(four: tuple[Device, ...], modules: str, module: str | None) -> None:
     numbers = read_modules(modules)
     assert len(set(numbers)) == len(numbers)
     left = Hpu().visible(four, {MODULES: modules} | ({} if module is None else {MODULE: module}))
@@ -94,7 +98,7 @@ def test_no_mask_raises_or_names_a_device_twice(four: tuple[Device, ...], module
 
 
 @given(st.data())
-def test_what_is_written_is_what_is_read(four: tuple[Device, ...], data: st.DataObject) -> None:
+def test_a_written_mask_shows_the_chosen_devices(four: tuple[Device, ...], data: st.DataObject) -> None:
     chosen = tuple(data.draw(st.permutations(four)))[: data.draw(st.integers(0, 4))]
     inherited = data.draw(st.dictionaries(st.sampled_from((MODULES, MODULE)), st.sampled_from(("1", "2"))))
     changes = Hpu().mask(chosen, inherited)
@@ -104,7 +108,7 @@ def test_what_is_written_is_what_is_read(four: tuple[Device, ...], data: st.Data
     Hpu().compare(chosen, modules_seen(after, 4, len(chosen)), after)
 
 
-def test_a_process_alone_opens_its_module_and_no_other(four: tuple[Device, ...]) -> None:
+def test_the_mask_of_one_device_also_sets_its_module_id(four: tuple[Device, ...]) -> None:
     assert Hpu().mask(four[2:3], {}) == {MODULES: "3", MODULE: "3"}
     assert Hpu().mask(four[:2], {MODULE: "3"}) == {MODULES: "2,0", MODULE: None}
 

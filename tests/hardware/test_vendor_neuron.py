@@ -1,3 +1,5 @@
+"""Tests of the kind `neuron` (AWS Trainium and Inferentia), with fake files of its driver."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,6 +19,7 @@ EIGHT = tuple(
 
 
 def _card(root: Path, number: int, model: str, cores: int | None) -> Path:
+    """Write the files of a card; return its folder in sysfs. Without `cores` there is no file with their number."""
     folder = root / f"sys/devices/virtual/neuron_device/neuron{number}"
     (folder / "info/architecture").mkdir(parents=True)
     (folder / "info/architecture/device_name").write_text(f"{model}\n")
@@ -47,13 +50,15 @@ def test_each_core_is_a_device(tmp_path: Path) -> None:
         ({"NEURON_LOGICAL_NC_CONFIG": "x"}, ["neuron-0.0", "neuron-0.2"]),
     ],
 )
-def test_two_cores_of_a_trainium2_are_one_unless_said(tmp_path: Path, environ: dict[str, str], ids: list[str]) -> None:
+def test_two_cores_of_a_trainium2_are_one_device_by_default(
+    tmp_path: Path, environ: dict[str, str], ids: list[str]
+) -> None:
     _card(tmp_path, 0, "Trainium2", 4)
     devices = Neuron(tmp_path, environ).discover()
     assert [(device.id, device.index) for device in devices] == [(name, index) for index, name in enumerate(ids)]
 
 
-def test_a_container_counts_the_cards_that_it_has(tmp_path: Path) -> None:
+def test_indices_count_only_cards_with_a_device_node(tmp_path: Path) -> None:
     for number in (2, 10, 3):
         _card(tmp_path, number, "Inferentia2", 2)
     (tmp_path / "dev/neuron3").unlink()
@@ -65,7 +70,7 @@ def test_a_container_counts_the_cards_that_it_has(tmp_path: Path) -> None:
     ]
 
 
-def test_cores_are_counted_where_no_file_tells_their_number(tmp_path: Path) -> None:
+def test_cores_are_counted_by_folder_if_no_file_has_their_number(tmp_path: Path) -> None:
     folder = _card(tmp_path, 0, "", None)
     vendor = Neuron(tmp_path, {})
     assert vendor.discover() == ()
@@ -96,29 +101,29 @@ def test_cores_are_counted_where_no_file_tells_their_number(tmp_path: Path) -> N
         ({RUNTIME: "CPU"}, []),
     ],
 )
-def test_the_grammar(environ: dict[str, str], left: list[int]) -> None:
+def test_masks_select_devices(environ: dict[str, str], left: list[int]) -> None:
     assert [device.index for device in Neuron().visible(EIGHT, environ)] == left
 
 
 @given(st.dictionaries(st.sampled_from((CORES, COUNT, RUNTIME)), st.text() | st.text("0123456789,- x")))
-def test_no_mask_raises_or_names_a_device_twice(environ: dict[str, str]) -> None:
+def test_any_mask_text_gives_distinct_devices(environ: dict[str, str]) -> None:
     left = Neuron().visible(EIGHT, environ)
     assert len(set(left)) == len(left)
     assert set(left) <= set(EIGHT)
 
 
 @given(st.sets(st.integers(0, 200)))
-def test_ranges_name_the_same_cores(cores: set[int]) -> None:
+def test_written_cores_are_read_back(cores: set[int]) -> None:
     assert read_cores(write_cores(sorted(cores)), 201) == sorted(cores)
 
 
 @pytest.mark.parametrize(("cores", "text"), [([], ""), ([5], "5"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7")])
-def test_neighbours_are_a_range(cores: list[int], text: str) -> None:
+def test_consecutive_cores_are_written_as_a_range(cores: list[int], text: str) -> None:
     assert write_cores(cores) == text
 
 
 @given(st.data())
-def test_what_is_written_is_what_is_read(data: st.DataObject) -> None:
+def test_a_written_mask_shows_the_chosen_devices(data: st.DataObject) -> None:
     chosen = tuple(data.draw(st.permutations(EIGHT)))[: data.draw(st.integers(0, 8))]
     inherited = data.draw(
         st.dictionaries(st.sampled_from((CORES, COUNT, RUNTIME)), st.sampled_from(("", "2", "0-1", "CPU")))

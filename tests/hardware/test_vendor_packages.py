@@ -1,4 +1,4 @@
-"""Each kind beside a stand-in for the package that adds it to torch: looked for, and imported only to verify."""
+"""Tests of each kind with a fake of the package that adds it to torch, which is imported only to verify devices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Run = Callable[..., list[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs Python code beside packages made of `files`; gives the lines that it prints."""
+    """Provide a function that runs Python code which can import `files`, and returns the lines that it prints."""
 
     def run(code: str, files: dict[str, str], *arguments: str, **environ: str) -> list[str]:
         for name, text in files.items():
@@ -81,7 +81,8 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def _devices(kind: str) -> str:
+def _pickle_devices(kind: str) -> str:
+    """Return two devices of `kind`, pickled and in hexadecimal."""
     return pickle.dumps(tuple(Device(kind=kind, id=f"{kind}-{n}", index=n, name="x") for n in (4, 2))).hex()
 
 
@@ -99,12 +100,12 @@ def test_a_kind_takes_no_argument(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PACKAGES)
-def test_a_package_that_torch_lacks_is_named(kind: str) -> None:
-    there = importlib.util.find_spec(PACKAGES[kind]) is not None
-    assert make_vendor(kind).lacking() == (None if there else f"{PACKAGES[kind]} is not installed")
+def test_a_missing_package_is_named(kind: str) -> None:
+    installed = importlib.util.find_spec(PACKAGES[kind]) is not None
+    assert make_vendor(kind).lacking() == (None if installed else f"{PACKAGES[kind]} is not installed")
 
 
-def test_to_look_into_the_machine_loads_and_starts_nothing(run: Run) -> None:
+def test_discovery_and_masks_import_no_package_and_start_no_process(run: Run) -> None:
     code = """
 import json, sys
 from pytest_accel.hardware.registry import make_vendor
@@ -125,23 +126,23 @@ print(json.dumps([started, sorted({"torch", *packages.values()} & sys.modules.ke
 
 
 @pytest.mark.parametrize("kind", ["npu", "mlu", "musa"])
-def test_the_package_is_imported_to_count(run: Run, kind: str) -> None:
+def test_verification_imports_the_package_to_count_devices(run: Run, kind: str) -> None:
     files = {f"{PACKAGES[kind]}/__init__.py": TORCH_PACKAGE.format(kind=kind)}
-    right, error = run(VERIFY, files, kind, _devices(kind))
+    right, error = run(VERIFY, files, kind, _pickle_devices(kind))
     assert right == "right"
     assert f"should see 1 {kind} devices ({kind}-4) but sees 2 ({kind}:0, {kind}:1); environment: no mask" in error
 
 
 @pytest.mark.parametrize(("kind", "mask"), [("tpu", "TPU_VISIBLE_CHIPS"), ("neuron", "NEURON_RT_VISIBLE_CORES")])
-def test_torch_xla_is_imported_to_count(run: Run, kind: str, mask: str) -> None:
+def test_verification_imports_torch_xla_to_count_devices(run: Run, kind: str, mask: str) -> None:
     files = XLA | ({"torch_neuronx/__init__.py": ""} if kind == "neuron" else {})
-    right, error = run(VERIFY, files, kind, _devices(kind), **{mask: "2,4"})
+    right, error = run(VERIFY, files, kind, _pickle_devices(kind), **{mask: "2,4"})
     assert right == "right"
     assert f"should see 1 {kind} devices ({kind}-4) but sees 2 (xla:0, xla:1); environment: {mask}='2,4'" in error
 
 
-def test_the_bridge_of_gaudi_is_imported_to_count(run: Run) -> None:
+def test_verification_imports_the_package_of_gaudi_to_count_devices(run: Run) -> None:
     files = {f"habana_frameworks/torch/{name}": text for name, text in HABANA.items()}
-    right, error = run(VERIFY, files, "hpu", _devices("hpu"), HABANA_VISIBLE_MODULES="4,2")
+    right, error = run(VERIFY, files, "hpu", _pickle_devices("hpu"), HABANA_VISIBLE_MODULES="4,2")
     assert right == "right"
     assert "should see 1 hpu devices (hpu-4) but sees 2 (module 4, module 2)" in error

@@ -1,4 +1,4 @@
-"""With a backend for torch in pure Python, which torch loads by itself as it does those of real accelerators."""
+"""Tests of the kind `privateuse1`, with a backend in pure Python that torch loads by its entry point."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load():
 
 
 def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, module: str = "fakeacc_plugin") -> None:
-    """A package that announces `module` as a backend, for this process to find and for those that it starts."""
+    """Install a package that announces `module` as a torch backend to this process and to those that it starts."""
     info = folder / "fakeacc_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
@@ -46,19 +46,21 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, module: s
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
-def test_its_devices_are_found_by_asking_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_found_by_asking_torch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, BACKEND)
     vendor = make(None)
     assert isinstance(vendor, Vendor)
     assert (vendor.kind, vendor.hardware, vendor.backend, vendor.lacking()) == ("privateuse1", True, None, None)
     assert vendor.discover() == DEVICES
     assert vendor.notes == ()
-    # It is asked once, also of one that went to another process.
+    # torch is asked only once: a pickled vendor keeps the answer.
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
     assert pickle.loads(pickle.dumps(vendor)).discover() == DEVICES
 
 
-def test_a_rank_that_has_not_looked_knows_names_and_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_discovery_names_and_verifies_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _install(tmp_path, monkeypatch, BACKEND)
     code = """
 import json, os, pickle, sys
@@ -77,9 +79,9 @@ except MaskError as error:
     told.append(str(error))
 print(json.dumps(told))
 """
-    beyond = Device(kind="privateuse1", id="fakeacc-3", index=3, name="Fake 3")
+    extra = Device(kind="privateuse1", id="fakeacc-3", index=3, name="Fake 3")
     done = subprocess.run(
-        [sys.executable, "-c", code, pickle.dumps((*DEVICES[::-1], beyond)).hex()],
+        [sys.executable, "-c", code, pickle.dumps((*DEVICES[::-1], extra)).hex()],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -91,7 +93,7 @@ print(json.dumps(told))
     assert "should see 4 privateuse1 devices (fakeacc-2, fakeacc-1, fakeacc-0, fakeacc-3) but sees 3 " in error
 
 
-def test_a_backend_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_fails_is_reported_in_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, "def load():\n    raise OSError('no driver')\n")
     vendor = make(None)
     assert vendor.discover() == ()
@@ -101,14 +103,14 @@ def test_a_backend_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
-def test_a_backend_that_another_kind_knows_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_has_its_own_kind_gives_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, BACKEND.replace("fakeacc", "npu"))
     vendor = make(None)
     assert vendor.discover() == ()
     assert vendor.notes == ("torch, with the backends (fakeacc), has npu, which has a kind of its own",)
 
 
-def test_without_an_unknown_backend_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_not_asked_without_an_unknown_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = unknown_backends()
     _install(tmp_path, monkeypatch, "raise SystemExit\n", module="torch_npu")
     assert unknown_backends() == before
@@ -123,21 +125,23 @@ def test_without_an_unknown_backend_nobody_is_asked(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("does", "why"),
+    ("code", "message"),
     [
         ("import time; time.sleep(60)", "torch does not answer within 0.2 seconds"),
         ("print('[]')", "its output cannot be read"),
         ("raise SystemExit(3)", "exit status 3"),
     ],
 )
-@pytest.mark.skipif(os.name != "posix", reason="an interpreter is made of a script")
-def test_what_goes_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, why: str) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="replaces the interpreter by a shell script")
+def test_an_error_says_why_torch_gave_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
     script = tmp_path / "python"
-    script.write_text(f"#!{sys.executable}\n{does}\n")
+    script.write_text(f"#!{sys.executable}\n{code}\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    with pytest.raises(OSError, match=f"^{why}$"):
-        ask_torch(timeout=0.2 if "sleep" in does else 60)
+    with pytest.raises(OSError, match=f"^{message}$"):
+        ask_torch(timeout=0.2 if "sleep" in code else 60)
 
 
 def test_there_is_no_mask() -> None:
@@ -147,7 +151,7 @@ def test_there_is_no_mask() -> None:
     assert vendor.visible(DEVICES, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(DEVICES) == DEVICES
 
 
-def test_verification_needs_backend_and_index() -> None:
+def test_verification_compares_backend_and_index() -> None:
     vendor = PrivateUse1()
     vendor.compare(DEVICES[1:2], ["fakeacc:0", "fakeacc:1"], {})
     with pytest.raises(MaskError, match=r"\(fakeacc-2\) but sees 2 \(fakeacc:0, fakeacc:1\); environment: no mask"):

@@ -1,3 +1,5 @@
+"""Tests of the kind `rocm` (AMD), with fake files of the KFD driver."""
+
 from __future__ import annotations
 
 import os
@@ -16,18 +18,21 @@ IDS = [f"GPU-{digit * 16}" for digit in "abc"]
 ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
 
-def _machine(root: Path, uniques: list[int]) -> Path:
-    """A CPU node, then GPUs whose buses count down, so that KFD's order is not PCI's; the first two have XGMI."""
+def _machine(root: Path, unique_ids: list[int]) -> Path:
+    """Write the files of a machine with a CPU node and a GPU for each unique id; return `root`.
+
+    The PCI buses count down, so that the order of KFD is not the PCI order. The first two GPUs have an XGMI link.
+    """
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     (nodes / "0").mkdir(parents=True)
     (nodes / "0/gpu_id").write_text("0\n")
-    for number, unique in enumerate(uniques, 1):
+    for number, unique_id in enumerate(unique_ids, 1):
         node, bus = nodes / str(number), 0x40 - number
         (node / "mem_banks/0").mkdir(parents=True)
         (node / "gpu_id").write_text(f"{1000 + number}\n")
         (node / "properties").write_text(
             f"simd_count 440\nmax_engine_clk_fcompute 1700\ngfx_target_version 90010\n"
-            f"location_id {bus << 8}\ndomain 0\nunique_id {unique}\n"
+            f"location_id {bus << 8}\ndomain 0\nunique_id {unique_id}\n"
         )
         (node / "mem_banks/0/properties").write_text("heap_type 1\nsize_in_bytes 68702699520\n")
         if number < 3:
@@ -45,6 +50,7 @@ def _machine(root: Path, uniques: list[int]) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Provide a machine with the GPUs `IDS`."""
     return _machine(tmp_path_factory.mktemp("rocm"), [int(digit * 16, 16) for digit in "abc"])
 
 
@@ -70,12 +76,12 @@ def test_gpus_are_described_in_pci_order(machine: Path) -> None:
     assert vendor.torch_devices(vendor.discover()[:2]) == ("cuda:0", "cuda:1")
 
 
-def test_without_an_id_or_with_a_repeated_one_the_address_is_the_identity(tmp_path: Path) -> None:
+def test_the_address_is_the_id_of_a_gpu_whose_unique_id_is_missing_or_repeated(tmp_path: Path) -> None:
     devices = Rocm(_machine(tmp_path, [0, 7, 7])).discover()
     assert {device.id for device in devices} == {"0000:3f:00.0", "GPU-0000000000000007", "0000:3d:00.0/2"}
 
 
-def test_a_machine_without_kfd_has_none_and_a_broken_node_is_told(tmp_path: Path) -> None:
+def test_a_machine_without_kfd_has_no_gpus_and_a_broken_node_is_left_out_with_a_note(tmp_path: Path) -> None:
     assert Rocm(tmp_path).discover() == ()
     _machine(tmp_path, [1, 2])
     (tmp_path / "sys/class/kfd/kfd/topology/nodes/1/gpu_id").write_text("?")
@@ -89,7 +95,7 @@ def test_a_machine_without_kfd_has_none_and_a_broken_node_is_told(tmp_path: Path
     [("", ()), ("2,0", (2, 0)), (" 0x1 ,0", (1, 0)), ("1,GPU-A", (1, 0)), ("1,1,0", (1,)), ("0,9,1", (0,)),
      ("-1", ()), ("GPU-", ()), ("GPU-b,x,0", (1,)), ("09", ()), ("1" * 9999, ())],
 )  # fmt: skip
-def test_rocr_grammar(text: str, left: tuple[int, ...]) -> None:
+def test_rocr_masks_select_devices(text: str, left: tuple[int, ...]) -> None:
     assert read_rocr(text, IDS) == left
 
 
@@ -98,12 +104,12 @@ def test_rocr_grammar(text: str, left: tuple[int, ...]) -> None:
     [("", ()), ("2,0", (2, 0)), (" 1", ()), ("01", ()), ("1,1,0", (1, 0)), ("0,9,1", (0,)), ("-1", ()),
      ("GPU-b", (1,)), ("GPU-B", ()), ("GPU-,1", (0, 1)), ("1" * 9999, ())],
 )  # fmt: skip
-def test_hip_grammar(text: str, left: tuple[int, ...]) -> None:
+def test_hip_masks_select_devices(text: str, left: tuple[int, ...]) -> None:
     assert read_hip(text, IDS) == left
 
 
 @given(st.text() | st.text("0123456789,-+ xGPUabc"))
-def test_no_grammar_raises_or_names_a_device_twice(text: str) -> None:
+def test_any_mask_text_gives_distinct_devices(text: str) -> None:
     for left in (read_rocr(text, IDS), read_hip(text, IDS)):
         assert len(set(left)) == len(left)
         assert set(left) <= {0, 1, 2}
@@ -114,26 +120,26 @@ def test_no_grammar_raises_or_names_a_device_twice(text: str) -> None:
     [({}, [2, 1, 0]), ({ROCR: "2,1", HIP: "1"}, [1]), ({ROCR: "2", CUDA: "2"}, []), ({CUDA: "2"}, [2]),
      ({HIP: "", CUDA: "0"}, []), ({HIP: "1", CUDA: "0"}, [1])],
 )  # fmt: skip
-def test_layers_compose(machine: Path, environ: dict[str, str], left: list[int]) -> None:
+def test_hip_masks_apply_after_rocr_masks(machine: Path, environ: dict[str, str], left: list[int]) -> None:
     vendor = Rocm(machine)
     assert [device.index for device in vendor.visible(vendor.discover(), environ)] == left
 
 
 @given(st.data())
-def test_what_is_written_is_what_is_read(machine: Path, data: st.DataObject) -> None:
+def test_a_written_mask_shows_the_chosen_devices(machine: Path, data: st.DataObject) -> None:
     inherited = data.draw(st.dictionaries(st.sampled_from((ROCR, HIP, CUDA)), st.sampled_from(("", "2,0", "1", "0,1"))))
     vendor = Rocm(machine)
-    every = vendor.discover()
-    left = vendor.visible(every, inherited)
+    all_devices = vendor.discover()
+    left = vendor.visible(all_devices, inherited)
     chosen = tuple(data.draw(st.permutations(left)))[: data.draw(st.integers(0, len(left)))]
     changes = Rocm(machine).mask(chosen, inherited)
     after = {name: value for name, value in {**inherited, **changes}.items() if value is not None}
     assert sum(value is not None for value in changes.values()) == 1
     assert after.get(ROCR, changes.get(ROCR)) == inherited.get(ROCR, changes.get(ROCR))
-    assert vendor.visible(every, after) == chosen
+    assert vendor.visible(all_devices, after) == chosen
 
 
-def test_a_device_that_the_inherited_layer_hides_cannot_be_given(machine: Path) -> None:
+def test_no_mask_can_show_a_device_that_the_inherited_mask_hides(machine: Path) -> None:
     vendor = Rocm(machine)
     with pytest.raises(MaskError, match=f"ROCR_VISIBLE_DEVICES='1' hides {IDS[2]}"):
         vendor.mask(vendor.discover()[:1], {ROCR: "1"})
@@ -150,7 +156,7 @@ def test_verification_compares_count_and_ids() -> None:
         vendor.compare(devices[:1], [], {})
 
 
-def test_a_sick_gpu_is_left_out_and_keeps_its_number(tmp_path: Path) -> None:
+def test_a_faulty_gpu_is_left_out_and_keeps_its_index(tmp_path: Path) -> None:
     _machine(tmp_path, [int(digit * 16, 16) for digit in "abc"])
     (tmp_path / "sys/bus/pci/devices/0000:3f:00.0/ras/umc_err_count").write_text("ue: 2\nce: 0\n")
     vendor = Rocm(tmp_path)
@@ -161,7 +167,7 @@ def test_a_sick_gpu_is_left_out_and_keeps_its_number(tmp_path: Path) -> None:
     assert vendor.visible(devices, {ROCR: "0,1"}) == (devices[1],)
 
 
-def test_processes_make_a_gpu_busy_unless_they_are_the_sessions_own(tmp_path: Path) -> None:
+def test_a_gpu_is_busy_if_processes_outside_of_the_session_use_it(tmp_path: Path) -> None:
     _machine(tmp_path, [int(digit * 16, 16) for digit in "abc"])
     for pid, gpu, used in ((os.getppid(), 1001, 2**31), (os.getpid(), 1002, 2**30), (os.getppid(), 1003, 0)):
         folder = tmp_path / f"sys/class/kfd/kfd/proc/{pid}"
@@ -176,7 +182,7 @@ def test_processes_make_a_gpu_busy_unless_they_are_the_sessions_own(tmp_path: Pa
     assert health[IDS[0]].memory_free == 600
 
 
-def test_links_between_gpus_are_in_two_folders(tmp_path: Path) -> None:
+def test_links_between_gpus_are_read_from_both_folders(tmp_path: Path) -> None:
     _machine(tmp_path, [int(digit * 16, 16) for digit in "abc"])
     nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
     for one, other in ((1, 3), (3, 1), (1, 2)):

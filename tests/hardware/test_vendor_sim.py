@@ -1,3 +1,5 @@
+"""Tests of the kind `sim`: simulated devices, made from a number or a TOML file."""
+
 from __future__ import annotations
 
 import re
@@ -33,7 +35,7 @@ def _topology(folder: Path, text: str) -> Path:
     return file
 
 
-def test_it_is_a_vendor_that_auto_never_picks() -> None:
+def test_sim_is_a_vendor_that_auto_never_chooses() -> None:
     vendor = Sim(2)
     assert isinstance(vendor, Vendor)
     assert not vendor.hardware
@@ -73,7 +75,7 @@ def test_a_file_describes_each_device_and_a_link_holds_in_both_directions(tmp_pa
     )
 
 
-def test_devices_of_a_file_are_found_in_pci_order_and_ranked_by_their_figures(tmp_path: Path) -> None:
+def test_devices_of_a_file_are_found_in_pci_order_and_ranked_by_their_properties(tmp_path: Path) -> None:
     vendor = Sim(file=_topology(tmp_path, TOPOLOGY))
     assert [device.id for device in vendor.discover()] == ["sim-1", "sim-0", "sim-2"]
     assert [device.id for device in vendor.fastest(vendor.discover())] == ["sim-0", "sim-1", "sim-2"]
@@ -111,20 +113,22 @@ def test_devices_of_a_file_are_found_in_pci_order_and_ranked_by_their_figures(tm
         ),
     ],
 )
-def test_a_wrong_file_names_itself_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_of_an_invalid_file_names_the_file_and_what_is_allowed(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = _topology(tmp_path, text)
     with pytest.raises(ValueError, match=rf"^sim topology {re.escape(str(file))}.*{re.escape(message)}"):
         Sim(file=file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_file_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "none.toml"
     message = f"sim topology {file}: cannot be read: No such file or directory"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Sim(file=file)
 
 
-def test_the_mask_hides_and_orders() -> None:
+def test_the_mask_selects_and_orders_devices() -> None:
     vendor = Sim(3)
     devices = vendor.discover()
     chosen = (devices[2], devices[0])
@@ -151,7 +155,7 @@ def test_a_process_is_verified_against_its_environment() -> None:
         vendor.verify((), {})
 
 
-def test_the_order_of_a_mask_is_verified_too() -> None:
+def test_verification_rejects_the_wrong_order() -> None:
     vendor = Sim(2)
     with pytest.raises(MaskError):
         vendor.verify(vendor.discover(), {"SIM_VISIBLE_DEVICES": "1,0"})

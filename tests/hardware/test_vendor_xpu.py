@@ -1,3 +1,5 @@
+"""Tests of the kind `xpu` (Intel GPUs), with fake files of sysfs."""
+
 from __future__ import annotations
 
 import os
@@ -17,7 +19,7 @@ from pytest_accel.hardware.vendors.xpu import Xpu, address_in
 ROOT = Path(__file__).parents[2]
 AFFINITY, SELECTOR = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"
 PCI_ORDER, HIERARCHY = "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ZE_FLAT_DEVICE_HIERARCHY"
-IRIS, MAX, ARC, OLD = "0000:00:02.0", "0000:18:00.0", "0000:2a:00.0", "0001:03:00.0"
+IRIS, MAX, ARC, DG1 = "0000:00:02.0", "0000:18:00.0", "0000:2a:00.0", "0001:03:00.0"
 PCI_IDS = """# products
 8085  Another
 \t56a0  No graphics
@@ -41,7 +43,7 @@ def _gpu(
     lmem: str | None = None,
     node: bool = True,
 ) -> Path:
-    """A card as sysfs shows it; returns its PCI device."""
+    """Write the files of a card in sysfs; return the folder of its PCI device."""
     pci, card = root / "sys/devices" / address, root / f"sys/class/drm/card{number}"
     (pci / f"drm/renderD{128 + number}").mkdir(parents=True)
     (root / "sys/bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
@@ -65,12 +67,15 @@ def _gpu(
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An integrated GPU, a card of two tiles, one of xe's and one of i915's; the numbers of cards tell no order."""
+    """Provide a machine with an integrated GPU, a card with two tiles, and a card each for the drivers xe and i915.
+
+    The numbers of the cards are in no order.
+    """
     root = tmp_path_factory.mktemp("xpu")
     _gpu(root, 2, IRIS, "0x46a6", "i915")
     _gpu(root, 10, MAX, "0x0bd5", tiles=("64000", "64000"))
     _gpu(root, 1, ARC, "0x56a0", tiles=("16000",))
-    _gpu(root, 0, OLD, "0x4905", "i915", lmem="4000")
+    _gpu(root, 0, DG1, "0x4905", "i915", lmem="4000")
     for connector in ("card1-DP-1", "version"):
         (root / "sys/class/drm" / connector).mkdir()
     (root / "usr/share/misc").mkdir(parents=True)
@@ -90,22 +95,22 @@ def test_gpus_are_described_in_pci_order_and_numbered_as_the_driver_does(machine
         Device("xpu", IRIS, 3, "Intel Alder Lake-P GT2", pci=IRIS),
         Device("xpu", MAX, 0, "Intel Data Center GPU Max 1550", 128000, pci=MAX),
         Device("xpu", ARC, 1, "Intel Arc A770", 16000, pci=ARC, numa=1),
-        Device("xpu", OLD, 2, "Intel GPU 4905", 4000, pci=OLD),
+        Device("xpu", DG1, 2, "Intel GPU 4905", 4000, pci=DG1),
     )
     assert vendor.notes == ()
-    assert _ids(vendor.fastest(devices)) == [MAX, ARC, OLD, IRIS]
+    assert _ids(vendor.fastest(devices)) == [MAX, ARC, DG1, IRIS]
 
 
-def test_torch_counts_integrated_gpus_only_where_no_discrete_one_is_left(machine: Path) -> None:
+def test_torch_counts_integrated_gpus_only_if_no_discrete_gpu_is_visible(machine: Path) -> None:
     vendor = Xpu(machine)
     devices = vendor.discover()
-    assert _ids(vendor.visible(devices, {})) == [MAX, ARC, OLD]
+    assert _ids(vendor.visible(devices, {})) == [MAX, ARC, DG1]
     vendor.visible(devices, {})
     assert vendor.notes == (f"{IRIS} is integrated: torch ignores it, since there are discrete GPUs",)
     assert _ids(vendor.visible(devices, {AFFINITY: "3", HIERARCHY: "COMPOSITE"})) == [IRIS]
 
 
-def test_only_the_address_tells_whether_a_gpu_of_the_kernels_own_i915_is_discrete(tmp_path: Path) -> None:
+def test_the_address_says_whether_a_gpu_of_the_kernels_i915_is_discrete(tmp_path: Path) -> None:
     _gpu(tmp_path, 0, IRIS, "0x46a6", "i915")
     (_gpu(tmp_path, 1, ARC, "0x56a0", "i915") / "numa_node").unlink()
     vendor = Xpu(tmp_path)
@@ -132,7 +137,7 @@ def test_a_machine_without_intel_gpus_has_none(tmp_path: Path) -> None:
         ("tile0/physical_vram_size_bytes", b"16G", [None], f"{ARC}: tile0/physical_vram_size_bytes is not read: "),
     ],
 )
-def test_an_odd_file_is_told_and_hides_no_other_gpu(
+def test_an_invalid_file_is_reported_in_a_note_and_hides_no_other_gpu(
     tmp_path: Path, file: str, text: bytes, memory: list[int | None], note: str
 ) -> None:
     (_gpu(tmp_path, 0, ARC, "0x56a0", tiles=("16000",)) / file).write_bytes(text)
@@ -145,30 +150,30 @@ def test_an_odd_file_is_told_and_hides_no_other_gpu(
     assert vendor.notes[0].startswith(note)
 
 
-def test_what_the_driver_cannot_open_does_not_count(tmp_path: Path) -> None:
-    """In a container sysfs shows every GPU, and ``/dev/dri`` those that it was given."""
+def test_gpus_that_the_driver_cannot_open_are_left_out(tmp_path: Path) -> None:
+    """In a container, sysfs shows every GPU, but ``/dev/dri`` only those that the container was given."""
     _gpu(tmp_path, 0, MAX, "0x56a0", node=False)
     _gpu(tmp_path, 1, ARC, "0x56a0")
-    _gpu(tmp_path, 2, OLD, "0x56a0", "vfio-pci")
+    _gpu(tmp_path, 2, DG1, "0x56a0", "vfio-pci")
     (tmp_path / "sys/class/drm/card3").mkdir()
     (tmp_path / "sys/class/drm/card3/device").write_text("no folder")
     vendor = Xpu(tmp_path)
     assert [(device.id, device.index) for device in vendor.discover()] == [(ARC, 0)]
     assert vendor.notes[:2] == (
         f"card0 is left out: {MAX} has no render node that this process can open (dev/dri/renderD128)",
-        f"card2 is left out: the driver of {OLD} is 'vfio-pci', which is neither i915 nor xe",
+        f"card2 is left out: the driver of {DG1} is 'vfio-pci', which is neither i915 nor xe",
     )
     assert vendor.notes[2].startswith("card3 is left out: ")
 
 
-def test_a_processors_graphics_are_told_only_where_torch_could_use_them(tmp_path: Path) -> None:
+def test_an_unusable_integrated_gpu_is_reported_only_if_torch_is_built_for_xpu(tmp_path: Path) -> None:
     _gpu(tmp_path, 0, IRIS, "0x46a6", "i915", node=False)
     vendor = Xpu(tmp_path)
     assert vendor.discover() == ()
     assert len(vendor.notes) == (vendor.lacking() is None)
 
 
-def test_a_device_that_is_none_of_pcis_is_told(tmp_path: Path) -> None:
+def test_a_card_without_pci_address_is_left_out_with_a_note(tmp_path: Path) -> None:
     pci = _gpu(tmp_path, 0, ARC, "0x56a0")
     os.rename(pci, pci.with_name("faux"))
     card = tmp_path / "sys/class/drm/card0/device"
@@ -180,19 +185,19 @@ def test_a_device_that_is_none_of_pcis_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("environ", "left"),
-    [({}, [MAX, ARC, OLD]), ({AFFINITY: ""}, [MAX, ARC, OLD]),
-     ({AFFINITY: "3,2,0", HIERARCHY: "COMPOSITE"}, [MAX, OLD]),
-     ({AFFINITY: "3,2,0", HIERARCHY: "COMPOSITE", PCI_ORDER: "1"}, [ARC, OLD]),
-     ({AFFINITY: "2", HIERARCHY: "COMPOSITE", PCI_ORDER: "0"}, [OLD]),
-     # The driver of the Ponte Vecchio, which it counts first, shows tiles where nothing says otherwise.
+    [({}, [MAX, ARC, DG1]), ({AFFINITY: ""}, [MAX, ARC, DG1]),
+     ({AFFINITY: "3,2,0", HIERARCHY: "COMPOSITE"}, [MAX, DG1]),
+     ({AFFINITY: "3,2,0", HIERARCHY: "COMPOSITE", PCI_ORDER: "1"}, [ARC, DG1]),
+     ({AFFINITY: "2", HIERARCHY: "COMPOSITE", PCI_ORDER: "0"}, [DG1]),
+     # By default, the driver of the Ponte Vecchio shows its tiles as devices, and counts them first.
      ({AFFINITY: "2"}, [ARC]), ({AFFINITY: "2", PCI_ORDER: "1"}, [ARC]), ({AFFINITY: "1.0"}, []),
      ({AFFINITY: "1,2", HIERARCHY: "COMBINED"}, [MAX, ARC]), ({AFFINITY: "0.1", HIERARCHY: "COMPOSITE"}, [MAX]),
-     ({SELECTOR: "level_zero:2"}, [ARC]), ({SELECTOR: "level_zero:2", HIERARCHY: "COMPOSITE"}, [OLD]),
+     ({SELECTOR: "level_zero:2"}, [ARC]), ({SELECTOR: "level_zero:2", HIERARCHY: "COMPOSITE"}, [DG1]),
      ({AFFINITY: "1,2", HIERARCHY: "COMPOSITE", SELECTOR: "level_zero:0"}, [ARC]),
-     ({SELECTOR: "!level_zero:0,1"}, [ARC, OLD]), ({SELECTOR: "opencl:*"}, []), ({AFFINITY: "x"}, []),
+     ({SELECTOR: "!level_zero:0,1"}, [ARC, DG1]), ({SELECTOR: "opencl:*"}, []), ({AFFINITY: "x"}, []),
      ({SELECTOR: "level_zero:4"}, [IRIS])],
 )  # fmt: skip
-def test_layers_compose(machine: Path, environ: dict[str, str], left: list[str]) -> None:
+def test_selectors_apply_after_affinity_masks(machine: Path, environ: dict[str, str], left: list[str]) -> None:
     vendor = Xpu(machine)
     assert _ids(vendor.visible(vendor.discover(), environ)) == left
 
@@ -207,7 +212,7 @@ def test_layers_compose(machine: Path, environ: dict[str, str], left: list[str])
      ({AFFINITY: "2", "SYCL_DEVICE_ALLOWLIST": ""},
       "SYCL_DEVICE_ALLOWLIST is not read: devices that it hides are counted")],
 )  # fmt: skip
-def test_what_a_mask_does_beyond_hiding_is_told_once(machine: Path, environ: dict[str, str], note: str) -> None:
+def test_a_mask_with_other_effects_is_reported_once(machine: Path, environ: dict[str, str], note: str) -> None:
     vendor = Xpu(machine)
     devices = vendor.discover()
     vendor.visible(devices, environ)
@@ -224,37 +229,37 @@ environs = st.fixed_dictionaries(
 
 
 @given(st.data())
-def test_what_is_written_is_what_is_read(machine: Path, data: st.DataObject) -> None:
+def test_a_written_mask_shows_the_chosen_devices(machine: Path, data: st.DataObject) -> None:
     vendor = Xpu(machine)
-    every = vendor.discover()
+    all_devices = vendor.discover()
     inherited = data.draw(environs)
-    left = vendor.visible(every, inherited)
+    left = vendor.visible(all_devices, inherited)
     chosen = tuple(data.draw(st.permutations(left)))[: data.draw(st.integers(0, len(left)))]
-    # A process of the session gets a vendor of its own by pickle.
+    # Each process of the session gets a pickled copy of the vendor.
     changes = pickle.loads(pickle.dumps(vendor)).mask(chosen, inherited)
     after = {name: value for name, value in {**inherited, **changes}.items() if value is not None}
-    seen = vendor.visible(every, after)
+    seen = vendor.visible(all_devices, after)
     assert set(seen) == set(chosen)
     assert vendor.torch_devices(chosen) == tuple(f"xpu:{seen.index(device)}" for device in chosen)
 
 
-def test_the_driver_counts_in_its_own_order(machine: Path) -> None:
+def test_masks_and_torch_devices_count_in_the_order_of_the_driver(machine: Path) -> None:
     vendor = Xpu(machine)
-    _, most, arc, old = vendor.discover()
-    assert vendor.mask((old, most), {AFFINITY: "9", SELECTOR: "*:*"}) == {
+    _, max_gpu, arc, dg1 = vendor.discover()
+    assert vendor.mask((dg1, max_gpu), {AFFINITY: "9", SELECTOR: "*:*"}) == {
         AFFINITY: "0,2", HIERARCHY: "COMPOSITE", PCI_ORDER: None, SELECTOR: None,
     }  # fmt: skip
-    assert vendor.torch_devices((old, most, arc)) == ("xpu:2", "xpu:0", "xpu:1")
+    assert vendor.torch_devices((dg1, max_gpu, arc)) == ("xpu:2", "xpu:0", "xpu:1")
     assert vendor.mask((), {})[AFFINITY] == "-1"
 
 
-def test_a_rank_that_finds_no_sysfs_reads_masks_by_its_lease(machine: Path, tmp_path: Path) -> None:
-    _, most, arc, old = Xpu(machine).discover()
-    assert _ids(Xpu(tmp_path).visible((old, arc, most), {AFFINITY: "0,2"})) == [MAX, OLD]
+def test_a_rank_without_sysfs_interprets_masks_by_its_leased_devices(machine: Path, tmp_path: Path) -> None:
+    _, max_gpu, arc, dg1 = Xpu(machine).discover()
+    assert _ids(Xpu(tmp_path).visible((dg1, arc, max_gpu), {AFFINITY: "0,2"})) == [MAX, DG1]
 
 
-def test_addresses_are_in_uuids_of_the_drivers_form() -> None:
-    # As xpu-smi shows that of the card at 0000:17:00.0, byte by byte from the last.
+def test_the_pci_address_is_read_from_a_uuid_in_the_format_of_the_driver() -> None:
+    # The UUID that xpu-smi shows for the card at 0000:17:00.0, with its bytes in reverse order.
     uuid = bytes.fromhex("000000000000001700000000e2118086")[::-1]
     assert address_in(uuid) == "0000:17:00.0"
     assert address_in(bytes.fromhex("8680d50b2f000100031f020000000001")) == "0001:03:1f.2"
@@ -264,22 +269,22 @@ def test_addresses_are_in_uuids_of_the_drivers_form() -> None:
 
 def test_verification_compares_count_and_addresses() -> None:
     vendor = Xpu()
-    most, arc = Device("xpu", MAX, 0, "Max"), Device("xpu", ARC, 1, "Arc")
-    vendor.compare([most, arc], [MAX, ARC], {})
-    vendor.compare([most, arc], ["?", ARC], {})
+    max_gpu, arc = Device("xpu", MAX, 0, "Max"), Device("xpu", ARC, 1, "Arc")
+    vendor.compare([max_gpu, arc], [MAX, ARC], {})
+    vendor.compare([max_gpu, arc], ["?", ARC], {})
     vendor.compare([], [], {})
     environ = {AFFINITY: "0,1", "ZES_ENABLE_SYSMAN": "1", SELECTOR: "*:*", "HOME": "/"}
     with pytest.raises(MaskError) as caught:
-        vendor.compare([most, arc], [ARC, "?"], environ, "; why")
+        vendor.compare([max_gpu, arc], [ARC, "?"], environ, "; why")
     assert str(caught.value) == (
         f"the process should see 2 xpu devices ({MAX}, {ARC}) but sees 2 ({ARC}, ?); "
         "environment: ONEAPI_DEVICE_SELECTOR='*:*' ZE_AFFINITY_MASK='0,1'; why"
     )
     with pytest.raises(MaskError, match=r"should see 1 xpu devices .* but sees 0 \(none\); environment: no mask"):
-        vendor.compare([most], [], {})
+        vendor.compare([max_gpu], [], {})
 
 
-TORCH = """
+FAKE_TORCH = """
 from types import SimpleNamespace
 import os
 import sys
@@ -306,7 +311,7 @@ xpu = sys.modules[__name__]
 
 
 @pytest.mark.parametrize(
-    ("uuids", "verdict"),
+    ("uuids", "output"),
     [
         ("8680d50b2f0000001800000000000000 8680a056080000002a00000000000000", "fine"),
         ("- 8680a056080000002a00000000000000", "fine"),
@@ -314,10 +319,10 @@ xpu = sys.modules[__name__]
         ("8680d50b2f0000001800000000000000", f"({MAX}, {ARC}) but sees 1 ({MAX}); environment: no mask"),
     ],
 )
-def test_a_rank_asks_torch_what_it_sees(tmp_path: Path, uuids: str, verdict: str) -> None:
-    """In place of torch stands one that says what torch says on Intel's GPUs, and counts otherwise until it is up."""
+def test_verification_compares_the_uuids_that_torch_gives(tmp_path: Path, uuids: str, output: str) -> None:
+    """The fake torch answers as torch does on Intel GPUs, but gives a wrong device count before `init`."""
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text(TORCH)
+    (tmp_path / "torch/__init__.py").write_text(FAKE_TORCH)
     (tmp_path / "torch/version.py").write_text("xpu: Optional[str] = '20250301'\n")
     code = f"""
 from pytest_accel.core.device import Device, MaskError
@@ -332,11 +337,11 @@ except MaskError as error:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))), "UUIDS": uuids}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(verdict)
+    assert done.stdout.strip().endswith(output)
 
 
 @pytest.mark.skipif("xpu" in built_for(), reason="torch is built for XPU")
-def test_torch_of_another_build_has_no_devices(machine: Path) -> None:
+def test_verification_fails_if_torch_is_not_built_for_xpu(machine: Path) -> None:
     vendor = Xpu(machine)
     assert vendor.lacking() == "torch is not built for XPU"
     with pytest.raises(MaskError, match=r"but sees 0 .*; torch is not built for XPU$"):

@@ -1,3 +1,5 @@
+"""Tests of the options: command line, environment variables and ini files, their errors, and the reference page."""
+
 from __future__ import annotations
 
 import os
@@ -49,8 +51,8 @@ ORDER = "fastest, pci, free, near, or ids with commas between them"
 ACCEL = "auto, none, or a kind such as cuda, cpu:4 or sim:8"
 PRELOAD = "auto, none, or names of modules (none of jax, jaxlib, tensorflow, cupy, paddle, which do not survive a fork)"
 
-# Option, text, the field of the settings and what it becomes: the same on the command line, in the environment and in
-# an ini file.
+# Option, its text, the field of the settings and its value. The text is the same on the command line, in the
+# environment and in an ini file.
 GOOD = [
     ("accel", "sim:8", "accel", "sim:8"),
     ("accel_devices", "0,2", "devices", "0,2"),
@@ -100,7 +102,7 @@ BAD = [
     ("accel_timeout", "inf", f"{SECONDS} > 0"),
     ("accel_per_worker", "0", "an int >= 1"),
 ]
-# What pytest itself cannot convert for an ini file, where the text of the error is partly pytest's.
+# Texts that pytest itself cannot convert from an ini file. Part of the error is then pytest's own text.
 UNCONVERTIBLE = [
     ("accel_wait", "soon", f"{SECONDS} >= 0"),
     ("accel_timeout", "5s", f"{SECONDS} > 0"),
@@ -116,7 +118,7 @@ EMPTY = [
 
 
 class Probe:
-    """The part of the plugin that is tested here: it adds the options and reads them."""
+    """A plugin that only adds the options and reads them."""
 
     def pytest_addoption(self, parser: pytest.Parser) -> None:
         accel_config.add_options(parser)
@@ -126,19 +128,21 @@ class Probe:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs within these tests know the parts that are tested here and nothing else."""
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the plugin's environment variables, and keep runs within tests from loading installed plugins."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for name in [name for name in os.environ if name == "PYTEST_ACCEL" or name.startswith("PYTEST_ACCEL_")]:
         monkeypatch.delenv(name)
 
 
 def settings(pytester: pytest.Pytester, *args: str) -> Settings:
+    """Return the settings of a run with the arguments `args`."""
     pytester.plugins = [Probe()]
     return accel_config.settings(pytester.parseconfig(*args))
 
 
-def refusal(pytester: pytest.Pytester, *args: str) -> str:
+def usage_error(pytester: pytest.Pytester, *args: str) -> str:
+    """Return the text of the usage error that the arguments `args` cause."""
     with pytest.raises(pytest.UsageError) as caught:
         settings(pytester, *args)
     return str(caught.value)
@@ -148,11 +152,12 @@ def flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-def ini(pytester: pytest.Pytester, option: str, text: str) -> None:
+def write_ini(pytester: pytest.Pytester, option: str, text: str) -> None:
+    """Write an ini file that sets `option` to `text`."""
     pytester.makeini(f"[pytest]\n{option} = {text}\n")
 
 
-def test_defaults(pytester: pytest.Pytester) -> None:
+def test_without_options_the_settings_have_their_defaults(pytester: pytest.Pytester) -> None:
     assert settings(pytester) == Settings(
         accel="auto",
         devices=None,
@@ -175,12 +180,14 @@ def test_settings_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
-def test_command_line(pytester: pytest.Pytester, option: str, text: str, field: str, value: Any) -> None:
+def test_the_command_line_sets_the_field(
+    pytester: pytest.Pytester, option: str, text: str, field: str, value: Any
+) -> None:
     assert settings(pytester, flag(option), text) == Settings(**{field: value})
 
 
 @pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
-def test_environment(
+def test_the_environment_variable_sets_the_field(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     option: str,
@@ -193,20 +200,24 @@ def test_environment(
 
 
 @pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
-def test_ini(pytester: pytest.Pytester, option: str, text: str, field: str, value: Any) -> None:
-    ini(pytester, option, text)
+def test_the_ini_option_sets_the_field(
+    pytester: pytest.Pytester, option: str, text: str, field: str, value: Any
+) -> None:
+    write_ini(pytester, option, text)
     assert settings(pytester) == Settings(**{field: value})
 
 
-def test_names_of_the_variables() -> None:
+def test_variables_are_named_after_their_options() -> None:
     assert environment_variable(accel_config.ACCEL) == "PYTEST_ACCEL"
     assert environment_variable(accel_config.PER_WORKER) == "PYTEST_ACCEL_PER_WORKER"
 
 
 @pytest.mark.parametrize(("option", "field"), SWITCHES)
-def test_switches(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, field: str) -> None:
+def test_switches_can_be_set_by_flag_variable_and_ini_file(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, field: str
+) -> None:
     assert getattr(settings(pytester, flag(option)), field) is True
-    ini(pytester, option, "true")
+    write_ini(pytester, option, "true")
     assert getattr(settings(pytester), field) is True
     monkeypatch.setenv(environment_variable(option), "No")
     assert getattr(settings(pytester), field) is False
@@ -214,12 +225,12 @@ def test_switches(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, op
     assert getattr(settings(pytester), field) is True
 
 
-def test_info(pytester: pytest.Pytester) -> None:
+def test_the_info_flag_sets_its_field(pytester: pytest.Pytester) -> None:
     assert settings(pytester, "--accel-info").info is True
 
 
 def test_command_line_before_environment_before_ini(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    ini(pytester, "accel_order", "pci")
+    write_ini(pytester, "accel_order", "pci")
     assert settings(pytester).order == "pci"
     monkeypatch.setenv("PYTEST_ACCEL_ORDER", "free")
     assert settings(pytester).order == "free"
@@ -227,7 +238,7 @@ def test_command_line_before_environment_before_ini(pytester: pytest.Pytester, m
 
 
 def test_an_empty_variable_is_unset(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    ini(pytester, "accel_order", "pci")
+    write_ini(pytester, "accel_order", "pci")
     monkeypatch.setenv("PYTEST_ACCEL_ORDER", " ")
     assert settings(pytester).order == "pci"
 
@@ -241,44 +252,48 @@ def test_an_empty_variable_is_unset(pytester: pytest.Pytester, monkeypatch: pyte
         ("numpy, torch.nn numpy", ("numpy", "torch.nn")),
     ],
 )
-def test_preload(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...]) -> None:
-    ini(pytester, "accel_preload", text)
+def test_preload_is_a_list_of_module_names(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...]
+) -> None:
+    write_ini(pytester, "accel_preload", text)
     assert settings(pytester).preload == value
-    ini(pytester, "accel_preload", "none")
+    write_ini(pytester, "accel_preload", "none")
     monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
     assert settings(pytester).preload == value
 
 
-def test_kept_processes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    ini(pytester, "accel_keep_processes", "helper 'java -jar it.jar'")
+def test_kept_processes_are_split_like_shell_words(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ini(pytester, "accel_keep_processes", "helper 'java -jar it.jar'")
     assert settings(pytester).keep_processes == ("helper", "java -jar it.jar")
     monkeypatch.setenv("PYTEST_ACCEL_KEEP_PROCESSES", "'one word' other")
     assert settings(pytester).keep_processes == ("one word", "other")
     monkeypatch.setenv("PYTEST_ACCEL_KEEP_PROCESSES", "''")
-    assert refusal(pytester) == (
+    assert usage_error(pytester) == (
         "environment variable PYTEST_ACCEL_KEEP_PROCESSES: must be texts that are not empty, got \"''\""
     )
 
 
 @pytest.mark.parametrize("text", ["none numpy", "my-package", "a..b", "a/b.py", "auto jax", "cupy.cuda"])
-def test_bad_preload(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_names_of_modules_to_preload_are_errors(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
-    assert refusal(pytester) == f"environment variable PYTEST_ACCEL_PRELOAD: must be {PRELOAD}, got {text!r}"
+    assert usage_error(pytester) == f"environment variable PYTEST_ACCEL_PRELOAD: must be {PRELOAD}, got {text!r}"
 
 
-def test_rank_plugins(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    ini(pytester, "accel_rank_plugins", "-timeout +my.own -pytest-html")
+def test_rank_plugins_are_names_with_plus_or_minus(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ini(pytester, "accel_rank_plugins", "-timeout +my.own -pytest-html")
     assert settings(pytester).rank_plugins == (("timeout", False), ("my.own", True), ("pytest-html", False))
     for text in ("timeout", "-", "- timeout", "-a,+b"):
         monkeypatch.setenv("PYTEST_ACCEL_RANK_PLUGINS", text)
-        assert refusal(pytester) == (
+        assert usage_error(pytester) == (
             "environment variable PYTEST_ACCEL_RANK_PLUGINS: must be -NAME or +NAME, or several with spaces, "
             f"got {text!r}"
         )
 
 
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")
-def test_native_toml(pytester: pytest.Pytester) -> None:
+def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
     pytester.makepyprojecttoml(
         """
         [tool.pytest]
@@ -303,53 +318,59 @@ def test_native_toml(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(("option", "text", "allowed"), [*BAD, *UNCONVERTIBLE])
-def test_bad_command_line(pytester: pytest.Pytester, option: str, text: str, allowed: str) -> None:
-    lines = refusal(pytester, f"{flag(option)}={text}").splitlines()
+def test_an_invalid_value_on_the_command_line_is_an_error(
+    pytester: pytest.Pytester, option: str, text: str, allowed: str
+) -> None:
+    lines = usage_error(pytester, f"{flag(option)}={text}").splitlines()
     assert any(line.endswith(f"error: argument {flag(option)}: must be {allowed}, got {text!r}") for line in lines)
 
 
 @pytest.mark.parametrize(("option", "text", "allowed"), [*BAD, *UNCONVERTIBLE, ("accel_strict", "maybe", SWITCH)])
-def test_bad_environment(
+def test_an_invalid_value_in_the_environment_is_an_error(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, text: str, allowed: str
 ) -> None:
     variable = environment_variable(option)
     monkeypatch.setenv(variable, text)
-    assert refusal(pytester) == f"environment variable {variable}: must be {allowed}, got {text!r}"
+    assert usage_error(pytester) == f"environment variable {variable}: must be {allowed}, got {text!r}"
 
 
 @pytest.mark.parametrize(("option", "text", "allowed"), BAD)
-def test_bad_ini(pytester: pytest.Pytester, option: str, text: str, allowed: str) -> None:
-    ini(pytester, option, text)
-    message = refusal(pytester)
+def test_an_invalid_value_in_an_ini_file_is_an_error(
+    pytester: pytest.Pytester, option: str, text: str, allowed: str
+) -> None:
+    write_ini(pytester, option, text)
+    message = usage_error(pytester)
     assert message.startswith(f"ini option {option}: must be {allowed}, got ")
-    # A number is shown as pytest has read it: -1.0.
+    # The message has a number as pytest has read it: -1.0.
     assert text in message
 
 
 @pytest.mark.parametrize(("option", "text", "allowed"), [*UNCONVERTIBLE, ("accel_fresh", "maybe", SWITCH)])
-def test_ini_that_pytest_cannot_convert(pytester: pytest.Pytester, option: str, text: str, allowed: str) -> None:
-    ini(pytester, option, text)
-    message = refusal(pytester)
+def test_an_ini_value_that_pytest_cannot_convert_is_an_error(
+    pytester: pytest.Pytester, option: str, text: str, allowed: str
+) -> None:
+    write_ini(pytester, option, text)
+    message = usage_error(pytester)
     assert message.startswith(f"ini option {option}: must be {allowed}: ")
     assert text in message
 
 
 @pytest.mark.parametrize(("option", "allowed"), EMPTY)
-def test_empty(pytester: pytest.Pytester, option: str, allowed: str) -> None:
-    lines = refusal(pytester, f"{flag(option)}=").splitlines()
+def test_an_empty_value_is_an_error(pytester: pytest.Pytester, option: str, allowed: str) -> None:
+    lines = usage_error(pytester, f"{flag(option)}=").splitlines()
     assert any(line.endswith(f"error: argument {flag(option)}: must be {allowed}, got ''") for line in lines)
-    ini(pytester, option, "")
-    assert refusal(pytester) == f"ini option {option}: must be {allowed}, got ''"
+    write_ini(pytester, option, "")
+    assert usage_error(pytester) == f"ini option {option}: must be {allowed}, got ''"
 
 
-def test_a_value_that_is_overridden_is_not_read(pytester: pytest.Pytester) -> None:
-    ini(pytester, "accel_timeout", "0")
+def test_an_overridden_value_is_not_checked(pytester: pytest.Pytester) -> None:
+    write_ini(pytester, "accel_timeout", "0")
     assert settings(pytester, "--accel-timeout", "7").timeout == 7.0
 
 
 @pytest.fixture
 def probe_options(pytester: pytest.Pytester) -> tuple[str, ...]:
-    """Arguments that load the tested part of the plugin into a run of its own."""
+    """Provide arguments that load a plugin like `Probe` into a run."""
     pytester.makepyfile(
         accel_probe="""
         from pytest_accel.settings.options import add_options, settings
@@ -381,7 +402,7 @@ def test_bad_values_end_a_run_as_a_usage_error(
     )
 
 
-def test_help(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
+def test_the_help_shows_all_options(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
     shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
     for option in [*map(flag, NAMES), "--accel-info"]:
         assert f"\n  {option}" in shown
@@ -420,7 +441,7 @@ def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, pr
 
 
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")
-def test_the_ini_examples_of_the_reference_say_the_same(pytester: pytest.Pytester) -> None:
+def test_the_ini_and_toml_examples_of_the_reference_give_the_same_settings(pytester: pytest.Pytester) -> None:
     text = REFERENCE.read_text(encoding="utf-8")
     for language, file in (("ini", "pytest.ini"), ("toml", "pyproject.toml")):
         (snippet,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Conditions on what tests need: what they select, and what a wrong one says."""
+"""Tests of the conditions of ``--accel-select``: which tests they select, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_accel.settings.select_expression import SelectError, parse
 
 NUMBERS = ("devices", "world_size", "nodes", "ranks_per_node", "share")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-FOUR = Needs(True, True, 4, 4, 2, 2, "cuda", 40 * 2**30, ("gloo", "nccl"), 0.5)
+FOUR_RANKS = Needs(True, True, 4, 4, 2, 2, "cuda", 40 * 2**30, ("gloo", "nccl"), 0.5)
 """The needs of ``devices(memory="40GiB", share=0.5)`` with ``distributed(4, nodes=2)``."""
 
 
@@ -59,14 +59,14 @@ def _words(draw: st.DrawFn) -> str:
 
 
 @given(_CONDITION, _NEEDS)
-def test_a_condition_means_what_python_means_by_it(text: str, needs: Needs) -> None:
+def test_a_condition_has_the_same_value_as_in_python(text: str, needs: Needs) -> None:
     assert parse(text)(needs) == eval(text, {"__builtins__": {}}, needs._asdict())
 
 
 @given(st.one_of(_words(), st.text(max_size=12)))
-def test_any_other_text_is_refused_with_its_place(text: str) -> None:
+def test_the_error_of_any_invalid_text_marks_a_place(text: str) -> None:
     try:
-        parse(text)(FOUR)
+        parse(text)(FOUR_RANKS)
     except SelectError as error:
         lines = str(error).splitlines()
         assert lines[-2] == f"    {' '.join(text.split())}"
@@ -90,8 +90,8 @@ def test_any_other_text_is_refused_with_its_place(text: str) -> None:
         ("ranks_per_node\n  == 2", True),
     ],
 )
-def test_backends_and_sizes(text: str, selects: bool) -> None:
-    assert parse(text)(FOUR) is selects
+def test_conditions_compare_backends_sizes_kinds_and_numbers(text: str, selects: bool) -> None:
+    assert parse(text)(FOUR_RANKS) is selects
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_backends_and_sizes(text: str, selects: bool) -> None:
         ("devices >= 2)", "unmatched ')'", "            ^"),
     ],
 )
-def test_a_wrong_condition_is_explained(text: str, why: str, place: str) -> None:
+def test_the_error_of_an_invalid_condition_has_reason_and_place(text: str, why: str, place: str) -> None:
     with pytest.raises(SelectError) as caught:
         parse(text)
     message, shown, mark = str(caught.value).splitlines()
@@ -126,7 +126,7 @@ def test_a_wrong_condition_is_explained(text: str, why: str, place: str) -> None
 
 
 @pytest.mark.parametrize("text", ["(" * 300, "not " * 100_000 + "fits", "devices\0 > 2"], ids=["deep", "long", "nul"])
-def test_a_text_that_python_cannot_parse(text: str) -> None:
+def test_a_text_that_python_cannot_parse_is_an_error(text: str) -> None:
     with pytest.raises(SelectError):
         parse(text)
 
@@ -137,6 +137,6 @@ def test_the_place_is_counted_in_characters() -> None:
     assert str(caught.value).splitlines()[-1] == "    " + " " * 20 + "^^^^"
 
 
-def test_a_test_without_marks() -> None:
+def test_a_test_without_marks_needs_one_process_and_no_devices() -> None:
     for text in ("not marked", "fits", "devices == 0", "world_size == 1", "kind == 'none'", "backend != 'gloo'"):
         assert parse(text)(Needs())
