@@ -143,8 +143,7 @@ class LeakCheck:
         settings = process_state.read(self._context.variables)
         if closed_streams:
             lasting.append("closed its standard streams, which are pytest's own files")
-        different = process_state.changed(self._settings, settings)
-        for name, (old, new) in different.items():
+        for name, (old, new) in process_state.changed(self._settings, settings).items():
             if (name, new) in self._wider_settings:
                 continue
             change = f"left {process_state.describe_change(name, old, new)}"
@@ -163,11 +162,10 @@ class LeakCheck:
         try:
             torch_devices.wait_for_devices(self._context)
         except RuntimeError as error:
-            return Leaks((), str(error))  # The error has failed the test already, so it needs no line.
+            return Leaks(tuple(lines), str(error))  # The error has failed the test already, so it needs no line.
         groups = find_leaked(self._context) if self._context.spec.grouped else LeakedGroups()
         lines += groups.lines
-        same = not different and settings.keys() == self._settings.keys()  # torch's are new if it was just imported.
-        self._ended_clean = same and not (lines or lasting or groups.destroyable)
+        self._ended_clean = settings == self._settings and not (lines or lasting or groups.destroyable)
         lines += [f"{leak}; {_REPLACED}" for leak in lasting]
         kill_reason = f"the test {lasting[0]}" if lasting else groups.kill_reason
         return Leaks(tuple(lines), kill_reason, retire=initialised > 0 and not runs)

@@ -88,8 +88,15 @@ def describe_change(name: str | bytes, old: object, new: object) -> str:
 
 
 def changed(before: Settings, after: Settings) -> dict[str | bytes, tuple[object, object]]:
-    """Return the old and new value of each setting that is in both mappings and differs."""
-    return {name: (old, after[name]) for name, old in before.items() if name in after and after[name] != old}
+    """Return the old and new value of each setting that is in both mappings and differs.
+
+    An alarm timer that is off again is no change: the timer of a fixture may have expired.
+    """
+    return {
+        name: (old, after[name])
+        for name, old in before.items()
+        if name in after and after[name] != old and not (name == _ALARM and old == _ON)
+    }
 
 
 def _text(value: object) -> str:
@@ -110,8 +117,7 @@ def restore(name: str | bytes, value: Any) -> bool:
         _TORCH[name].put(sys.modules["torch"], value)
         return True
     if name == _ALARM:
-        if value != _ON:  # An expired timer of a fixture cannot be restored.
-            setitimer(ITIMER_REAL, 0)
+        setitimer(ITIMER_REAL, 0)
         return True
     if name == _CWD:
         with suppress(OSError):

@@ -302,11 +302,13 @@ def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
         "test_wider.py",
         """
         import os
+        import signal
 
         import pytest
         import torch
 
         pytestmark = pytest.mark.distributed(2, device="cpu")
+        signal.alarm(1000)
 
 
         @pytest.fixture(scope="module", autouse=True)
@@ -323,6 +325,7 @@ def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
         def test_counts_in_doubles(number, monkeypatch):
             monkeypatch.chdir("/")
             assert torch.ones(1).dtype == torch.float64
+            signal.alarm(0)  # As if the timer of the module had expired.
         """,
     )
     run = suite.run("--accel-leaks", "fail")
