@@ -101,6 +101,8 @@ class TcpMux:
         """Received data that is not a complete frame yet."""
         self._out = bytearray()
         """Data that has not been written to the connection yet."""
+        self._flushed: list[threading.Event] = []
+        """Events of :meth:`flush`, to be set once `_out` is empty."""
         self._deadline: float | None = None
         self._posted: deque[Callable[[], object]] = deque()
         """Functions to call in the thread of `run`."""
@@ -144,12 +146,9 @@ class TcpMux:
         self._post(lambda: self._selector.register(descriptor, selectors.EVENT_READ, on_ready))
 
     def flush(self, timeout: float) -> None:
-        """Wait until earlier messages have been written to the connection, or to its buffer if the connection is slow.
-
-        The wait takes at most `timeout` seconds.
-        """
+        """Wait until earlier messages have been written to the connection, but at most `timeout` seconds."""
         flushed = threading.Event()
-        if self._post(flushed.set):
+        if self._post(partial(self._notify_flushed, flushed)):
             flushed.wait(timeout)
 
     def end_after(self, seconds: float) -> None:
@@ -293,10 +292,17 @@ class TcpMux:
         self._out += self._sent.tag(frame)
         self._flush_link()
 
+    def _notify_flushed(self, flushed: threading.Event) -> None:
+        self._flushed.append(flushed)
+        self._flush_link()
+
     def _flush_link(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._out:
                 del self._out[: self._link.send(self._out)]
+            for flushed in self._flushed:
+                flushed.set()
+            self._flushed.clear()
         self._selector.modify(self._link, _events(self._out), self._on_link)
 
     def _join(self, end: socket.socket, target: bytes) -> None:

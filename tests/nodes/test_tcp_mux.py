@@ -84,6 +84,15 @@ def mux(remote: RemoteEnd) -> Iterator[TcpMux]:
         thread.join()
 
 
+def wait_for_posted_calls(mux: TcpMux) -> None:
+    """Wait until the thread of `mux` has executed the methods that were called before."""
+    done = threading.Event()
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    mux.watch(read_end, done.set)
+    assert done.wait(60)
+
+
 def read_all(end: socket.socket) -> bytes:
     """Return the bytes that arrive until the stream ends."""
     end.settimeout(30)
@@ -113,6 +122,27 @@ def test_messages_and_streams_keep_their_order(mux: TcpMux, remote: RemoteEnd) -
         sender.join()
         assert read_all(ours) == b""
     assert remote.messages == [{"first": 1}]
+
+
+def test_flush_waits_until_all_messages_are_written() -> None:
+    call, link = tcp_pair()
+    mux = TcpMux(call, key=KEY, first=0, open_stream=_refuse_stream)
+    running = threading.Thread(target=mux.run, args=(print,))
+    running.start()
+    size = 30_000_000
+    mux.send(bytes(size))  # More than all buffers together hold.
+    wait_for_posted_calls(mux)
+    flushing = threading.Thread(target=mux.flush, args=(120,))
+    flushing.start()
+    wait_for_posted_calls(mux)
+    with link:
+        assert flushing.is_alive()
+        received = 0
+        while received < size:
+            received += len(link.recv(1 << 20))
+        flushing.join(60)
+        assert not flushing.is_alive()
+    running.join()
 
 
 def test_a_slow_reader_does_not_delay_other_streams(mux: TcpMux, remote: RemoteEnd) -> None:
