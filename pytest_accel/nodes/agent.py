@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from msgspec import structs
@@ -130,7 +131,7 @@ class _Agent:
         except Exception:
             self._transport.send(ServerEnded(message.number, traceback.format_exc()))
         else:
-            self._watch_server(self._server)
+            self._watch_server(self._server, message.number, self._spec)
 
     def _own_spec(self, message: StartServer) -> SessionSpec:
         """Return the session's data for a server on another node than the driver's, with a new folder."""
@@ -143,7 +144,7 @@ class _Agent:
             message.spec, directory=directory, basetemp=basetemp, remote=True, clock=clock, shared=shared
         )
 
-    def _watch_server(self, server: OwnServer) -> None:
+    def _watch_server(self, server: OwnServer, number: int, spec: SessionSpec) -> None:
         """Have :meth:`_on_server_end` called once `server` has exited."""
         end = prctl.end_of(server.process.pid)
         if end is None:
@@ -156,22 +157,21 @@ class _Agent:
                     os.close(write_end)
 
             threading.Thread(target=wait, daemon=True).start()
-        self._transport.watch(end, self._on_server_end)
+        self._transport.watch(end, partial(self._on_server_end, server, number, spec))
 
-    def _on_server_end(self) -> None:
-        """Clean up after a fork server that has exited, and tell the driver.
+    def _on_server_end(self, server: OwnServer, number: int, spec: SessionSpec) -> None:
+        """Clean up after a fork server that has exited, and tell the driver. The next server may already run.
 
         On another node than the driver's, processes that were started by ranks and outlived them are killed, too.
         """
-        assert self._server is not None
-        assert self._spec is not None
-        self._server.wait(None)
-        self._server = None
+        server.wait(None)
+        if self._server is server:
+            self._server = None
         log = ""
         if self._transport.remote:
-            _remove_leftovers(self._spec.directory)
-            log = tail(server_log_path(self._spec.directory, self._spec.server))
-        self._transport.send(ServerEnded(self._number, log))
+            _remove_leftovers(spec.directory)
+            log = tail(server_log_path(spec.directory, spec.server))
+        self._transport.send(ServerEnded(number, log))
 
     def close(self) -> None:
         """Wait for the fork server, which exits since its connection is closed, and clean up after it."""

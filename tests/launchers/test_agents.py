@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import pytest
+from msgspec import structs
 
 from pytest_accel.core import fd_passing, prctl
 from pytest_accel.core.session_spec import SessionSpec
@@ -75,6 +77,33 @@ def test_an_agent_fails_if_its_driver_is_lost(keep_sigint: None) -> None:
     ours, theirs = Pipe()
     ours.close()
     assert serve_driver(LocalAgentTransport(theirs)) == 1
+
+
+def test_the_end_of_each_fork_server_is_reported_in_any_order(tmp_path: Path, keep_sigint: None) -> None:
+    ours, theirs = Pipe()
+    pairs = [socket.socketpair() for _ in range(2)]
+    found: list[ServerEnded] = []
+
+    def drive() -> None:
+        runs = structs.replace(session(str(tmp_path / "runs")), sys_path=tuple(sys.path))
+        exits = session(str(tmp_path / "exits"))  # The server cannot import anything.
+        for number, (spec, (_, server_end)) in enumerate(zip((runs, exits), pairs, strict=True)):
+            os.mkdir(spec.directory)
+            ours.send(StartServer(number, spec, {}))
+            fd_passing.send(ours, [server_end.fileno()])
+            server_end.close()
+        found.append(ours.recv())
+        pairs[0][0].close()  # Ends the first server.
+        found.append(ours.recv())
+        ours.send(End(0, driver.pid))
+
+    with ours, subprocess.Popen([sys.executable, "-c", ""]) as driver:
+        driving = threading.Thread(target=drive)
+        driving.start()
+        assert serve_driver(LocalAgentTransport(theirs)) == 0
+        driving.join()
+    pairs[1][0].close()
+    assert [message.number for message in found] == [1, 0]
 
 
 def test_the_driver_gets_the_error_of_a_fork_server_that_cannot_be_started(tmp_path: Path, keep_sigint: None) -> None:
