@@ -134,7 +134,9 @@ def test_the_report_names_workers_and_waiting_tests(suite: Suite) -> None:
     suite.read("at-go")
     suite.read("at-plain")
     lines = report(session)
+    deadline = Deadline(TIMEOUT)
     while "1 waiting" not in lines[0]:  # The request of the other test has not arrived.
+        assert not deadline.expired, lines
         lines = report(session)
     (suite.path / "go").touch()
     (suite.path / "plain").touch()
