@@ -94,7 +94,7 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
             if _compared(first, show, remote=remote) != _compared(other, show, remote=remote):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {show(first)}, rank "
-                    f"{other.rank} has {show(other)}; give them the same, or --accel-launcher none"
+                    f"{other.rank} has {show(other)}; start all with the same, or use --accel-launcher none"
                 )
     return None
 
@@ -167,16 +167,15 @@ class LaunchedSession:
     def loss(self) -> str | None:
         """A message about the processes and nodes that were lost; None if there are none."""
         gone = [client for client in self._clients if client.lost]
-        silent = {client.hello.node: client.node_loss for client in gone}
+        lost_nodes = {client.hello.node: client.node_loss for client in gone if client.node_loss is not None}
         named = [
             f"rank {client.hello.rank} (pid {client.hello.pid}{self._on_node(client.hello.rank)})"
             for client in gone
-            if not silent.get(client.hello.node)
+            if client.hello.node not in lost_nodes
         ]
-        for node, why in silent.items():
-            if why is not None:
-                ranks = [client.hello.rank for client in self._clients if client.hello.node == node]
-                named.append(f"the node {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
+        for node, why in lost_nodes.items():
+            ranks = [client.hello.rank for client in self._clients if client.hello.node == node]
+            named.append(f"the node {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
         return f"{self.process.launcher} has lost {', '.join(named)}" if named else None
 
     @property

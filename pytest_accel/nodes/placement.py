@@ -76,7 +76,7 @@ class Layout:
         if nodes <= len(self.nodes):
             return None
         if launcher is None:
-            return f"needs {nodes} nodes; without a launcher over several there is 1"
+            return f"needs {nodes} nodes; a session without a launcher has 1"
         return f"needs {nodes} nodes; {launcher} has started ranks on {len(self.nodes)}"
 
     def seats(self, ranks: int, nodes: int) -> tuple[Seat, ...]:

@@ -292,7 +292,7 @@ class Places:
         if choose_bundles(request.demand, self.nodes, _MODELS) != bundles:  # Nodes have joined or are lost.
             self._drop(request)
             del self._waiting[request_id]
-            self.request(request_id, request.demand)
+            self.request(request_id, request.demand, retried=request.retried)
             return
         if bundles.fits(self.nodes):
             total = sum(node.resources[bundles.resource] for node in bundles.usable(self.nodes))
@@ -301,7 +301,7 @@ class Places:
                 free = ray.available_resources().get(bundles.resource, 0)
                 state = f"{free:g} of {total:g} are free"
         else:
-            state = "none of its nodes has as many, and its autoscaler may add one"
+            state = "none of its nodes is large enough; its autoscaler may add one"
         reason = f"{bundles.text} of the Ray cluster; {state}"
         if reason != request.reason:
             request.reason = reason

@@ -122,7 +122,7 @@ class RankCoverage:
             warnings.simplefilter("ignore")
             running = coverage.process_startup()
         if running is None:
-            raise RuntimeError("coverage measures this process since its start, and cannot measure it as a rank's")
+            raise RuntimeError("coverage already measures this process, which is a rank: unset COVERAGE_PROCESS_START")
         self.coverage = running
         patches = running.get_option("run:patch")
         if not (isinstance(patches, list) and "subprocess" in patches):

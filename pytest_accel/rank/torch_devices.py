@@ -104,7 +104,7 @@ def wait_for_devices(context: RankContext) -> None:
         if getattr(module, "is_initialized", lambda: True)() and hasattr(module, "synchronize"):
             error = _failed_work(module, name)
             if error is not None:
-                raise RuntimeError(f"something that the test started on {name} has failed: {error}")
+                raise RuntimeError(f"work that the test started on {name} has failed: {error}")
 
 
 def _failed_work(module: Any, name: str) -> RuntimeError | None:

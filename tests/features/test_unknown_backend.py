@@ -102,7 +102,7 @@ def test_a_device_error_is_reported_in_the_test_that_caused_it(suite: Suite) -> 
     run = suite.run("--accel", "privateuse1")
     assert run.count() == {"PASSED": 3, "FAILED": 2}, run.text
     assert re.search(
-        r"RuntimeError: something that the test started on fakeacc:\d has failed: .*: kernel failed\n", run.text
+        r"RuntimeError: work that the test started on fakeacc:\d has failed: .*: kernel failed\n", run.text
     )
     assert "wait_for_devices" not in run.failure("test_that_does_not_wait")
     assert "ValueError: its own" in run.failure("test_that_fails")

@@ -61,7 +61,7 @@ def test_ranks_are_distributed_evenly_over_as_few_nodes_as_possible(
         (TWO, 3, 3, "mpirun", "needs 3 nodes; mpirun has started ranks on 2"),
         (HERE, 8, 1, None, None),
         (UNLIMITED, 8, 2, "ray", None),
-        (HERE, 2, 2, None, "needs 2 nodes; without a launcher over several there is 1"),
+        (HERE, 2, 2, None, "needs 2 nodes; a session without a launcher has 1"),
     ],
 )
 def test_shortage_names_missing_ranks_or_nodes(
