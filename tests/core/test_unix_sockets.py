@@ -116,9 +116,12 @@ def test_connections_ignore_the_default_socket_timeout(tmp_path: Path) -> None:
     with unix_sockets.listen(str(tmp_path / "a.sock"), 1) as listener:
         socket.setdefaulttimeout(30)
         try:
-            with unix_sockets.connect(str(tmp_path / "a.sock")) as call, unix_sockets.accept(listener) as other:
-                assert os.get_blocking(call.fileno())
-                assert os.get_blocking(other.fileno())
+            with (
+                unix_sockets.connect(str(tmp_path / "a.sock")) as connection,
+                unix_sockets.accept(listener) as accepted,
+            ):
+                assert os.get_blocking(connection.fileno())
+                assert os.get_blocking(accepted.fileno())
         finally:
             socket.setdefaulttimeout(before)
 
@@ -152,11 +155,11 @@ def test_a_rank_ignores_a_connection_of_another_user(common: Path) -> None:
         thread.start()
         with run_as_other_user(_CALL, path) as other:
             assert read_line(other) == "0"
-        with unix_sockets.connect(path) as call:
+        with unix_sockets.connect(path) as connection:
             thread.join()
-            call.sendall(b"own")
-            with found[0] as end:
-                assert end.recv(64) == b"own"
+            connection.sendall(b"own")
+            with found[0] as accepted:
+                assert accepted.recv(64) == b"own"
 
 
 def test_a_tcp_mux_opens_no_stream_for_another_user(common: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sessions of small suites, each a process of its own, and their results by test."""
+"""Helpers that run small test suites in separate pytest processes, and read the results of their tests."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ import pytest
 
 from tests.deadline import Deadline
 
-_WORDS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|RERUN|SUBPASSED|SUBFAILED|SUBSKIPPED"
-_LINES = (
-    re.compile(rf"^(?P<test>\S+::.+?) (?P<word>{_WORDS})\b", re.MULTILINE),
-    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_WORDS}) (?P<test>\S+::.+?)(?: <- .*| \(.*)?$", re.MULTILINE),
+_RESULTS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|RERUN|SUBPASSED|SUBFAILED|SUBSKIPPED"
+_RESULT_LINES = (
+    re.compile(rf"^(?P<test>\S+::.+?) (?P<word>{_RESULTS})\b", re.MULTILINE),
+    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_RESULTS}) (?P<test>\S+::.+?)(?: <- .*| \(.*)?$", re.MULTILINE),
 )
 _TIMEOUT = 150.0
-"""Seconds of a machine that is not busy (`Deadline`) after which a session counts as hung; none takes a tenth of it."""
+"""Timeout of a session in seconds of a machine that is not busy (`Deadline`): more than ten times what any takes."""
 _INI = """
 [pytest]
 accel = sim:4
 filterwarnings = error
 """
-_FOREIGN = re.compile(
+_OUTER_VARIABLES = re.compile(
     "PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|COVERAGE_|[A-Z]+_VISIBLE_DEVICES$|(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_[A-Z]+|OMP_NUM_THREADS)$"
 )
-"""Variables that an outer session or launcher may have set."""
+"""Environment variables that an outer session or launcher may have set. Sessions do not inherit them."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A session that has ended."""
+    """The exit status, the output and the results of a session that has ended."""
 
     ret: int
     text: str
     errors: str
     words: dict[str, list[str]]
-    """The results that ``-v`` has shown for each test, in their order."""
+    """The results that ``-v`` has shown for each test id, in order of time."""
 
     def word(self, test: str) -> str:
-        """The one word for `test`, which may be given by the end of its id."""
+        """Return the results of `test`, joined by spaces. `test` is a test id, or its part after a ``::``."""
         found = [words for name, words in self.words.items() if name == test or name.endswith(f"::{test}")]
-        assert len(found) == 1, f"{test}: {len(found)} tests of this name in\n{self.text}"
+        assert len(found) == 1, f"{test}: expected one test of this name, found {len(found)} in\n{self.text}"
         return " ".join(found[0])
 
     def outcomes(self) -> dict[str, str]:
-        """The words for each test, by the end of its id."""
+        """Return the results of each test, joined by spaces, by the part of its id after the last ``::``."""
         return {name.rpartition("::")[2]: " ".join(words) for name, words in self.words.items()}
 
     def count(self) -> dict[str, int]:
-        """Return the number of tests by result."""
+        """Return the number of results by result word."""
         counts: dict[str, int] = {}
         for words in self.words.values():
             for word in words:
@@ -65,7 +65,7 @@ class Run:
         return counts
 
     def failure(self, test: str) -> str:
-        """The part of the text under the headline of `test`."""
+        """Return the report of the failure or error of `test`, without its headline."""
         found = re.search(
             rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:__+ \S.* __+|=+ .* =+)$)",
             self.text,
@@ -76,7 +76,7 @@ class Run:
 
 
 class Suite:
-    """A folder with test files, and pytest sessions in it."""
+    """A test suite in a folder of its own, and the options of the sessions that run it."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class Suite:
         ini: str = _INI,
         options: tuple[str, ...] = ("-p", "accel", "-p", "xdist"),
     ) -> None:
-        """Make a suite in the folder `path` (None: pytester's); its sessions get `options`."""
+        """Make a suite in the folder `path` (None: pytester's). Its sessions get `options` and the ini file `ini`."""
         self.path = path or pytester.path
         self._start = path
-        """The folder in which sessions start; None: the test's current one."""
+        """Working directory of the sessions; None: that of the test."""
         self._pytester = pytester
         self._sessions = 0
         self._monkeypatch = monkeypatch
@@ -97,14 +97,17 @@ class Suite:
         self._options = options
 
     def all_plugins(self, *, shuffle: bool = False) -> None:
-        """Have sessions load every plugin that is installed: many, which most tests need not wait for."""
+        """Have sessions load every installed plugin. They do not do so by default, since loading takes long.
+
+        pytest-randomly is loaded only if `shuffle` is true.
+        """
         self._monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
         self._options = () if shuffle else ("-p", "no:randomly")
         if importlib.util.find_spec("pytest_asyncio") is not None:
             self.ini("asyncio_default_fixture_loop_scope = function")
 
     def plugin(self, name: str) -> None:
-        """Have sessions load the plugin `name` too."""
+        """Have sessions also load the plugin `name`."""
         self._options += ("-p", name)
 
     def ini(self, text: str) -> None:
@@ -112,31 +115,31 @@ class Suite:
         self._ini += textwrap.dedent(text).strip("\n") + "\n"
 
     def write(self, name: str, text: str) -> Path:
-        """Make a file."""
+        """Write the dedented `text` to the file `name`, and return its path."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
         return path
 
     def read(self, name: str) -> list[str]:
-        """The lines of a file that tests have written; none where there is no file."""
+        """Return the lines of a file that tests have written; an empty list if there is no such file."""
         path = self.path / name
         return path.read_text().splitlines() if path.exists() else []
 
     def run(self, *args: str, quiet: bool = False) -> Run:
-        """Run a session to its end."""
+        """Run a session to its end and return its results; `quiet` leaves out ``-v``."""
         (self.path / "pytest.ini").write_text(self._ini)
         options = self._options if quiet else (*self._options, "-v")
         ret, text, errors = self._finish([*options, *args])
         words: dict[str, list[str]] = {}
-        for pattern in _LINES:
+        for pattern in _RESULT_LINES:
             for match in pattern.finditer(text):
                 words.setdefault(match["test"].strip(), []).append(match["word"])
         assert "INTERNALERROR" not in text
         return Run(ret, text, errors, words)
 
     def _finish(self, args: list[str]) -> tuple[int, str, str]:
-        """Return the exit status, output and errors of a session; fail if it hangs."""
+        """Run a session and return its exit status, stdout and stderr; fail the test if it hangs."""
         self._sessions += 1
         command = [sys.executable, "-m", "pytest", f"--basetemp={self.path / f'runpytest-{self._sessions}'}", *args]
         limit = Deadline(_TIMEOUT)
@@ -162,9 +165,9 @@ class Suite:
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Suite:
-    """An empty folder, and sessions that share no lock with any other."""
+    """Return an empty suite. Its sessions have their own lock folder and load no installed plugins by default."""
     for name in os.environ:
-        if _FOREIGN.match(name):
+        if _OUTER_VARIABLES.match(name):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setenv("COLUMNS", "160")

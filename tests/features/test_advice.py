@@ -1,6 +1,6 @@
-"""``--accel-advise``: what a session has used, said at its end, and rules that can be pasted.
+"""Tests of ``--accel-advise``: the advice at the end of a session on marks, rules and the number of workers.
 
-The devices are simulated where torch's Python code ends: the functions of `torch.xpu` that the plugin calls.
+The devices are simulated: the functions of `torch.xpu` that the plugin calls are replaced.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Fake(Sim):
 
 make = Fake.make
 """
-_TESTS = """
+_SUITE = """
     import json
     from pathlib import Path
 
@@ -118,7 +118,7 @@ _RULES = """
     test_it.py::test_large: devices
     test_it.py::test_ranks: distributed(2, timeout=60)
 """
-_ADVISED = [
+_ADVISED_RULES = [
     "test_it.py::test_small: devices(1, memory='4GiB', share=0.25)",
     "test_it.py::test_two_devices: devices(1)",
     "test_it.py::test_ranks: distributed(2, timeout=60, device='cpu')",
@@ -126,36 +126,38 @@ _ADVISED = [
 
 
 @pytest.fixture
-def fake(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """A suite for two simulated devices of 16 GiB each."""
+def fake_suite(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Return a suite and the kind `fake`, with two simulated devices of 16 GiB each in the file ``machine.toml``."""
     packages = Packages(tmp_path / "packages")
     packages.install("fake-accel", "fake = fake_accel:make", "fake_accel", _KIND)
     monkeypatch.setenv("PYTHONPATH", str(packages.folder))
     suite.write("machine.toml", 2 * '[[device]]\nmemory = "16GiB"\n')
-    suite.write("test_it.py", _TESTS)
+    suite.write("test_it.py", _SUITE)
     return suite
 
 
 def _advice(text: str) -> list[str]:
+    """Return the lines of the advice in the output `text` of a session."""
     _, _, part = text.partition("accel: advice (--accel-advise)")
     return [line for line in part.partition("\n=")[0].splitlines()[1:] if line]
 
 
 def _about_marks(lines: list[str]) -> list[str]:
-    """The lines above the one on time; below it stand the tests that waited the longest, whichever those were."""
+    """Return the lines above the one on time. The lines below it name the tests that waited longest, which vary."""
     return lines[: next(number for number, line in enumerate(lines) if line.startswith("7 tests ran for "))]
 
 
 def _marks(suite: Suite, test: str) -> dict[str, list[object]]:
+    """Return the arguments of the marks that `test` had in the last session, by the name of the mark."""
     found: dict[str, list[object]] = json.loads((suite.path / f"{test}.json").read_text())
     return found
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["alone", "xdist"])
-def test_the_pasted_rules_give_the_advised_marks(fake: Suite, options: tuple[str, ...]) -> None:
-    ini = fake._ini
-    fake.ini("accel_rules =" + _RULES)
-    run = fake.run("--accel=fake:machine.toml", "--accel-advise", *options)
+@pytest.mark.parametrize("options", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["no-xdist", "xdist"])
+def test_the_pasted_rules_give_the_advised_marks(fake_suite: Suite, options: tuple[str, ...]) -> None:
+    ini = fake_suite._ini
+    fake_suite.ini("accel_rules =" + _RULES)
+    run = fake_suite.run("--accel=fake:machine.toml", "--accel-advise", *options)
     assert run.count() == {"PASSED": 8, "FAILED": 1}
     lines = _advice(run.text)
     assert "marks that ask for more than 7 tests have used:" in lines
@@ -169,22 +171,22 @@ def test_the_pasted_rules_give_the_advised_marks(fake: Suite, options: tuple[str
     assert not any("test_large" in line or "test_fails" in line for line in _about_marks(lines))
     start = lines.index("for accel_rules in the ini file, above the rules that are there:") + 1
     rules = [line.strip() for line in lines[start : start + 3]]
-    assert sorted(rules) == sorted(_ADVISED)
+    assert sorted(rules) == sorted(_ADVISED_RULES)
     assert lines[start + 3] == "for the test files (rules do not replace marks in them):"
     assert any(re.fullmatch(r"7 tests ran for .* and waited for devices and new ranks for .*", line) for line in lines)
 
-    fake._ini = ini
-    fake.ini("accel_rules =\n" + "\n".join(f"    {rule}" for rule in rules) + _RULES)
-    run = fake.run("--accel=fake:machine.toml", "--accel-advise", *options)
+    fake_suite._ini = ini
+    fake_suite.ini("accel_rules =\n" + "\n".join(f"    {rule}" for rule in rules) + _RULES)
+    run = fake_suite.run("--accel=fake:machine.toml", "--accel-advise", *options)
     assert run.count() == {"PASSED": 8, "FAILED": 1}
-    assert _marks(fake, "test_small") == {"devices": [[1], {"memory": "4GiB", "share": 0.25}]}
-    assert _marks(fake, "test_two_devices") == {"devices": [[1], {}]}
-    assert _marks(fake, "test_ranks") == {"distributed": [[2], {"timeout": 60, "device": "cpu"}]}
+    assert _marks(fake_suite, "test_small") == {"devices": [[1], {"memory": "4GiB", "share": 0.25}]}
+    assert _marks(fake_suite, "test_two_devices") == {"devices": [[1], {}]}
+    assert _marks(fake_suite, "test_ranks") == {"distributed": [[2], {"timeout": 60, "device": "cpu"}]}
     marks = _about_marks(_advice(run.text))
     assert not any("test_small" in line or "test_ranks" in line for line in marks)
 
 
-def test_no_advice_without_data(suite: Suite) -> None:
+def test_the_reason_is_given_if_there_is_no_advice(suite: Suite) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices\ndef test_it(): ...\n\ndef test_plain(): ...\n")
     lines = _advice(suite.run("--accel-advise").text)
     assert lines[0] == "no advice on marks: torch does not count the memory of these devices"
@@ -201,7 +203,7 @@ def _measurement(name: str, *, ran: float, waited: float) -> advice.Measurement:
     return advice.Measurement(f"test_it.py::{name}", ("devices(1)",), False, ("sim-0",), ((0,),), ran, waited)
 
 
-def test_lines_on_tests_that_wait_longer_than_they_run() -> None:
+def test_advice_names_tests_that_wait_longer_than_they_run() -> None:
     slow = [_measurement(f"test_{n}", ran=1, waited=2 + n) for n in range(12)]
     lines = list(advice.about_waiting([_measurement("test_quick", ran=0.1, waited=0.4), *slow]))
     assert lines[0] == "13 tests ran for 12.1 s and waited for devices and new ranks for 90.4 s"
@@ -218,7 +220,7 @@ def test_lines_on_tests_that_wait_longer_than_they_run() -> None:
         (16, "-n 4 is the best by the plan: 20.0 s for the tests, and 20.0 s with -n 16 (--accel-plan shows more)"),
     ],
 )
-def test_lines_on_the_number_of_workers(workers: int, line: str) -> None:
+def test_advice_names_the_best_number_of_workers(workers: int, line: str) -> None:
     key = WorldKey("sim", DeviceNeed(1), 1, grouped=False, devices_per_rank=1)
     times = Times((10.0,) * 8, (10.0,) * 8, 0, 0, 1.0)
     demand = Demand.of((index, key) for index in range(8))

@@ -1,4 +1,4 @@
-"""``--accel-census``: the file says what became of each test, however the session went."""
+"""Tests of ``--accel-census``: the file has the status of each test, also if the session ends early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_accel.__main__ import main
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_TESTS = """
+_MIXED_TESTS = """
     import pytest
 
 
@@ -126,21 +126,21 @@ _NEED_OF_NINE = {
 """The need of a test with the mark ``devices(9)``, in a session with simulated devices."""
 
 
-def told(suite: Suite, file: str = "census.json") -> dict[str, Any]:
-    """The document of the last session, without the file that it leaves for the test's own use."""
+def read_census(suite: Suite, file: str = "census.json") -> dict[str, Any]:
+    """Return the census that a session has written to `file`."""
     document: dict[str, Any] = json.loads((suite.path / file).read_text())
     return document
 
 
 def statuses(document: dict[str, Any]) -> dict[str, str]:
-    """The status of each test, by its name."""
+    """Return the status of each test by its name."""
     return {test["id"].partition("::")[2]: test["status"] for test in document["tests"]}
 
 
 @pytest.fixture
 def mixed(suite: Suite) -> Suite:
-    """A suite with tests of all kinds, and a file that is skipped as a whole."""
-    suite.write("test_it.py", _TESTS)
+    """Return a suite with tests of every status, and a file that is skipped as a whole."""
+    suite.write("test_it.py", _MIXED_TESTS)
     suite.write(
         "test_file.py", "import pytest\n\npytest.importorskip('not_there')\n\n\ndef test_in_file():\n    pass\n"
     )
@@ -148,12 +148,14 @@ def mixed(suite: Suite) -> Suite:
     return suite
 
 
-def test_jobs_of_a_pipeline(mixed: Suite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_censuses_of_several_jobs_are_combined(
+    mixed: Suite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("-k", "not left_out", "-p", "no:randomly", "--accel-census")
     condition = "devices < 5 or not fits"
     run = mixed.run("--accel=sim:1", f"--accel-select={condition}", "--accel-shard=1/1", *options, "jobs/one.json")
     assert f"accel: census of the tests: {mixed.path / 'jobs' / 'one.json'}" in run.text
-    one = told(mixed, "jobs/one.json")
+    one = read_census(mixed, "jobs/one.json")
     assert statuses(one) == _RAN | _DID_NOT_RUN
     assert one["session"] == {
         "kind": "sim",
@@ -183,8 +185,8 @@ def test_jobs_of_a_pipeline(mixed: Suite, capsys: pytest.CaptureFixture[str], mo
 
     # xdist appends the group to the ids of tests under --dist loadgroup.
     mixed.run("--accel=none", "-n1", "--dist=loadgroup", *options, "two.json")
-    assert statuses(told(mixed, "two.json")) == _RAN | _DID_NOT_RUN
-    assert told(mixed, "two.json")["session"]["complete"]
+    assert statuses(read_census(mixed, "two.json")) == _RAN | _DID_NOT_RUN
+    assert read_census(mixed, "two.json")["session"]["complete"]
 
     monkeypatch.chdir(mixed.path)
     capsys.readouterr()  # Discards the output of the sessions.
@@ -223,7 +225,7 @@ def test_jobs_of_a_pipeline(mixed: Suite, capsys: pytest.CaptureFixture[str], mo
     ]
 
 
-_ENDS = """
+_TESTS_THAT_END_THE_SESSION = """
     import os
     import signal
     import time
@@ -269,7 +271,7 @@ _ENDS = """
     def test_nine():
         pass
     """
-_COPY_ENDS_LAST = """
+_FORKED_COPY_ENDS_LAST = """
     import os
     import time
 
@@ -290,13 +292,13 @@ _COPY_ENDS_LAST = """
         if os.getpid() == ORIGINAL:
             os.wait()
     """
-_NOT_RUN = {"test_last": "not run", "test_nine": "not run"}
+_LATER_STATUSES = {"test_last": "not run", "test_nine": "not run"}
 
 
 @pytest.fixture
-def ending(suite: Suite) -> Suite:
-    """A suite whose second test ends the session as the variable HOW says, and the census of an earlier session."""
-    suite.write("test_it.py", _ENDS)
+def ending_suite(suite: Suite) -> Suite:
+    """Return a suite with an old census, whose second test ends the session in the way that the variable HOW names."""
+    suite.write("test_it.py", _TESTS_THAT_END_THE_SESSION)
     suite.write("census.json", "yesterday")
     return suite
 
@@ -313,7 +315,7 @@ def ending(suite: Suite) -> Suite:
     ],
 )
 def test_a_session_that_ends_early_is_not_complete(
-    ending: Suite,
+    ending_suite: Suite,
     monkeypatch: pytest.MonkeyPatch,
     how: str,
     options: tuple[str, ...],
@@ -321,48 +323,48 @@ def test_a_session_that_ends_early_is_not_complete(
     exit_status: int,
 ) -> None:
     monkeypatch.setenv("HOW", how)
-    assert ending.run("--accel-census=census.json", *options).ret == exit_status
-    document = told(ending)
+    assert ending_suite.run("--accel-census=census.json", *options).ret == exit_status
+    document = read_census(ending_suite)
     assert not document["session"]["complete"]
     assert document["session"]["exit_status"] == exit_status
-    assert statuses(document) == {"test_first": "passed", "test_ends": status, **_NOT_RUN}
+    assert statuses(document) == {"test_first": "passed", "test_ends": status, **_LATER_STATUSES}
 
 
-def test_a_killed_session_leaves_no_census(ending: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_session_leaves_no_census(ending_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOW", "kill")
-    assert ending.run("--accel-census=census.json").ret == -9
-    assert not [path for path in ending.path.iterdir() if "census" in path.name]
+    assert ending_suite.run("--accel-census=census.json").ret == -9
+    assert not [path for path in ending_suite.path.iterdir() if "census" in path.name]
 
 
 @pytest.mark.long
-def test_a_session_that_cannot_begin_leaves_no_census(ending: Suite) -> None:
-    ending.write("conftest.py", "raise RuntimeError('broken')\n")
-    assert ending.run("--accel-census=census.json").ret == pytest.ExitCode.USAGE_ERROR
-    assert not (ending.path / "census.json").exists()
+def test_a_session_that_cannot_start_leaves_no_census(ending_suite: Suite) -> None:
+    ending_suite.write("conftest.py", "raise RuntimeError('broken')\n")
+    assert ending_suite.run("--accel-census=census.json").ret == pytest.ExitCode.USAGE_ERROR
+    assert not (ending_suite.path / "census.json").exists()
 
 
 @pytest.mark.long
-def test_an_interrupted_collection_is_not_complete(ending: Suite) -> None:
-    ending.write("test_interrupted.py", "raise KeyboardInterrupt\n")
-    assert ending.run("--accel-census=census.json", "test_interrupted.py", "test_it.py").ret == 2
-    document = told(ending)
+def test_an_interrupted_collection_is_not_complete(ending_suite: Suite) -> None:
+    ending_suite.write("test_interrupted.py", "raise KeyboardInterrupt\n")
+    assert ending_suite.run("--accel-census=census.json", "test_interrupted.py", "test_it.py").ret == 2
+    document = read_census(ending_suite)
     assert not document["session"]["complete"]
     assert document["tests"] == []
 
 
 @pytest.mark.long
-def test_a_forked_copy_of_the_session_writes_no_census(ending: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    ending.write("conftest.py", _COPY_ENDS_LAST)
+def test_a_forked_copy_of_the_session_writes_no_census(ending_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ending_suite.write("conftest.py", _FORKED_COPY_ENDS_LAST)
     monkeypatch.setenv("HOW", "fork")
-    ending.run("--accel-census=census.json")
-    assert statuses(told(ending))["test_ends"] == "failed"
+    ending_suite.run("--accel-census=census.json")
+    assert statuses(read_census(ending_suite))["test_ends"] == "failed"
 
 
 @pytest.mark.long
-def test_a_crashed_worker_is_replaced(ending: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_census_with_a_replaced_worker_is_complete(ending_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOW", "crash")
-    ending.run("--accel-census=census.json", "-n1", "-k", "not last")
-    document = told(ending)
+    ending_suite.run("--accel-census=census.json", "-n1", "-k", "not last")
+    document = read_census(ending_suite)
     assert document["session"]["complete"]
     assert statuses(document) == {
         "test_first": "passed",
@@ -404,7 +406,7 @@ def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite, path: str,
     assert "Traceback" not in run.text + run.errors
 
 
-_SUITE = """
+_MARKED_TESTS = """
     import os
 
     import pytest
@@ -444,7 +446,7 @@ _SUITE = """
             with subtests.test("passes"):
                 pass
     """
-_ENDED = {
+_MARKED_STATUSES = {
     **{f"test_plain[{number}]": "passed" for number in range(3)},
     "test_plain[3]": "deselected",
     "test_ranks": "failed",
@@ -466,11 +468,11 @@ _ENDED = {
         pytest.param(("test_it.py", "test_it.py", "--keep-duplicates"), id="twice", marks=pytest.mark.nightly),
     ],
 )
-def test_marked_tests(suite: Suite, options: tuple[str, ...]) -> None:
-    suite.write("test_it.py", _SUITE)
+def test_the_statuses_of_marked_tests_do_not_depend_on_the_options(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write("test_it.py", _MARKED_TESTS)
     suite.run("--accel-census=census.json", "--deselect=test_it.py::test_plain[3]", *options)
-    document = told(suite)
-    assert statuses(document) == _ENDED
+    document = read_census(suite)
+    assert statuses(document) == _MARKED_STATUSES
     assert document["session"]["complete"]
     assert document["session"]["selection"]["--deselect"] == ["test_it.py::test_plain[3]"]
     (nine,) = (test for test in document["tests"] if test["status"] == "missing hardware")
@@ -479,7 +481,7 @@ def test_marked_tests(suite: Suite, options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.nightly
-def test_runs_of_a_test_in_several_workers_are_told_apart(suite: Suite) -> None:
+def test_runs_of_a_test_in_several_workers_are_distinguished(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -516,13 +518,13 @@ def test_runs_of_a_test_in_several_workers_are_told_apart(suite: Suite) -> None:
         """,
     )
     suite.run("-n2", "--dist=each", "--accel-census=census.json")
-    document = told(suite)
+    document = read_census(suite)
     assert document["session"]["complete"]
     assert statuses(document) == {"test_it": "passed", "test_next": "passed"}
 
 
 @pytest.mark.long
-def test_workers_that_collect_different_tests(suite: Suite) -> None:
+def test_the_census_is_incomplete_if_workers_collect_different_tests(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -537,7 +539,7 @@ def test_workers_that_collect_different_tests(suite: Suite) -> None:
         """,
     )
     suite.run("-n2", "--accel-census=census.json")
-    document = told(suite)
+    document = read_census(suite)
     assert not document["session"]["complete"]
     assert statuses(document) == {f"test_it[{worker}]": "not run" for worker in ("both", "gw0", "gw1")}
 
@@ -545,12 +547,12 @@ def test_workers_that_collect_different_tests(suite: Suite) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("options", [("--collect-only",), ("--collect-only", "-n2"), ("--setup-plan",)], ids=" ".join)
 def test_tests_that_are_only_collected_have_not_run(suite: Suite, options: tuple[str, ...]) -> None:
-    suite.write("test_it.py", _SUITE)
+    suite.write("test_it.py", _MARKED_TESTS)
     suite.run("--accel-census=census.json", "-k", "plain", *options)
-    document = told(suite)
+    document = read_census(suite)
     assert document["session"]["collect_only"] == ("--collect-only" in options)
     assert not document["session"]["complete"]
-    assert statuses(document) == {test: "not run" if "plain" in test else "deselected" for test in _ENDED}
+    assert statuses(document) == {test: "not run" if "plain" in test else "deselected" for test in _MARKED_STATUSES}
 
 
 @pytest.mark.long
@@ -558,13 +560,13 @@ def test_a_file_that_cannot_be_collected_makes_the_census_incomplete(suite: Suit
     suite.write("test_it.py", "def test_passes():\n    pass\n\n\ndef test_fails():\n    assert False\n")
     suite.write("test_broken.py", "import not_there\n")
     suite.run("--accel-census=census.json", "--continue-on-collection-errors")
-    document = told(suite)
+    document = read_census(suite)
     assert statuses(document) == {"test_passes": "passed", "test_fails": "failed"}
     assert not document["session"]["complete"]
     (suite.path / "test_broken.py").unlink()
-    # pytest does not collect the tests that have passed.
+    # With --last-failed, pytest does not collect the tests that have passed.
     suite.run("--accel-census=census.json", "--last-failed")
-    document = told(suite)
+    document = read_census(suite)
     assert statuses(document) == {"test_fails": "failed"}
     assert document["session"]["selection"]["--last-failed"]
     assert not document["session"]["complete"]
@@ -592,4 +594,4 @@ def test_the_last_run_of_a_test_counts(suite: Suite) -> None:
     )
     run = suite.run("--reruns=1", "--accel-census=census.json")
     assert run.word("test_second_time") == "RERUN PASSED"
-    assert statuses(told(suite)) == {"test_second_time": "passed"}
+    assert statuses(read_census(suite)) == {"test_second_time": "passed"}

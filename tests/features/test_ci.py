@@ -1,4 +1,4 @@
-"""``--accel-ci``: what GitHub Actions, Buildkite and GitLab get of a session."""
+"""Tests of ``--accel-ci``: job summaries and annotations for GitHub Actions, Buildkite and GitLab."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_accel.record.timeline import sessions_of
 if TYPE_CHECKING:
     from tests.features.conftest import Run, Suite
 
-_TESTS = """
+_MIXED_TESTS = """
     import os
 
     import pytest
@@ -67,7 +67,7 @@ _TESTS = """
     def test_plain():
         pass
 """
-_PASSES = """
+_PASSING_TEST = """
     import pytest
 
 
@@ -78,7 +78,7 @@ _PASSES = """
 
 
 class Job:
-    """The job of a CI system, which runs sessions of a suite. No system counts unless a test sets its variables."""
+    """A job that runs sessions of a suite. The variables of CI systems are unset until a test sets them."""
 
     def __init__(self, suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
         self.suite = suite
@@ -88,6 +88,7 @@ class Job:
             monkeypatch.delenv(name, raising=False)
 
     def set(self, **variables: str) -> None:
+        """Set environment variables of the job."""
         for name, value in variables.items():
             self._monkeypatch.setenv(name, value)
 
@@ -96,28 +97,30 @@ class Job:
         self.set(GITHUB_STEP_SUMMARY=str(self.summary), GITHUB_WORKSPACE=str(self.suite.path))
 
     def run(self, *args: str) -> Run:
-        """Run a session as a job does: not as one that a test has started."""
+        """Run a session without PYTEST_CURRENT_TEST, which would mark it as one that a test has started."""
         self._monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
         return self.suite.run(*args)
 
 
 @pytest.fixture
 def job(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Return a job with an empty suite."""
     return Job(suite, monkeypatch)
 
 
 def _annotations(run: Run) -> list[str]:
+    """Return the lines of the output that GitHub reads as annotations."""
     return [line for line in run.text.splitlines() if line.startswith("::")]
 
 
-@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["alone", "xdist"])
-def test_github(job: Job, options: tuple[str, ...]) -> None:
-    job.suite.write("sub/test_it.py", _TESTS)
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["no-xdist", "xdist"])
+def test_github_gets_a_summary_and_annotations(job: Job, options: tuple[str, ...]) -> None:
+    job.suite.write("sub/test_it.py", _MIXED_TESTS)
     job.on_github()
     job.summary.write_text("An earlier step.")
     run = job.run("--junitxml=junit.xml", *options)
-    before, _, text = job.summary.read_text(encoding="utf-8").partition("\n\n")
-    assert before == "An earlier step."
+    earlier, _, text = job.summary.read_text(encoding="utf-8").partition("\n\n")
+    assert earlier == "An earlier step."
     junit = ElementTree.parse(job.suite.path / "junit.xml").getroot()[0]
     assert {name: junit.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
         "tests": "8",
@@ -136,17 +139,17 @@ def test_github(job: Job, options: tuple[str, ...]) -> None:
         "<code>sim</code> | 4 | <code>4 x sim</code> |",
     ):
         assert expected in text
-    found = {line.split("%3A%3A")[1].split("::")[0]: line for line in _annotations(run)}
-    assert found.keys() == {"test_one_rank_fails", "test_one_rank_ends", "test_errs"}
-    assert found["test_one_rank_fails"] == (
+    by_test = {line.split("%3A%3A")[1].split("::")[0]: line for line in _annotations(run)}
+    assert by_test.keys() == {"test_one_rank_fails", "test_one_rank_ends", "test_errs"}
+    assert by_test["test_one_rank_fails"] == (
         "::error file=sub/test_it.py,line=19,title=sub/test_it.py%3A%3Atest_one_rank_fails::rank 1: assert 1 == 0"
     )
-    assert found["test_one_rank_ends"].endswith("::rank 1 exited with status 3")
-    assert found["test_errs"].endswith("::RuntimeError: no fixture")
+    assert by_test["test_one_rank_ends"].endswith("::rank 1 exited with status 3")
+    assert by_test["test_errs"].endswith("::RuntimeError: no fixture")
     assert run.text.index("::error") > run.text.index("short test summary info")
 
 
-def test_text_that_tries_to_break_out(job: Job) -> None:
+def test_text_of_tests_is_escaped(job: Job) -> None:
     job.suite.write(
         "test_it.py",
         """
@@ -174,7 +177,7 @@ def test_text_that_tries_to_break_out(job: Job) -> None:
     assert "<code>one &#60;/table&#62;&#124;&#96;two&#96;</code>" in text
 
 
-def test_more_failures_than_github_shows(job: Job) -> None:
+def test_only_ten_failures_are_annotated(job: Job) -> None:
     job.suite.write(
         "test_it.py",
         """
@@ -197,25 +200,25 @@ def test_more_failures_than_github_shows(job: Job) -> None:
     assert "test&#95;fails&#91;11&#93;" in text
 
 
-def test_another_plugin_annotates(job: Job) -> None:
+def test_no_annotations_are_written_if_another_plugin_writes_them(job: Job) -> None:
     name = "pytest_github_actions_annotate_failures"
     job.suite.write(f"{name}.py", "")
     job.suite.plugin(name)
-    job.suite.write("test_it.py", _TESTS)
+    job.suite.write("test_it.py", _MIXED_TESTS)
     job.on_github()
     assert _annotations(job.run()) == []
     assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 2 failed")
 
 
-def test_a_summary_that_cannot_be_written(job: Job) -> None:
-    job.suite.write("test_it.py", _PASSES)
+def test_a_summary_that_cannot_be_written_is_reported_and_fails_no_session(job: Job) -> None:
+    job.suite.write("test_it.py", _PASSING_TEST)
     job.set(GITHUB_STEP_SUMMARY=str(job.suite.path))
     run = job.run()
     assert run.ret == 0
     assert f"\naccel: the job summary {job.suite.path} cannot be written: Is a directory\n" in run.text
 
 
-def test_a_full_disk_fails_no_session(job: Job) -> None:
+def test_a_full_disk_is_reported_and_fails_no_session(job: Job) -> None:
     job.suite.write(
         "conftest.py",
         """
@@ -236,7 +239,7 @@ def test_a_full_disk_fails_no_session(job: Job) -> None:
                     os.close(full)
         """,
     )
-    job.suite.write("test_it.py", _PASSES)
+    job.suite.write("test_it.py", _PASSING_TEST)
     job.on_github()
     run = job.run("--capture=sys")
     assert run.ret == 0
@@ -246,16 +249,16 @@ def test_a_full_disk_fails_no_session(job: Job) -> None:
 
 
 @pytest.mark.parametrize("options", [("--accel-ci=off",), ("--collect-only",), ("--accel-plan",), ("test_plain.py",)])
-def test_sessions_without_a_summary(job: Job, options: tuple[str, ...]) -> None:
-    job.suite.write("test_it.py", _PASSES)
+def test_some_sessions_write_no_summary(job: Job, options: tuple[str, ...]) -> None:
+    job.suite.write("test_it.py", _PASSING_TEST)
     job.suite.write("test_plain.py", "def test_plain():\n    pass\n")
     job.on_github()
     assert job.run(*options).ret == 0
     assert not job.summary.exists()
 
 
-def test_a_session_that_a_test_starts_has_no_summary(job: Job) -> None:
-    job.suite.write("inner/test_inner.py", _PASSES)
+def test_a_session_that_a_test_starts_writes_no_summary(job: Job) -> None:
+    job.suite.write("inner/test_inner.py", _PASSING_TEST)
     job.suite.write(
         "test_it.py",
         """
@@ -276,15 +279,15 @@ def test_a_session_that_a_test_starts_has_no_summary(job: Job) -> None:
     assert job.summary.read_text(encoding="utf-8").count("## pytest-accel") == 1
 
 
-def test_a_session_whose_tests_all_lack_hardware(job: Job) -> None:
-    job.suite.write("test_it.py", _PASSES)
+def test_a_summary_is_written_if_all_tests_are_skipped_for_missing_hardware(job: Job) -> None:
+    job.suite.write("test_it.py", _PASSING_TEST)
     job.on_github()
     assert job.run("--accel=none").ret == 0
     assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 1 skipped\n")
 
 
-@pytest.mark.parametrize(("tests", "style"), [(_TESTS, "error"), (_PASSES, "info")], ids=["error", "info"])
-def test_buildkite(job: Job, tests: str, style: str) -> None:
+@pytest.mark.parametrize(("tests", "style"), [(_MIXED_TESTS, "error"), (_PASSING_TEST, "info")], ids=["fail", "pass"])
+def test_buildkite_gets_an_annotation(job: Job, tests: str, style: str) -> None:
     agent = job.suite.write(
         "bin/buildkite-agent",
         """\
@@ -303,18 +306,18 @@ def test_buildkite(job: Job, tests: str, style: str) -> None:
     assert "accel: buildkite" not in run.text
 
 
-def test_a_buildkite_agent_that_fails(job: Job) -> None:
+def test_a_buildkite_agent_that_fails_is_reported_and_fails_no_session(job: Job) -> None:
     agent = job.suite.write("bin/buildkite-agent", "#!/bin/sh\nexit 3\n")
     agent.chmod(0o755)
-    job.suite.write("test_it.py", _PASSES)
+    job.suite.write("test_it.py", _PASSING_TEST)
     job.set(BUILDKITE="true", PATH=f"{agent.parent}{os.pathsep}{os.environ['PATH']}")
     run = job.run()
     assert run.ret == 0
     assert "\naccel: buildkite-agent annotate: exit status 3\n" in run.text
 
 
-def test_gitlab(job: Job) -> None:
-    job.suite.write("test_it.py", _TESTS)
+def test_gitlab_gets_a_collapsed_section(job: Job) -> None:
+    job.suite.write("test_it.py", _MIXED_TESTS)
     job.set(GITLAB_CI="true")
     run = job.run()
     section = re.search(
@@ -329,8 +332,8 @@ def test_gitlab(job: Job) -> None:
     )
 
 
-def test_the_summary_of_records(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    job.suite.write("test_it.py", _TESTS)
+def test_the_command_summary_combines_records(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    job.suite.write("test_it.py", _MIXED_TESTS)
     for shard in (1, 2):
         job.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")
     records = [str(job.suite.path / f"record-{shard}.jsonl") for shard in (1, 2)]

@@ -1,4 +1,4 @@
-"""Test files as a session is given them: named on its command line, or in folders with strange names."""
+"""Tests of collection in ranks: files named on the command line, paths with special characters, and equal test ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_NAMED = """
+_FAILING_TEST = """
     import pytest
     {other}
 
@@ -23,16 +23,16 @@ _NAMED = """
 
 @pytest.mark.long
 def test_asserts_are_rewritten_in_files_that_the_command_line_names(suite: Suite) -> None:
-    """The names do not matter, nor whether another file imports the file before its own tests run."""
-    suite.write("cmp_first.py", _NAMED.format(other="import cmp_second", name="first", number=3))
-    suite.write("cmp_second.py", _NAMED.format(other="", name="second", number=5))
+    """The names of the files do not matter, nor does the import of a test file by another one."""
+    suite.write("cmp_first.py", _FAILING_TEST.format(other="import cmp_second", name="first", number=3))
+    suite.write("cmp_second.py", _FAILING_TEST.format(other="", name="second", number=5))
     run = suite.run("cmp_first.py", "cmp_second.py::test_second")
     assert run.count() == {"FAILED": 2}
     assert "E       assert 3 == 4" in run.failure("test_first")
     assert "E       assert 5 == 4" in run.failure("test_second")
 
 
-_STRANGE = """
+_TESTS_WITH_SPECIAL_NAMES = """
     import pytest
 
 
@@ -55,7 +55,7 @@ def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None
     folders = ("br[1]", "co::lon/sub", "ümlaut", "plain")
     suite.write("conftest.py", "import pytest\n@pytest.fixture\ndef of_conftest(): return 'conftest'\n")
     for number, folder in enumerate(folders):
-        suite.write(f"{folder}/test_{number}.py", _STRANGE)
+        suite.write(f"{folder}/test_{number}.py", _TESTS_WITH_SPECIAL_NAMES)
         suite.write(f"{folder}/broken_{number}.py", "raise AssertionError('is not to be imported')")
     suite.write(
         "br[1]/test_broken_in_ranks.py", "import os\nassert 'RANK' not in os.environ\ndef test_driver(): pass\n"
@@ -69,7 +69,7 @@ def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None
 
 @pytest.mark.long
 def test_a_rank_runs_the_right_one_of_tests_with_equal_ids(suite: Suite) -> None:
-    """Plugins rewrite ids, which need not tell tests apart: a rank runs the one that the driver reports."""
+    """Plugins may change test ids so that two tests have the same one. A rank runs the test that the driver reports."""
     suite.write(
         "conftest.py",
         """

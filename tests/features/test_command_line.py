@@ -1,4 +1,4 @@
-"""pytest's own options, where marked tests are among the tests."""
+"""Tests of pytest's own options in sessions with marked tests: ``-x``, ``--lf``, ``-k``, and others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_FIVE = """
+_FIVE_TESTS = """
     import os
     from pathlib import Path
 
@@ -41,14 +41,14 @@ _FIVE = """
     """
 
 
-def _five(suite: Suite) -> None:
+def _write_five_tests(suite: Suite) -> None:
     suite.ini("markers = mine: a mark of the suite")
-    suite.write("test_five.py", _FIVE)
+    suite.write("test_five.py", _FIVE_TESTS)
 
 
 @pytest.mark.long
-def test_stopping_at_failures(suite: Suite) -> None:
-    _five(suite)
+def test_x_and_maxfail_stop_the_session(suite: Suite) -> None:
+    _write_five_tests(suite)
     suite.write("test_six.py", "def test_unmarked():\n    pass\n")
     run = suite.run("-x", "--tb=short")
     assert run.count() == {"PASSED": 1, "FAILED": 1}
@@ -63,8 +63,8 @@ def test_stopping_at_failures(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_running_the_failed_again(suite: Suite) -> None:
-    _five(suite)
+def test_lf_and_ff_run_failed_tests_again(suite: Suite) -> None:
+    _write_five_tests(suite)
     assert suite.run("--tb=native").count() == {"PASSED": 3, "FAILED": 2}
     (suite.path / "five1").unlink()
 
@@ -80,8 +80,8 @@ def test_running_the_failed_again(suite: Suite) -> None:
     assert (suite.path / "five1").exists()
 
 
-def test_choosing_tests(suite: Suite) -> None:
-    _five(suite)
+def test_options_and_arguments_select_marked_tests(suite: Suite) -> None:
+    _write_five_tests(suite)
     (suite.path / "mended").touch()
     run = suite.run("-k", "two or mine", "-m", "distributed", "--strict-markers", "-q", "-s", "--tb=no")
     assert "2 passed, 3 deselected" in run.text
@@ -98,8 +98,8 @@ def test_choosing_tests(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_options_that_only_show_tests_start_no_process(suite: Suite) -> None:
-    """None of these starts a process: not even the one that ranks come from."""
-    _five(suite)
+    """Not even the fork server is started: it would import the module `told`."""
+    _write_five_tests(suite)
     suite.write("told.py", "import os\nfrom pathlib import Path\nPath(f'imported{os.getpid()}').touch()\n")
     suite.ini("accel_preload = told")
     run = suite.run("--collect-only", "-q", quiet=True)
@@ -121,8 +121,8 @@ def test_options_that_only_show_tests_start_no_process(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_setup_show(suite: Suite) -> None:
-    _five(suite)
+def test_setup_show_works_with_marked_tests(suite: Suite) -> None:
+    _write_five_tests(suite)
     (suite.path / "mended").touch()
     run = suite.run("--setup-show", "-vv")
     assert run.ret == 0

@@ -1,4 +1,4 @@
-"""Ranks on slots of the CPU."""
+"""Tests of ranks on the CPU: the slots that they run on, and backends that torch lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debuggers in ranks, at a terminal of their own."""
+"""Tests of sessions at a terminal: debuggers in ranks, and the line on the progress of a long test."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _TESTS = """
 
 
 class Terminal:
-    """A session at a terminal, and the person before it."""
+    """A session at a terminal, with methods for what its user reads and types."""
 
     def __init__(self, suite: Suite, *args: str, launcher: tuple[str, ...] = ()) -> None:
         suite.write("test_x.py", _TESTS)
@@ -84,16 +84,17 @@ class Terminal:
             sys.executable, command, cwd=str(suite.path), timeout=scaled(60), encoding="utf-8"
         )
 
-    def see(self, text: str) -> str:
-        """Wait for `text`; gives what came before it."""
+    def wait_for(self, text: str) -> str:
+        """Wait for `text` in the output, and return the output before it."""
         self.child.expect_exact(text)
         return str(self.child.before)
 
     def type(self, line: str) -> None:
+        """Send `line` and a line feed to the session."""
         self.child.sendline(line)
 
-    def end(self) -> str:
-        """The rest of what the session says."""
+    def finish(self) -> str:
+        """Wait until the session has ended, and return the rest of its output."""
         self.child.expect(pexpect.EOF)
         self.child.close()
         return str(self.child.before)
@@ -102,12 +103,12 @@ class Terminal:
 @pytest.mark.long
 def test_pdb_opens_in_the_first_rank_that_fails(suite: Suite) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "test_fail or short")
-    assert "assert 'value of 1' == 'wrong'" in terminal.see("(Pdb) ")
+    assert "assert 'value of 1' == 'wrong'" in terminal.wait_for("(Pdb) ")
     terminal.type("p value.upper()")
-    terminal.see("'VALUE OF 1'")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("'VALUE OF 1'")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    rest = terminal.end()
+    rest = terminal.finish()
     assert "1 failed, 1 passed" in rest
     assert terminal.child.exitstatus == 1
 
@@ -127,86 +128,86 @@ def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
         """,
     )
     terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "-k", "test_fail or short")
-    terminal.see("(Mine) ")
+    terminal.wait_for("(Mine) ")
     terminal.type("p value.upper()")
-    terminal.see("'VALUE OF 1'")
-    terminal.see("(Mine) ")
+    terminal.wait_for("'VALUE OF 1'")
+    terminal.wait_for("(Mine) ")
     terminal.type("c")
-    assert "1 failed, 1 passed" in terminal.end()
+    assert "1 failed, 1 passed" in terminal.finish()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "both", "--accel-pdb-rank", str(rank))
-    assert "printed before" in terminal.see("(Pdb) ")
+    assert "printed before" in terminal.wait_for("(Pdb) ")
     terminal.type("p 'rank', rank")
-    terminal.see(f"('rank', {rank})")
-    terminal.see("(Pdb) ")
+    terminal.wait_for(f"('rank', {rank})")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    rest = terminal.end()
+    rest = terminal.finish()
     assert "(Pdb)" not in rest
     assert "1 failed" in rest
 
 
 @pytest.mark.long
-def test_quitting_ends_the_session(suite: Suite) -> None:
+def test_quitting_the_debugger_ends_the_session(suite: Suite) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "both or short")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("(Pdb) ")
     terminal.type("q")
-    rest = terminal.end()
+    rest = terminal.finish()
     assert "Exit: Quitting debugger" in rest
     assert terminal.child.exitstatus == 2
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [(), pytest.param(("-s",), marks=pytest.mark.nightly)])
-def test_breakpoint_steps_and_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
+def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
     terminal = Terminal(suite, "-k", "break and not everywhere", *options)
-    terminal.see("PDB set_trace")
-    terminal.see("(Pdb) ")
-    for _ in range(2 if sys.version_info >= (3, 13) else 1):  # From there on it stops at the call itself.
+    terminal.wait_for("PDB set_trace")
+    terminal.wait_for("(Pdb) ")
+    for _ in range(2 if sys.version_info >= (3, 13) else 1):  # pdb of 3.13 first stops at the call itself.
         terminal.type("n")
-        terminal.see("(Pdb) ")
+        terminal.wait_for("(Pdb) ")
     terminal.type("p valuX\x7fe")  # Backspace.
-    terminal.see("'value of 1 and more'")
-    terminal.see("(Pdb) ")
-    terminal.type("\x1b[A")  # Up: the last line again.
-    terminal.see("'value of 1 and more'")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("'value of 1 and more'")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("\x1b[A")  # Arrow up: the last line again.
+    terminal.wait_for("'value of 1 and more'")
+    terminal.wait_for("(Pdb) ")
     terminal.child.sendintr()
-    terminal.see("KeyboardInterrupt")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("KeyboardInterrupt")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    assert "1 passed" in terminal.end()
+    assert "1 passed" in terminal.finish()
     assert (suite.path / "done0").exists()
 
 
 @pytest.mark.nightly
-def test_breakpoints_of_the_debugger(suite: Suite) -> None:
+def test_a_breakpoint_that_is_set_in_the_debugger_works(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "break and not everywhere")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("(Pdb) ")
     line = (suite.path / "test_x.py").read_text().splitlines().index('        value += " and more"') + 2
     terminal.type(f"b {line}")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("(Pdb) ")
     terminal.type("p value")
-    terminal.see("'value of 1 and more'")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("'value of 1 and more'")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    assert "1 passed" in terminal.end()
+    assert "1 passed" in terminal.finish()
 
 
 @pytest.mark.nightly
 def test_other_ranks_skip_their_breakpoints(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "everywhere", "--accel-pdb-rank=1")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("(Pdb) ")
     terminal.type("p value")
-    terminal.see("'value of 1'")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("'value of 1'")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    rest = terminal.end()
+    rest = terminal.finish()
     assert "(Pdb)" not in rest
     assert "1 passed" in rest
 
@@ -214,24 +215,24 @@ def test_other_ranks_skip_their_breakpoints(suite: Suite) -> None:
 @pytest.mark.long
 def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "impatient")
-    terminal.see("(Pdb) ")
-    terminal.type("import time; time.sleep(2.5); print('th' 'ought')")
-    terminal.see("thought")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("import time; time.sleep(2.5); print('sl' 'ept')")  # The echo of this line does not match "slept".
+    terminal.wait_for("slept")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    assert "1 passed" in terminal.end()
+    assert "1 passed" in terminal.finish()
 
 
 @pytest.mark.long
 def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None:
     terminal = Terminal(suite, "--trace", "-k", "test_short")
-    terminal.see("PDB runcall")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("PDB runcall")
+    terminal.wait_for("(Pdb) ")
     terminal.type("p rank")
-    terminal.see("\n0")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("\n0")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    assert "1 passed" in terminal.end()
+    assert "1 passed" in terminal.finish()
 
 
 @pytest.mark.nightly
@@ -243,7 +244,7 @@ def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("flag", ["--pdb", pytest.param("--trace", marks=pytest.mark.nightly)])
-def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
+def test_debugger_options_are_refused_with_workers(suite: Suite, flag: str) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run(flag, "-n", "1")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
@@ -251,24 +252,24 @@ def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
 
 
 @pytest.mark.nightly
-def test_under_a_launcher(suite: Suite) -> None:
+def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     terminal = Terminal(suite, "--pdb", "-k", "test_fail", launcher=torchrun)
-    assert "assert 'value of 1' == 'wrong'" in terminal.see("(Pdb) ")
+    assert "assert 'value of 1' == 'wrong'" in terminal.wait_for("(Pdb) ")
     terminal.type("p value.upper()")
-    terminal.see("'VALUE OF 1'")
-    terminal.see("(Pdb) ")
+    terminal.wait_for("'VALUE OF 1'")
+    terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    assert "1 failed" in terminal.end()
+    assert "1 failed" in terminal.finish()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["plain", "xdist"])
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
 def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[str, ...]) -> None:
     suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.5\n")
     terminal = Terminal(suite, "-k", "test_waits", *workers)
-    terminal.see("\naccel: test_x.py::test_waits has been in its call phase for ")
-    line = terminal.see("\n")
+    terminal.wait_for("\naccel: test_x.py::test_waits has been in its call phase for ")
+    line = terminal.wait_for("\n")
     for text in (
         "(timeout: 300 s): rank 0 at test_x.py:",
         "; rank 1 at test_x.py:",
@@ -276,4 +277,4 @@ def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[s
     ):
         assert text in line
     (suite.path / "seen").touch()
-    assert "1 passed" in terminal.end()
+    assert "1 passed" in terminal.finish()

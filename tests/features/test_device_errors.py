@@ -1,6 +1,6 @@
-"""Unmarked tests that leave a device unusable for their process, by an error that every later use of it raises.
+"""Tests of unmarked tests that leave a device unusable for their process: every later use of it raises an error.
 
-The device is simulated where torch's Python code ends: a module `torch` with the functions that the plugin calls.
+The device is simulated by a module `torch` with the functions that the plugin calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytest.importorskip("xdist")
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_DEVICE = """
+_SIMULATED_DEVICE = """
     import os
     import sys
     import time
@@ -89,7 +89,7 @@ _TESTS = """
         if number == 5:
             device.error, device.stays = "CUDA error: out of memory", False
     """
-_MARKED = """
+_MARKED_TESTS = """
     @pytest.mark.parametrize("number", range(3))
     @pytest.mark.devices(4)
     def test_marked(number):
@@ -97,8 +97,9 @@ _MARKED = """
     """
 
 
-def _suite(suite: Suite, tests: str = _TESTS) -> None:
-    suite.write("simulated.py", _DEVICE)
+def _write(suite: Suite, tests: str = _TESTS) -> None:
+    """Write a suite with the simulated device and `tests`."""
+    suite.write("simulated.py", _SIMULATED_DEVICE)
     suite.write("test_it.py", tests)
     suite.ini("pythonpath = .")
 
@@ -106,18 +107,18 @@ def _suite(suite: Suite, tests: str = _TESTS) -> None:
 @pytest.mark.parametrize(
     ("options", "marked"),
     [
-        (("-n1",), _MARKED),
+        (("-n1",), _MARKED_TESTS),
         pytest.param(("-n2",), "", marks=pytest.mark.long),
-        pytest.param(("-n2",), _MARKED, marks=pytest.mark.nightly),
-        pytest.param(("-n2", "--accel-schedule=off"), _MARKED, marks=pytest.mark.nightly),
+        pytest.param(("-n2",), _MARKED_TESTS, marks=pytest.mark.nightly),
+        pytest.param(("-n2", "--accel-schedule=off"), _MARKED_TESTS, marks=pytest.mark.nightly),
         pytest.param(("-n2", "--dist=worksteal"), "", marks=pytest.mark.nightly),
         pytest.param(("-n2", "--dist=loadscope"), "", marks=pytest.mark.nightly),
         pytest.param(("-n2", "--dist=loadgroup"), "", marks=pytest.mark.long),
         pytest.param(("--dist=each", "--tx=1*popen"), "", marks=pytest.mark.nightly),
     ],
 )
-def test_the_worker_is_replaced(suite: Suite, options: tuple[str, ...], marked: str) -> None:
-    _suite(suite, _TESTS + marked)
+def test_a_worker_whose_device_is_unusable_is_replaced(suite: Suite, options: tuple[str, ...], marked: str) -> None:
+    _write(suite, _TESTS + marked)
     run = suite.run(*options)
     tests = 12 + 3 * bool(marked)
     assert run.ret == pytest.ExitCode.OK
@@ -137,8 +138,8 @@ def test_the_worker_is_replaced(suite: Suite, options: tuple[str, ...], marked: 
     assert own[own.index("3") :] == ["3", "torn-down"]
 
 
-def test_without_xdist_the_summary_says_so(suite: Suite) -> None:
-    _suite(suite)
+def test_without_xdist_the_summary_names_the_unusable_device(suite: Suite) -> None:
+    _write(suite)
     run = suite.run()
     assert run.count() == {"PASSED": 4, "FAILED": 8}
     lines = "test_it.py::test_unmarked[3]: cuda:0: CUDA error: device-side assert triggered\nthe tests after it ran in"
@@ -147,7 +148,7 @@ def test_without_xdist_the_summary_says_so(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_no_test_is_lost_silently_if_xdist_replaces_no_more_workers(suite: Suite) -> None:
-    _suite(suite, _TESTS.replace("number == 3", "number in (0, 1, 2)"))
+    _write(suite, _TESTS.replace("number == 3", "number in (0, 1, 2)"))
     run = suite.run("-n1", "--max-worker-restart=1")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "12 passed" not in run.text
@@ -159,7 +160,7 @@ def test_no_test_is_lost_silently_if_xdist_replaces_no_more_workers(suite: Suite
 
 @pytest.mark.long
 def test_the_last_test_of_a_worker_needs_no_replacement(suite: Suite) -> None:
-    _suite(suite, _TESTS.replace("number == 3", "number == 11"))
+    _write(suite, _TESTS.replace("number == 3", "number == 11"))
     run = suite.run("-n1")
     assert "12 passed" in run.text
     assert "replacing" not in run.text

@@ -1,4 +1,4 @@
-"""Fixtures of marked tests run in ranks, and never in the driver, whatever plugins wrap a test's phases there."""
+"""Tests of fixtures of marked tests: they run in ranks, and never in the driver, also with plugins that wrap phases."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TestClass:
     def test_method(self, of_module):
         pass
 """
-_HYPOTHESIS = """
+_HYPOTHESIS_TEST = """
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,7 +107,7 @@ from hypothesis import strategies as st
 def test_given(x, rank, of_class, of_module, of_session):
     pass
 """
-_ASYNC = """
+_ASYNC_TEST = """
 
 @pytest.mark.%s
 async def test_%s(of_module):
@@ -125,27 +125,27 @@ def test_no_fixture_of_a_marked_test_runs_in_the_driver(suite: Suite) -> None:
     suite.write("conftest.py", _CONFTEST)
     text, count = _TESTS, 2
     if importlib.util.find_spec("hypothesis") is not None:
-        text, count = text + _HYPOTHESIS, count + 1
+        text, count = text + _HYPOTHESIS_TEST, count + 1
     for plugin, mark in (("pytest_asyncio", "asyncio"), ("anyio", "anyio"), ("pytest_trio", "trio")):
         if importlib.util.find_spec(plugin) is not None:
-            text, count = text + _ASYNC % (mark, mark), count + 1
+            text, count = text + _ASYNC_TEST % (mark, mark), count + 1
     suite.write("test_fixtures.py", text)
     assert suite.run().count() == {"PASSED": count}
     ran = suite.read("fixtures.log")
     assert {line.split()[0] for line in ran} == {"function", "class", "module", "session", "always"}
     assert {line.split()[1] for line in ran} == {"rank"}
-    told = suite.read("items.log")
-    assert len(told) == 3 * count
+    lines = suite.read("items.log")
+    assert len(lines) == 3 * count
     fixtures = "always|of_class|of_function|of_module|of_session"
     for phase in ("setup", "call", "teardown"):
-        assert f"{phase}|test_plain|(9, 'test_plain[1]')|(2,)|{{'number': 1}}|Says what it does.|{fixtures}" in told, (
-            told
+        assert f"{phase}|test_plain|(9, 'test_plain[1]')|(2,)|{{'number': 1}}|Says what it does.|{fixtures}" in lines, (
+            lines
         )
 
 
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("pytest_rerunfailures") is None, reason="needs pytest-rerunfailures")
-def test_no_fixture_of_a_marked_test_runs_in_the_driver_in_a_rerun(suite: Suite) -> None:
+def test_no_fixture_of_a_rerun_marked_test_runs_in_the_driver(suite: Suite) -> None:
     suite.all_plugins()
     suite.write("conftest.py", _CONFTEST)
     suite.write(
@@ -163,7 +163,7 @@ def test_no_fixture_of_a_marked_test_runs_in_the_driver_in_a_rerun(suite: Suite)
     assert len(suite.read("items.log")) == 6
 
 
-def test_the_names_of_a_tests_fixtures_are_still_known_in_the_driver(suite: Suite) -> None:
+def test_the_names_of_the_fixtures_of_a_marked_test_are_known_in_the_driver(suite: Suite) -> None:
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_fixtures.py", _TESTS)
     run = suite.run("--fixtures-per-test", quiet=True)

@@ -1,4 +1,4 @@
-"""The texts of frequent mistakes: each names its cause in the headline, and where possible what to do about it."""
+"""Tests of the reports of frequent mistakes: they name the cause and, where possible, what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _summary(run: Run, test: str) -> str:
-    """Return the line of pytest's short summary about `test`, without the test's name."""
+    """Return the text about `test` in pytest's short summary, without the test's id."""
     found = re.search(rf"^(?:FAILED|ERROR) \S+::{re.escape(test)} - (.*)$", run.text, re.MULTILINE)
     assert found is not None, f"no line about {test} in the short summary of\n{run.text}"
     return found[1]

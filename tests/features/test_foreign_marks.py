@@ -1,4 +1,4 @@
-"""Marks that a project registers itself, and sessions without some of pytest's own plugins."""
+"""Tests of projects that register marks of the same names, and of sessions without some of pytest's own plugins."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_xdist = pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs xdist")
+_needs_xdist = pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs xdist")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=_xdist)])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=_needs_xdist)])
 def test_a_clash_with_a_mark_of_the_project_is_reported_once(
     pytester: pytest.Pytester, options: tuple[str, ...]
 ) -> None:

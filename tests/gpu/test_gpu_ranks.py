@@ -46,7 +46,7 @@ def test_properties_are_those_that_nvidia_smi_shows(card: Device) -> None:
     assert addresses == sorted(addresses)
 
 
-def test_the_inventory_has_as_many_gpus_as_the_driver(card: Device) -> None:
+def test_the_inventory_has_the_gpus_that_the_driver_counts(card: Device) -> None:
     order = ask_driver()
     assert order is not None
     assert card.id.removeprefix("GPU-") in order

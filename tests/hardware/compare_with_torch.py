@@ -1,4 +1,4 @@
-"""Compares how torch and the plugin read generated masks, on the machine of the fake driver.
+"""Compare how torch and the plugin read generated masks, on the machine of the fake driver.
 
 ``python -m tests.hardware.compare_with_torch --masks 100000`` in the repository's root prints the result. The exit
 status is 1 if there is a difference that `KNOWN` does not explain.

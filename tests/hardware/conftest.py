@@ -38,7 +38,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def on_machine(drivers: dict[str, Path], tmp_path: Path) -> OnMachine:
     """Provide a function that runs Python code with a fake driver and returns the JSON that the code prints.
 
-    `facts` describe the machine, in the language of ``fake_nvml/libnvidia-ml.c``.
+    `facts` describe the machine, in the format of ``fake_nvml/libnvidia-ml.c``.
     """
 
     def run(code: str, *facts: str, driver: str = "new", **environ: str) -> Any:

@@ -81,6 +81,7 @@ def guard(steps: str, *, waits: bool = False) -> str:
     return GUARD.replace("STEPS", steps).replace("WAITS", str(waits))
 
 
+# A change of the machine for `look`: 12 instead of 16 GiB of memory are free.
 LESS = f"(' {16 * GIB}\\n', ' {12 * GIB}\\n')"
 
 

@@ -22,14 +22,14 @@ def _gpu(digit: int, *more: str, bus: int | None = None) -> tuple[str, ...]:
     return (f"gpu GPU-{digit}", "name NVIDIA A100", f"pci ff00 {digit if bus is None else bus:x} 0", *more)
 
 
-def test_nvlinks_are_found_from_the_far_end(on_machine: OnMachine) -> None:
-    ends = on_machine(LINKS, *_gpu(1, "link 0 2", "link 1 2", bus=9), *_gpu(2), *_gpu(3, "link 4 0", "link 5 0"))
-    assert ends == {"1": [["3", "nvlink"]] * 2, "2": [], "3": [["1", "nvlink"]] * 2}
+def test_nvlinks_are_found_by_the_pci_address_of_the_other_gpu(on_machine: OnMachine) -> None:
+    links = on_machine(LINKS, *_gpu(1, "link 0 2", "link 1 2", bus=9), *_gpu(2), *_gpu(3, "link 4 0", "link 5 0"))
+    assert links == {"1": [["3", "nvlink"]] * 2, "2": [], "3": [["1", "nvlink"]] * 2}
 
 
 def test_gpus_on_an_nvswitch_are_all_linked(on_machine: OnMachine) -> None:
-    ends = on_machine(LINKS, *(fact for digit in (1, 2, 3) for fact in _gpu(digit, "link 0 switch")), *_gpu(4))
-    assert ends == {
+    links = on_machine(LINKS, *(fact for digit in (1, 2, 3) for fact in _gpu(digit, "link 0 switch")), *_gpu(4))
+    assert links == {
         "1": [["2", "nvlink"], ["3", "nvlink"]],
         "2": [["1", "nvlink"], ["3", "nvlink"]],
         "3": [["1", "nvlink"], ["2", "nvlink"]],
@@ -42,8 +42,8 @@ def test_gpus_on_an_nvswitch_are_all_linked(on_machine: OnMachine) -> None:
 )
 def test_pcie_links_need_no_host_bridge(on_machine: OnMachine, level: int | None, linked: bool) -> None:
     ancestor = () if level is None else (f"ancestor 2 {level}",)
-    ends = on_machine(LINKS, *_gpu(1, *ancestor), *_gpu(2), *_gpu(3))
-    assert ends == {"1": [["3", "pcie"]] * linked, "2": [], "3": [["1", "pcie"]] * linked}
+    links = on_machine(LINKS, *_gpu(1, *ancestor), *_gpu(2), *_gpu(3))
+    assert links == {"1": [["3", "pcie"]] * linked, "2": [], "3": [["1", "pcie"]] * linked}
 
 
 def test_a_pair_may_have_links_of_both_kinds(on_machine: OnMachine) -> None:

@@ -1,3 +1,5 @@
+"""Tests of vendors whose devices are numbered device nodes, and of the reading of sysfs."""
+
 from __future__ import annotations
 
 import re
@@ -22,13 +24,13 @@ def test_nodes_are_files_with_a_number(tmp_path: Path) -> None:
 
 
 def test_a_pci_address_is_found_in_any_class(tmp_path: Path) -> None:
-    place = tmp_path / "sys/devices/pci0000:00/0000:3b:00.0"
-    place.mkdir(parents=True)
+    folder = tmp_path / "sys/devices/pci0000:00/0000:3b:00.0"
+    folder.mkdir(parents=True)
     for name in ("misc/card1", "cards/card1"):
         (tmp_path / "sys/class" / name).mkdir(parents=True)
     (tmp_path / "sys/class/misc/card1/device").symlink_to(tmp_path / "sys/devices")
     assert pci_address(tmp_path, "card1") is None
-    (tmp_path / "sys/class/cards/card1/device").symlink_to(place)
+    (tmp_path / "sys/class/cards/card1/device").symlink_to(folder)
     assert pci_address(tmp_path, "card1") == "0000:3b:00.0"
     assert pci_address(tmp_path, "card2") is None
 

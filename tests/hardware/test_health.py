@@ -36,7 +36,7 @@ print(json.dumps({
 """
 
 
-# The health of the devices for the session with the process id SESSION.
+# Prints the health of each device, as it is for the session whose process id is SESSION.
 VENDOR = """
 import json, os
 from pytest_accel.hardware.vendors.cuda import Cuda
@@ -129,10 +129,10 @@ def name_of(process: subprocess.Popen[bytes]) -> str:
 def test_busy_gpus_are_skipped_on_request(on_machine: OnMachine, holder: subprocess.Popen[bytes], driver: str) -> None:
     facts = (*gpu(1, f"process {holder.pid} {3 * GIB}"), *gpu(2), *gpu(3))
     found = on_machine(HEALTH.replace("BUSY", "True"), *facts, driver=driver)
-    told = f"left out as busy: NVIDIA T4 (GPU-1) is used by pid {holder.pid} ({name_of(holder)}, 3 GiB)"
+    busy = f"left out as busy: NVIDIA T4 (GPU-1) is used by pid {holder.pid} ({name_of(holder)}, 3 GiB)"
     assert found["devices"] == ["GPU-2", "GPU-3"]
-    assert told in found["header"]
-    assert told in found["three"]
+    assert busy in found["header"]
+    assert busy in found["three"]
     found = on_machine(HEALTH.replace("BUSY", "False"), *facts, driver=driver)
     assert found["devices"] == ["GPU-1", "GPU-2", "GPU-3"]
     assert found["three"] is None
@@ -151,8 +151,8 @@ def test_all_holders_are_named_with_the_memory_that_the_driver_reports(
 
 def test_an_instance_is_busy_if_a_process_uses_it(on_machine: OnMachine, holder: subprocess.Popen[bytes]) -> None:
     parts = (f"mig 0 MIG-5 {GIB} a", f"mig 1 MIG-6 {GIB} b", f"process {holder.pid} -1")
-    told = f"is used by pid {holder.pid} ({name_of(holder)})"
-    assert on_machine(VENDOR, *gpu(1, *parts)) == {"MIG-5": ["fine", ""], "MIG-6": ["busy", told]}
+    reason = f"is used by pid {holder.pid} ({name_of(holder)})"
+    assert on_machine(VENDOR, *gpu(1, *parts)) == {"MIG-5": ["fine", ""], "MIG-6": ["busy", reason]}
 
 
 def test_indices_count_busy_devices(on_machine: OnMachine) -> None:

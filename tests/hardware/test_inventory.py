@@ -1,3 +1,5 @@
+"""Tests of ``--accel``, of the inventory of a session, and of the header that describes the inventory."""
+
 from __future__ import annotations
 
 import re

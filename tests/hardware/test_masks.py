@@ -1,3 +1,5 @@
+"""Tests of masks: the devices that a mask leaves, written masks, and the distribution of devices to workers."""
+
 from __future__ import annotations
 
 import re
@@ -71,7 +73,7 @@ def _read(text: str | None) -> str:
         ("NoDevFiles", ""),
     ],
 )
-def test_a_cuda_mask_leaves(text: str | None, seen: str) -> None:
+def test_a_cuda_mask_selects_devices(text: str | None, seen: str) -> None:
     assert _read(text) == seen
 
 
@@ -136,7 +138,7 @@ def test_a_written_mask_has_full_ids_and_no_spaces() -> None:
         ("sim", ""),
     ],
 )
-def test_a_simple_mask_leaves(text: str | None, seen: str) -> None:
+def test_a_simple_mask_selects_devices(text: str | None, seen: str) -> None:
     devices = [Device(kind="sim", id=f"sim-{index}", index=index, name="sim") for index in range(3)]
     assert write_mask(read_simple_mask(text, devices)) == seen
 
@@ -172,7 +174,9 @@ def test_parts_overlap_so_that_every_worker_has_the_same_number() -> None:
         (2, 0, 5, "5 devices for each worker: allowed is at most 4, all that there are"),
     ],
 )
-def test_a_wrong_part_is_named(workers: int, worker: int, per_worker: int, message: str) -> None:
+def test_the_error_of_an_invalid_part_names_the_value_and_what_is_allowed(
+    workers: int, worker: int, per_worker: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         partition(FOUR, workers, worker, per_worker)
 
@@ -182,4 +186,4 @@ def test_masks_are_read_as_torch_reads_them(on_machine: Callable[..., Any]) -> N
     assert found["unexplained"] == []
     # The masks leave every number of devices, and each known difference occurs.
     assert all(found["left"].get(str(count), 0) > 50 for count in range(5))
-    assert [reason for reason, met in found["known"].items() if not met] == []
+    assert [reason for reason, times in found["known"].items() if not times] == []

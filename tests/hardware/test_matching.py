@@ -1,3 +1,5 @@
+"""Tests of the comparison of a test's need with the devices of the session."""
+
 from __future__ import annotations
 
 import pytest
@@ -120,11 +122,11 @@ def test_a_shortfall_names_the_need_the_devices_and_the_reason(
 
 
 HALF, GIBS = Share(fraction=0.5), Share(bytes=10 * GIB)
-LONELY = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_process=True)
+EXCLUSIVE = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_process=True)
 
 
 @pytest.mark.parametrize(
-    ("need", "there", "text"),
+    ("need", "devices", "text"),
     [
         (DeviceNeed(1, share=HALF), (T4,), None),
         (DeviceNeed(2, share=HALF, sets=2), (T4,), None),
@@ -155,14 +157,16 @@ LONELY = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_process
             (T4, UNKNOWN),
             "needs 20 GiB of 1 cuda device; there are 2: NVIDIA T4 (15 GiB), NVIDIA GPU, and none has so much memory",
         ),
-        (DeviceNeed(1, share=HALF), (LONELY,), None),
-        (DeviceNeed(1, share=Share(bytes=20 * GIB)), (LONELY,), None),
+        (DeviceNeed(1, share=HALF), (EXCLUSIVE,), None),
+        (DeviceNeed(1, share=Share(bytes=20 * GIB)), (EXCLUSIVE,), None),
         (
             DeviceNeed(2, share=HALF, sets=2),
-            (LONELY,),
+            (EXCLUSIVE,),
             "needs 0.5 of each of 2 cuda devices; there is 1: NVIDIA L4 (24 GiB)",
         ),
     ],
 )
-def test_shares_that_do_not_fit(need: DeviceNeed, there: tuple[Device, ...], text: str | None) -> None:
-    assert shortfall(need, _inventory(*there)) == text
+def test_a_need_of_shares_has_a_shortfall_if_they_do_not_fit(
+    need: DeviceNeed, devices: tuple[Device, ...], text: str | None
+) -> None:
+    assert shortfall(need, _inventory(*devices)) == text

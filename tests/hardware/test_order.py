@@ -1,3 +1,5 @@
+"""Tests of ``--accel-order`` and of device names in options."""
+
 from __future__ import annotations
 
 import re
@@ -50,7 +52,7 @@ def test_an_empty_name_is_an_error(text: str) -> None:
         parse_order(text)
 
 
-def test_a_list_without_words_says_so() -> None:
+def test_the_error_of_a_list_of_devices_names_no_orders() -> None:
     message = "--accel-devices '0,': allowed are device ids or indices with commas between them"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse_names("0,", "--accel-devices")

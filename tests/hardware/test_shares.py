@@ -1,3 +1,5 @@
+"""Tests of the conversion of shares to parts of a device."""
+
 from __future__ import annotations
 
 import pytest
@@ -32,10 +34,10 @@ def test_a_share_is_converted_to_parts_of_a_device(share: Share | None, expected
 
 def test_a_share_of_a_device_for_a_single_process_is_the_whole_device() -> None:
     slot = Device("cpu", "cpu-0", 0, "CPU", single_process=True)
-    lonely = Device("cuda", "GPU-3", 2, "NVIDIA L4", memory=24 * GIB, single_process=True)
+    exclusive = Device("cuda", "GPU-3", 2, "NVIDIA L4", memory=24 * GIB, single_process=True)
     for share in (Share(fraction=0.25), Share(bytes=8 * GIB)):
-        assert parts(share, slot) == parts(share, lonely) == WHOLE
-    assert parts(Share(bytes=25 * GIB), lonely) is None
+        assert parts(share, slot) == parts(share, exclusive) == WHOLE
+    assert parts(Share(bytes=25 * GIB), exclusive) is None
 
 
 def test_a_share_in_bytes_needs_a_device_with_known_memory() -> None:

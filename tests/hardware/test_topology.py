@@ -13,6 +13,7 @@ def device(number: int, name: str = "A", numa: int | None = None, **links: Near)
 
 
 def best(devices: list[Device], near: Near | None = None) -> tuple[str, str]:
+    """Return the ids of the two devices with the strongest tie."""
     one, other, _ = max(ties(devices, near), key=lambda tie: tie[2])
     return one, other
 

@@ -20,7 +20,7 @@ NAMES = ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "ZE_ENABLE_PCI_ID_DEVICE_
      ("0.5.7", ((), (), ())), ("9.x", ((), (), ())), ("0.", ((0, 1), (), ())),
      ("-18446744073709551615", ((), (0,), ()))],
 )  # fmt: skip
-def test_affinity_of_cards(text: str, left: tuple[tuple[int, ...], ...]) -> None:
+def test_affinity_masks_select_tiles_of_cards(text: str, left: tuple[tuple[int, ...], ...]) -> None:
     assert read_affinity(text, (2, 1, 2), flat=False) == left
 
 
@@ -29,14 +29,14 @@ def test_affinity_of_cards(text: str, left: tuple[tuple[int, ...], ...]) -> None
     [("", ((0, 1), (0,), (0, 1))), ("4,0", ((0,), (), (1,))), ("2", ((), (0,), ())), ("0.1,2.0", ((), (), ())),
      ("5", ((), (), ())), ("0.x", ((), (), ()))],
 )  # fmt: skip
-def test_affinity_of_tiles(text: str, left: tuple[tuple[int, ...], ...]) -> None:
+def test_affinity_masks_select_tiles_that_are_devices(text: str, left: tuple[tuple[int, ...], ...]) -> None:
     assert read_affinity(text, (2, 1, 2), flat=True) == left
 
 
 @pytest.mark.parametrize(
     "text", ["x", "0,,1", ",", ",0", ".1", "0.x", "0.1.2", "18446744073709551616", "1" * 9999, "Default", " "]
 )
-def test_masks_with_which_the_driver_does_not_start(text: str) -> None:
+def test_affinity_masks_with_which_the_driver_does_not_start_are_unreadable(text: str) -> None:
     assert read_affinity(text, (2, 1, 2), flat=False) is None
 
 
@@ -51,7 +51,7 @@ def test_masks_with_which_the_driver_does_not_start(text: str) -> None:
      ("level_zero:1;;level_zero:2", ((), (0,), (0,))), ("level_zero:,1", ((), (0,), ())), (";", ((), (), ())),
      ("level_zero:-1", ((), (), ())), ("level_zero:1x", ((), (0,), ()))],
 )  # fmt: skip
-def test_selector_grammar(text: str, left: tuple[tuple[int, ...], ...]) -> None:
+def test_selectors_select_tiles_of_cards(text: str, left: tuple[tuple[int, ...], ...]) -> None:
     assert read_selector(text, (2, 1, 1)) == left
 
 
@@ -61,7 +61,7 @@ def test_selector_grammar(text: str, left: tuple[tuple[int, ...], ...]) -> None:
      "level_zero:*.0", "level_zero:0.*.1", "level_zero:0.1.2.3", "level_zero:0.", "level_zero:0..1", "level_zero:0.x",
      "!level_zero:0;level_zero:1", "level_zero:2147483648", "level_zero:" + "1" * 9999, " "],
 )  # fmt: skip
-def test_selectors_that_sycl_refuses(text: str) -> None:
+def test_selectors_that_sycl_refuses_are_unreadable(text: str) -> None:
     assert read_selector(text, (2, 1, 1)) is None
 
 
@@ -90,9 +90,9 @@ environs = st.dictionaries(st.sampled_from(NAMES), texts | modes)
 @given(environs, cards)
 def test_no_environment_raises_or_leaves_a_card_twice(environ: dict[str, str], cards: list[Card]) -> None:
     reading = read_masks(environ, cards)
-    there = [*reading.left, *reading.unused]
-    assert len(set(there)) == len(there)
-    assert set(there) <= set(range(len(cards)))
+    present = [*reading.left, *reading.unused]
+    assert len(set(present)) == len(present)
+    assert set(present) <= set(range(len(cards)))
     assert set(reading.partly) <= set(reading.left)
     assert len({cards[at].discrete for at in reading.left}) <= 1
-    assert not (reading.unreadable and there)
+    assert not (reading.unreadable and present)

@@ -1,3 +1,5 @@
+"""Tests of the broker: which requests it grants, alone and beside the brokers of other sessions."""
+
 from __future__ import annotations
 
 import os
@@ -84,7 +86,7 @@ def test_a_released_device_is_granted_to_the_waiting_request(session: Session, l
     assert leases[2].devices == ("c", "d")
     broker.release(leases[1].id)
     broker.submit(DEVICES, 1, ME, leases.append)
-    assert len(leases) == 3, "giving a lease back twice gives nothing twice"
+    assert len(leases) == 3, "a lease that is released twice frees its devices once"
 
 
 def test_slots_are_limited_and_use_no_lock_files(session: Session, tmp_path: Path) -> None:
@@ -238,8 +240,8 @@ def test_a_device_that_another_session_has_released_is_granted_at_once(session: 
 
 def test_the_holder_is_notified_if_another_session_waits(session: Session, wanted_leases: Queue[int]) -> None:
     leases: Queue[Lease] = Queue()
-    other_wishes: Queue[int] = Queue()
-    one, two = session(), session(on_wanted=other_wishes.put)
+    other_wanted_leases: Queue[int] = Queue()
+    one, two = session(), session(on_wanted=other_wanted_leases.put)
     one.submit(("a",), 1, ME, leases.put)
     one.submit(("b",), 1, ME, leases.put)
     kept, wanted = leases.get(), leases.get()
@@ -247,7 +249,7 @@ def test_the_holder_is_notified_if_another_session_waits(session: Session, wante
     assert wanted_leases.get(timeout=TIMEOUT) == wanted.id
     one.release(wanted.id)
     assert leases.get(timeout=TIMEOUT).devices == ("b",)
-    assert other_wishes.empty()
+    assert other_wanted_leases.empty()
     two.submit(("a",), 1, ME, leases.put)
     assert wanted_leases.get(timeout=TIMEOUT) == kept.id
 
@@ -318,7 +320,7 @@ def test_an_unusable_lock_folder_fails_the_request(session: Session, tmp_path: P
     broker.submit(("a", "b"), 2, ME, leases.append, on_failure=errors.append)
     assert [type(error) for error in errors] == [LockFolderError]
     broker.submit(("a",), 1, ME, leases.append)
-    assert [lease.devices for lease in leases] == [("a",)], "what was locked for the failed request is free again"
+    assert [lease.devices for lease in leases] == [("a",)], "the failed request has unlocked the other device"
 
 
 def test_an_unusable_lock_folder_fails_a_waiting_request(session: Session, tmp_path: Path) -> None:
@@ -334,7 +336,7 @@ def test_an_unusable_lock_folder_fails_a_waiting_request(session: Session, tmp_p
 
 
 def sessions_in_order(session: Session) -> tuple[Broker, Broker]:
-    """Return two brokers. Requests of the first count as older than all requests of the second."""
+    """Return two brokers. All requests of the first count as older than those of the second."""
     start = time.time()
     return session(clock=lambda: start), session(clock=lambda: start + 1)
 

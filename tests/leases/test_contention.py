@@ -1,3 +1,5 @@
+"""Tests of several processes that lease the same devices at the same time."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,3 +1,5 @@
+"""Tests of the lock files of devices, and of the wait files in which sessions publish their requests."""
+
 from __future__ import annotations
 
 import contextlib
@@ -176,7 +178,7 @@ def test_impossible_processes_in_a_lock_file_are_ignored(folder: Path, make: Mak
     assert locks.try_acquire("GPU-1", ME)
 
 
-def test_text_of_another_user_is_escaped_for_the_terminal() -> None:
+def test_text_of_another_user_is_made_printable_and_truncated() -> None:
     holder = parse_holder(lock_content(user='"\\u001b[2J"', test='"a\\nb\\ud800' + "x" * 9999 + '"'))
     assert holder is not None
     assert holder.user == "?[2J"
@@ -201,7 +203,7 @@ holder_like = st.fixed_dictionaries(
 
 
 @given(st.binary() | (holder_like | json_values).map(lambda value: json.dumps(value).encode()))
-def test_text_from_any_lock_file_is_limited(data: bytes) -> None:
+def test_values_from_any_lock_file_are_printable_and_in_range(data: bytes) -> None:
     holder = parse_holder(data)
     if holder is not None:
         assert 0 < holder.pid < 2**31
@@ -213,7 +215,7 @@ def test_text_from_any_lock_file_is_limited(data: bytes) -> None:
 
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_requests_from_any_wait_file_are_limited(data: bytes) -> None:
+def test_times_from_any_wait_file_are_in_range(data: bytes) -> None:
     now = 1e9
     assert all(abs(since - now) <= 30 * 24 * 3600 for since in parse_waits(data, now).values())
 
@@ -228,8 +230,8 @@ def test_files_are_writable_for_all_users_whatever_the_umask(folder: Path, make:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     assert stat.S_IMODE(lock_path(folder, "GPU-1").stat().st_mode) == 0o666
-    (want,) = wait_files(folder)
-    assert stat.S_IMODE(want.stat().st_mode) == 0o644
+    (wait_file,) = wait_files(folder)
+    assert stat.S_IMODE(wait_file.stat().st_mode) == 0o644
     locks.close()
     assert [path.name for path in folder.iterdir()] == ["pytest-accel-GPU-1.lock"]
 
@@ -306,7 +308,7 @@ def test_a_deleted_folder_is_created_again(folder: Path, make: Make) -> None:
     locks.close()
 
 
-def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_folder_is_the_temporary_directory_unless_the_variable_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert default_folder() == Path(tempfile.gettempdir()).resolve()
     monkeypatch.setenv(VARIABLE, "/named/folder")
@@ -331,17 +333,17 @@ def test_published_requests_are_seen_by_other_sessions(folder: Path, make: Make)
     assert wait_files(folder) == []
 
 
-@pytest.mark.parametrize("off", [-10.0, 10.0])
-def test_a_published_request_that_is_not_refreshed_is_ignored(folder: Path, make: Make, off: float) -> None:
+@pytest.mark.parametrize("offset", [-10.0, 10.0])
+def test_a_published_request_that_is_not_refreshed_is_ignored(folder: Path, make: Make, offset: float) -> None:
     one, two = make(), make()
     one.wait_queue.publish({"GPU-1": NOW})
-    (want,) = wait_files(folder)
-    os.utime(want, (time.time() + off,) * 2)
+    (wait_file,) = wait_files(folder)
+    os.utime(wait_file, (time.time() + offset,) * 2)
     assert "GPU-1" not in two.wait_queue.others()
-    assert want.exists()
-    os.utime(want, (time.time() - 100,) * 2)
+    assert wait_file.exists()
+    os.utime(wait_file, (time.time() - 100,) * 2)
     assert "GPU-1" not in two.wait_queue.others()
-    assert not want.exists(), "a session that died leaves no file for ever"
+    assert not wait_file.exists(), "the file of a dead session is removed"
     one.close()
 
 

@@ -1,3 +1,5 @@
+"""Tests of the text that says who holds the devices and slots that a request waits for."""
+
 from __future__ import annotations
 
 import time

@@ -65,14 +65,14 @@ def lower_bound(sizes: Sequence[int]) -> int:
 
 def test_shares_are_packed_tightly() -> None:
     """The limit is 1.25 times the lower bound, or one device more than the bound if that is larger."""
-    figures = [(devices_used(shares), lower_bound(shares)) for shares in map(random_shares, range(500))]
-    assert [pair for pair in figures if pair[0] > max(1.25 * pair[1], pair[1] + 1)] == []
-    assert sum(taken for taken, _ in figures) <= 1.1 * sum(bound for _, bound in figures)
+    results = [(devices_used(shares), lower_bound(shares)) for shares in map(random_shares, range(500))]
+    assert [pair for pair in results if pair[0] > max(1.25 * pair[1], pair[1] + 1)] == []
+    assert sum(taken for taken, _ in results) <= 1.1 * sum(bound for _, bound in results)
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_leases_never_exceed_a_device(seed: int) -> None:
-    """The test grants and returns whole devices, shares and sets."""
+    """The requests are for whole devices, shares and sets."""
     draw = random.Random(seed)
     devices = ("a", "b", "c", "d")
     broker = Broker(devices, 0, None, lambda lease: None)

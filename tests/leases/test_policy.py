@@ -1,3 +1,5 @@
+"""Tests of the policy that decides which waiting requests are granted."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -47,10 +49,12 @@ free_devices = st.lists(
 
 
 def taken(grant: Grant) -> list[tuple[str, int]]:
+    """Return the devices of `grant`, each with the parts of it that are granted."""
     return list(zip(grant.devices, grant.parts or (WHOLE,) * len(grant.devices), strict=True))
 
 
 def without(free: Mapping[str, int], grants: Iterable[Grant]) -> dict[str, int]:
+    """Return the free parts of each device that remain after `grants`."""
     left = dict(free)
     for grant in grants:
         for device, parts in taken(grant):
@@ -73,8 +77,8 @@ def test_grants_are_complete_and_never_exceed_the_free_resources(
         assert [parts for _, parts in taken(grant)] == [request.takes(device) for device in grant.devices]
         size = request.count // request.sets
         for start in range(0, request.count, size or 1):
-            one = grant.devices[start : start + size]
-            assert list(one) == [name for name in request.candidates if name in one]
+            one_set = grant.devices[start : start + size]
+            assert list(one_set) == [name for name in request.candidates if name in one_set]
 
 
 @given(requests(), free_devices, st.integers(0, SLOTS))
@@ -88,13 +92,13 @@ def test_a_request_is_granted_if_no_earlier_one_waits_for_the_same(
     slots_waited_for = False
     for request in waiting:
         fitting = [name for name in request.candidates if left[name] >= request.takes(name)]
-        alone = waited_for.isdisjoint(request.candidates) and not (slots_waited_for and request.slots)
+        unblocked = waited_for.isdisjoint(request.candidates) and not (slots_waited_for and request.slots)
         if request.id in grants:
             left = without(left, [grants[request.id]])
             left_slots -= request.slots
         else:
             enough = len(fitting) >= request.count if request.sets == 1 else False
-            assert not (alone and enough and left_slots >= request.slots)
+            assert not (unblocked and enough and left_slots >= request.slots)
             waited_for.update(request.candidates if request.count else ())
             slots_waited_for |= request.slots > 0
 

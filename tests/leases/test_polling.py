@@ -1,3 +1,5 @@
+"""Tests of the times at which the broker's thread checks lock files and the wait queue."""
+
 from __future__ import annotations
 
 import pytest

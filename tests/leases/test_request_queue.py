@@ -1,3 +1,5 @@
+"""Tests of the queue of requests that wait in one session."""
+
 from __future__ import annotations
 
 from pytest_accel.leases.holder import Holder

@@ -229,7 +229,9 @@ def test_the_info_flag_sets_its_field(pytester: pytest.Pytester) -> None:
     assert settings(pytester, "--accel-info").info is True
 
 
-def test_command_line_before_environment_before_ini(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_overrides_the_environment_which_overrides_the_ini_file(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_ini(pytester, "accel_order", "pci")
     assert settings(pytester).order == "pci"
     monkeypatch.setenv("PYTEST_ACCEL_ORDER", "free")

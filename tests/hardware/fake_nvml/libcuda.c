@@ -1,6 +1,6 @@
 /* A libcuda.so.1 that counts the devices whose 32 hexadecimal digits FAKE_CUDA lists, with commas between them.
  *
- * It does so only for a process that asks for the fastest first and has no mask; for another it counts none.
+ * For a process with a mask, or whose CUDA_DEVICE_ORDER is not FASTEST_FIRST, it counts no devices.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,16 +10,16 @@
  *   speed CORES MHZ
  *   pci DOMAIN BUS DEVICE        hexadecimal
  *   compute MODE                 as nvmlComputeMode_t
- *   process PID BYTES            a process with a compute context; BYTES -1: the driver does not tell how much it uses
+ *   process PID BYTES            a process with a compute context; BYTES -1: the driver does not report the memory
  *   ecc VOLATILE AGGREGATE       uncorrectable memory errors since the driver was loaded, and ever
  *   retiring PENDING             1: memory pages wait to be retired
  *   remapped PENDING FAILED      1: rows of memory wait to be replaced; a row could not be replaced
  *   link NUMBER GPU              an active NVLink to the GPU with that index; "switch" instead of the index
- *   ancestor GPU LEVEL           what is nearest to this GPU and to the one with that index, as nvmlGpuTopologyLevel_t
+ *   ancestor GPU LEVEL           nearest common ancestor with the GPU of that index, as nvmlGpuTopologyLevel_t
  *   mig SLOT UUID TOTAL NAME     the GPU is in MIG mode and has this instance; SLOT -1: it has none
  *
- * "process" below a "mig" line belongs to that instance. A fact that is missing makes its call return NOT_SUPPORTED, but
- * without "process" there is none. OLD_DRIVER leaves out what old drivers do not have.
+ * "process" below a "mig" line belongs to that instance. If a fact is missing, its function returns NOT_SUPPORTED;
+ * without "process", no process uses the GPU. OLD_DRIVER leaves out the functions that old drivers lack.
  */
 #include <stdio.h>
 #include <stdlib.h>
