@@ -129,8 +129,8 @@ def test_a_failure_names_a_machine_that_is_no_longer_reachable(suite: Suite, two
     two_machines.cut()
     run = session.finish()
     # The result is ERROR if the driver did not learn in time that the lost ranks had passed the setup.
-    assert run.words["test_endless"] in ("FAILED", "ERROR")
-    assert run.words["test_unmarked"] == "PASSED"
+    assert run.results["test_endless"] in ("FAILED", "ERROR")
+    assert run.results["test_unmarked"] == "PASSED"
     assert "ranks 0-1 were lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")
 
 

@@ -147,9 +147,9 @@ def test_worlds_span_nodes_and_serve_several_workers(
     )
     result = run(suite, machines, "-n", "auto")
     assert "created: 4/4 workers" in result.text
-    assert set(result.words.values()) == {"PASSED", "SKIPPED"}, result.text
-    assert result.words["test_too_many_nodes"] == "SKIPPED"
-    assert len(result.words) == 13
+    assert set(result.results.values()) == {"PASSED", "SKIPPED"}, result.text
+    assert result.results["test_too_many_nodes"] == "SKIPPED"
+    assert len(result.results) == 13
     assert "4 devices: " in run(suite, machines, "-n", "2", "--accel-plan").text
     expect_free_nodes(surroundings)
 
@@ -188,8 +188,8 @@ def test_two_sessions_never_share_a_device(suite: Suite, machines: RayMachines, 
     sessions = [start(suite, machines, "-n", "2") for _ in range(2)]
     for session in sessions:
         result = session.finish()
-        assert set(result.words.values()) == {"PASSED"}, result.text
-        assert len(result.words) == 6
+        assert set(result.results.values()) == {"PASSED"}, result.text
+        assert len(result.results) == 6
     expect_free_nodes(surroundings)
 
 
@@ -206,7 +206,7 @@ def test_a_killed_controller_leaves_no_processes_on_the_nodes(
     expect_free_nodes(surroundings)
     # The devices were returned to Ray.
     suite.write("test_it.py", TESTS)
-    assert run(suite, machines, "-k", "test_two_devices or test_sum").words["test_sum[1]"] == "PASSED"
+    assert run(suite, machines, "-k", "test_two_devices or test_sum").results["test_sum[1]"] == "PASSED"
 
 
 @pytest.mark.long
@@ -304,9 +304,9 @@ def test_a_lost_head_fails_the_tests_that_need_the_cluster(suite: Suite, surroun
         made.head.kill()
         result = session.finish()
         assert result.code == 1
-        assert result.words["test_unmarked"] == "PASSED"
-        assert result.words["test_endless"] in ("FAILED", "ERROR")
-        assert result.words["test_next"] in ("FAILED", "ERROR")
+        assert result.results["test_unmarked"] == "PASSED"
+        assert result.results["test_endless"] in ("FAILED", "ERROR")
+        assert result.results["test_next"] in ("FAILED", "ERROR")
         expect_free_nodes(surroundings)
 
 
@@ -316,7 +316,7 @@ def test_a_cluster_of_another_version_is_a_usage_error(suite: Suite, surrounding
     with cluster(surroundings) as made:
         made.pretend_version("2.9.3")
         result = run(suite, made)
-        assert (result.code, result.words) == (4, {})
+        assert (result.code, result.results) == (4, {})
         assert (
             f"the Ray cluster at {made.address} cannot be used: Version mismatch: The cluster was started with: "
             in (result.text)
@@ -331,5 +331,5 @@ def test_an_invalid_cluster_address_is_a_usage_error(suite: Suite) -> None:
         ("slurm", "must be ray or ray:HOST:PORT, got 'slurm'"),
     ):
         result = suite.run("--accel-cluster", value)
-        assert (result.code, result.words) == (4, {})
+        assert (result.code, result.results) == (4, {})
         assert text in result.text

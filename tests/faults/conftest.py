@@ -61,14 +61,14 @@ class Run:
     text: str
 
     @property
-    def words(self) -> dict[str, str]:
-        """The result words that ``-v`` has shown for each test, such as ``PASSED ERROR``, by the test's name."""
-        words: dict[str, str] = {}
+    def results(self) -> dict[str, str]:
+        """The results that ``-v`` has shown for each test, such as ``PASSED ERROR``, by the test's name."""
+        results: dict[str, str] = {}
         for pattern in _RESULT_LINES:
             for match in pattern.finditer(self.text):
                 name = match["test"].rpartition("::")[2]
-                words[name] = f"{words[name]} {match['word']}" if name in words else match["word"]
-        return words
+                results[name] = f"{results[name]} {match['word']}" if name in results else match["word"]
+        return results
 
     def failure(self, test: str) -> str:
         """Return the text of all sections that report a failure of `test`."""
@@ -78,9 +78,11 @@ class Run:
         return "\n".join(found)
 
     def expect(self, expected: dict[str, str]) -> None:
-        """Check that `words` is `expected`; on failure show the whole output."""
+        """Check that `results` is `expected`; on failure show the whole output."""
         wrong = {
-            name: self.words.get(name) for name in expected | self.words if self.words.get(name) != expected.get(name)
+            name: self.results.get(name)
+            for name in expected | self.results
+            if self.results.get(name) != expected.get(name)
         }
         if wrong:
             pytest.fail(f"{self.text}\n{wrong}", pytrace=False)

@@ -166,8 +166,8 @@ def test_other(rank):
 
     run = suite.run()
 
-    assert set(run.words.values()) == {"PASSED"}, run.text
-    assert len(run.words) == 9
+    assert set(run.results.values()) == {"PASSED"}, run.text
+    assert len(run.results) == 9
     assert list(suite.temporary.glob("tmp*")) == []  # Without adoption, torch would leave these files.
 
 

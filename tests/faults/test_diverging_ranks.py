@@ -239,7 +239,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: Suite) -> None
         """,
     )
     run = suite.run("--accel", "none")
-    assert set(run.words.values()) == {"FAILED"}, run.text
+    assert set(run.results.values()) == {"FAILED"}, run.text
     expected = {
         "test_one_is_elsewhere": [
             "ranks 0-1 are in all_reduce #4 (float32[2, 3])",

@@ -230,7 +230,7 @@ def test_pytest_exit_in_a_rank_ends_the_session(suite: Suite) -> None:
         """,
     )
     run = suite.run()
-    assert run.words == {"test_passes": "PASSED"}
+    assert run.results == {"test_passes": "PASSED"}
     assert "enough" in run.text
     assert run.code == 7
 
@@ -317,7 +317,7 @@ def test_sessions_that_contend_for_devices_all_pass(suite: Suite) -> None:
     for session in sessions:
         run = session.finish()
         assert run.code == pytest.ExitCode.OK, run.text
-        assert list(run.words.values()) == ["PASSED"] * 17
+        assert list(run.results.values()) == ["PASSED"] * 17
 
 
 @pytest.mark.long

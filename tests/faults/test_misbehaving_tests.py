@@ -451,8 +451,8 @@ def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Suite) -> 
         "test_does_not_let_its_copy_end": "FAILED",
         "test_replaces_a_function_of_torch": "PASSED ERROR",
     }
-    assert {name: word for name, word in run.words.items() if word != "PASSED"} == not_passed, run.text
-    assert len(run.words) == 2 * len(_REPLACED_FUNCTIONS) + 5
+    assert {name: word for name, word in run.results.items() if word != "PASSED"} == not_passed, run.text
+    assert len(run.results) == 2 * len(_REPLACED_FUNCTIONS) + 5
     assert "a process that it had forked has returned from the test" in run.failure("test_does_not_let_its_copy_end")
     message = "ranks 0-1 could not be checked for leftovers (RuntimeError: replaced): it may have replaced a function"
     assert message in run.failure("test_replaces_a_function_of_torch")

@@ -149,7 +149,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Suite) -
         assert text in run.failure(test)
     shown = [word for word in ("at the begin", "at the end") if f"SUBFAILED[{word}] test_deceives.py::" in run.text]
     assert len(shown) == 2 * HAS_SUBTESTS, run.text
-    words = {name: word for name, word in run.words.items() if name not in ("test_late", "test_early")}
+    words = {name: word for name, word in run.results.items() if name not in ("test_late", "test_early")}
     assert words == {
         "test_stops_the_clock": "PASSED",
         "test_in_another_world": "PASSED",

@@ -123,7 +123,7 @@ def test_orphans_have_been_removed():
 """
     )
     run = suite.start("-W", "ignore::pytest_accel.LeftoverWarning").finish(timeout=150)
-    passed = dict.fromkeys(run.words, "PASSED")
+    passed = dict.fromkeys(run.results, "PASSED")
     run.expect(passed | {"test_dies": "FAILED", "test_server_is_killed": "FAILED"})
     assert len(passed) == 9
 

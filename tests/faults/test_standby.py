@@ -114,8 +114,8 @@ def test_stopped_standby_processes_do_not_block_other_worlds(suite: Suite) -> No
     """The message to a standby process is larger than a socket's buffer, so that sending it could block."""
     suite.write("test_it.py", _TESTS.partition("    @pytest.mark")[0] + _TESTS_THAT_STOP_STANDBY)
     run = suite.run("--accel-timeout", "50")
-    assert set(run.words.values()) == {"PASSED"}, run.text
-    assert len(run.words) == 4
+    assert set(run.results.values()) == {"PASSED"}, run.text
+    assert len(run.results) == 4
 
 
 def test_a_standby_process_that_cannot_be_forked_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

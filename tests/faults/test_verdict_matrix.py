@@ -169,7 +169,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "160"}
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = distributed: x\n")
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return Run(result.returncode, result.stdout).words
+    return Run(result.returncode, result.stdout).results
 
 
 def expected(test: str, size: int, acting_ranks: frozenset[int], plain: dict[str, str]) -> str:
@@ -205,11 +205,11 @@ def test_each_outcome_on_some_ranks_has_the_expected_verdict(
     for name, text in suite_files(size, frozenset(acting_ranks), plain=False).items():
         suite.write(name, text)
     run = suite.run("--accel", "none")
-    tests = [name for name in run.words if name != "test_last"]
+    tests = [name for name in run.results if name != "test_last"]
     assert len(tests) == sum(len(SITES | FILE_SITES) if outcome.everywhere else 1 for outcome in OUTCOMES.values())
     run.expect({"test_last": "PASSED"} | {name: expected(name, size, frozenset(acting_ranks), plain) for name in tests})
     for name in tests:
-        if {"FAILED", "ERROR"} & set(run.words[name].split()):
+        if {"FAILED", "ERROR"} & set(run.results[name].split()):
             outcome = next(outcome for ending, outcome in OUTCOMES.items() if name.endswith(f"_{ending}"))
             report = run.failure(name)
             assert re.search(outcome.text, report), f"the failure of {name} does not match {outcome.text!r}\n{report}"

@@ -214,7 +214,7 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
         """,
     )
     run = suite.run("--accel", "none")
-    words = run.words
+    words = run.results
     # The result depends on which of the two ranks fails first. Both failures are reported.
     assert words.pop("test_each_its_own") in ("XFAIL", "FAILED"), run.text
     assert words == {
@@ -264,9 +264,9 @@ def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
         """,
     )
     run = suite.run("--accel", "none")
-    assert run.words.get("test_first") == "PASSED"
-    assert "test_never" not in run.words
-    assert run.words.get("test_ends") != "PASSED"
+    assert run.results.get("test_first") == "PASSED"
+    assert "test_never" not in run.results
+    assert run.results.get("test_ends") != "PASSED"
     assert run.code == status, run.text
     assert text in run.text
     suite.expect_nothing_left()

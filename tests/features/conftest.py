@@ -43,23 +43,23 @@ class Run:
     ret: int
     text: str
     errors: str
-    words: dict[str, list[str]]
+    results: dict[str, list[str]]
     """The results that ``-v`` has shown for each test id, in order of time."""
 
-    def word(self, test: str) -> str:
+    def result(self, test: str) -> str:
         """Return the results of `test`, joined by spaces. `test` is a test id, or its part after a ``::``."""
-        found = [words for name, words in self.words.items() if name == test or name.endswith(f"::{test}")]
+        found = [words for name, words in self.results.items() if name == test or name.endswith(f"::{test}")]
         assert len(found) == 1, f"{test}: expected one test of this name, found {len(found)} in\n{self.text}"
         return " ".join(found[0])
 
     def outcomes(self) -> dict[str, str]:
         """Return the results of each test, joined by spaces, by the part of its id after the last ``::``."""
-        return {name.rpartition("::")[2]: " ".join(words) for name, words in self.words.items()}
+        return {name.rpartition("::")[2]: " ".join(words) for name, words in self.results.items()}
 
     def count(self) -> dict[str, int]:
         """Return the number of results by result word."""
         counts: dict[str, int] = {}
-        for words in self.words.values():
+        for words in self.results.values():
             for word in words:
                 counts[word] = counts.get(word, 0) + 1
         return counts
@@ -131,12 +131,12 @@ class Suite:
         (self.path / "pytest.ini").write_text(self._ini)
         options = self._options if quiet else (*self._options, "-v")
         ret, text, errors = self._finish([*options, *args])
-        words: dict[str, list[str]] = {}
+        results: dict[str, list[str]] = {}
         for pattern in _RESULT_LINES:
             for match in pattern.finditer(text):
-                words.setdefault(match["test"].strip(), []).append(match["word"])
+                results.setdefault(match["test"].strip(), []).append(match["word"])
         assert "INTERNALERROR" not in text
-        return Run(ret, text, errors, words)
+        return Run(ret, text, errors, results)
 
     def _finish(self, args: list[str]) -> tuple[int, str, str]:
         """Run a session and return its exit status, stdout and stderr; fail the test if it hangs."""

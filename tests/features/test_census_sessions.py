@@ -402,7 +402,7 @@ def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite, path: str,
     run = suite.run("--accel-census", path)
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert text.format(suite.path) in run.errors
-    assert not run.words
+    assert not run.results
     assert "Traceback" not in run.text + run.errors
 
 
@@ -593,5 +593,5 @@ def test_the_last_run_of_a_test_counts(suite: Suite) -> None:
         """,
     )
     run = suite.run("--reruns=1", "--accel-census=census.json")
-    assert run.word("test_second_time") == "RERUN PASSED"
+    assert run.result("test_second_time") == "RERUN PASSED"
     assert statuses(read_census(suite)) == {"test_second_time": "passed"}

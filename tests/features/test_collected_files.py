@@ -64,7 +64,7 @@ def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None
     run = suite.run("--import-mode=importlib")
     assert run.count() == {"PASSED": 5 * 5 + 1}, run.text
     for folder in (*folders, "linked"):
-        assert len([name for name in run.words if name.startswith(f"{folder}/")]) == (6 if folder == "br[1]" else 5)
+        assert len([name for name in run.results if name.startswith(f"{folder}/")]) == (6 if folder == "br[1]" else 5)
 
 
 @pytest.mark.long

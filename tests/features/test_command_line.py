@@ -75,7 +75,7 @@ def test_lf_and_ff_run_failed_tests_again(suite: Suite) -> None:
 
     (suite.path / "mended").touch()
     run = suite.run("--ff")
-    assert list(run.words) == [f"test_five.py::test_{name}" for name in ("two", "four", "one", "three", "five")]
+    assert list(run.results) == [f"test_five.py::test_{name}" for name in ("two", "four", "one", "three", "five")]
     assert run.count() == {"PASSED": 5}
     assert (suite.path / "five1").exists()
 
@@ -111,13 +111,14 @@ def test_options_that_only_show_tests_start_no_process(suite: Suite) -> None:
         run = suite.run(option)
         assert run.ret == 0, option
         assert not list(suite.path.glob("five*"))
-    assert not list(suite.path.glob("imported*"))
 
     run = suite.run("--markers", quiet=True)
+    assert run.ret == 0
     assert "@pytest.mark.distributed(world_size=2" in run.text
     run = suite.run("--fixtures", quiet=True)
     assert "device_mesh" in run.text
     assert run.ret == 0
+    assert not list(suite.path.glob("imported*"))
 
 
 @pytest.mark.long
@@ -127,3 +128,4 @@ def test_setup_show_works_with_marked_tests(suite: Suite) -> None:
     run = suite.run("--setup-show", "-vv")
     assert run.ret == 0
     assert "5 passed" in run.text
+    assert "test_five.py::test_two (fixtures used: rank, request) PASSED" in run.text

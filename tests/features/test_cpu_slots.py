@@ -73,6 +73,6 @@ def test_missing_backends_are_reported(suite: Suite, backend: str, remedy: str) 
     )
     run = suite.run()
     name = backend.rpartition(":")[2]
-    assert run.word("test_it") == "ERROR"
+    assert run.result("test_it") == "ERROR"
     assert f" - Failed: backend {name!r} is not available in torch " in run.text
     assert f": {remedy}, or use one of gloo" in run.text

@@ -240,10 +240,11 @@ def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "everywhere")
     assert "bdb.BdbQuit" in run.text or "Quitting debugger" in run.text
+    assert run.ret != 0
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("flag", ["--pdb", pytest.param("--trace", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("flag", ["--pdb", "--trace"])
 def test_debugger_options_are_refused_with_workers(suite: Suite, flag: str) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run(flag, "-n", "1")

@@ -158,7 +158,7 @@ def test_no_fixture_of_a_rerun_marked_test_runs_in_the_driver(suite: Suite) -> N
             assert False
         """,
     )
-    assert suite.run("--reruns=1").word("test_again") == "RERUN FAILED"
+    assert suite.run("--reruns=1").result("test_again") == "RERUN FAILED"
     assert {line.split()[1] for line in suite.read("fixtures.log")} == {"rank"}
     assert len(suite.read("items.log")) == 6
 

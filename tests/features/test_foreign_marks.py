@@ -34,7 +34,9 @@ def test_a_clash_with_a_mark_of_the_project_is_reported_once(
 @pytest.mark.long
 def test_the_marks_of_the_plugin_are_not_reported_as_a_clash(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_plain(): pass")
-    pytester.runpytest_subprocess("--accel", "none").stdout.no_fnmatch_line("*registers a mark*")
+    result = pytester.runpytest_subprocess("--accel", "none")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*registers a mark*")
 
 
 @pytest.mark.long

@@ -401,7 +401,7 @@ def test_all_ranks_use_one_seed_and_one_database(suite: Suite) -> None:
     sessions: list[dict[str, list[str]]] = []
     for options in ((), (), ("--hypothesis-seed=5",), ("--hypothesis-seed=5",)):
         run = suite.run(*options)
-        assert run.word("test_found") == "FAILED"
+        assert run.result("test_found") == "FAILED"
         assert "x=1000," in _failure(run, "test_found")
         for name in names:
             assert suite.read(f"{name}.0") == suite.read(f"{name}.1"), name
@@ -493,4 +493,4 @@ def test_is_as_hypothesis_made_it():
     )
     run = suite.run()
     assert "x=100," in _failure(run, "test_alone")
-    assert run.word("test_is_as_hypothesis_made_it") == "PASSED"
+    assert run.result("test_is_as_hypothesis_made_it") == "PASSED"

@@ -146,18 +146,18 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
         """,
     )
     run = suite.run()
-    failed = {name for name, words in run.words.items() if words == ["FAILED"]}
+    failed = {name for name, words in run.results.items() if words == ["FAILED"]}
     assert failed == {"test_marks.py::TestCase::test_fails"}
     assert "rank 1: AssertionError: 1 != 0 : only rank 0 is right" in run.text
-    assert run.word("TestCase::test_skipped") == "SKIPPED"
-    assert run.word("TestCase::test_expected") == "XFAIL"
-    ids = {name.rpartition("::")[2] for name in run.words}
+    assert run.result("TestCase::test_skipped") == "SKIPPED"
+    assert run.result("TestCase::test_expected") == "XFAIL"
+    ids = {name.rpartition("::")[2] for name in run.results}
     assert {f"test_sizes[world_size={size}-{letter}]" for letter in "ab" for size in (1, 2, 4)} < ids
     assert {"test_in_class[world_size=1]", "test_in_class[world_size=3]"} < ids
     assert {"test_own_parameter[2]", "test_own_parameter[3]"} < ids
     for rank in (0, 1):
         assert {"tearDown test_in_ranks", "cleanup test_in_ranks"} < set(suite.read(f"unittest.{rank}.log"))
-    assert run.count() == {"PASSED": len(run.words) - 3, "FAILED": 1, "SKIPPED": 1, "XFAIL": 1}
+    assert run.count() == {"PASSED": len(run.results) - 3, "FAILED": 1, "SKIPPED": 1, "XFAIL": 1}
 
 
 @pytest.mark.long

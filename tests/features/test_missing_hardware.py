@@ -93,8 +93,8 @@ def test_accel_strict_fails_tests_whose_hardware_is_missing(device_suite: Suite)
     )
     run = device_suite.run("--accel=none", "--accel-strict")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert run.word("test_two") == run.word("test_one") == run.word("test_expected_to_fail") == "ERROR"
-    assert run.word("test_other_reason") == "SKIPPED"
+    assert run.result("test_two") == run.result("test_one") == run.result("test_expected_to_fail") == "ERROR"
+    assert run.result("test_other_reason") == "SKIPPED"
     assert "needs 2 devices" in run.failure("test_two")
     assert "(--accel-strict)" in run.failure("test_two")
     assert "traceback entries are hidden" not in run.text
@@ -108,7 +108,7 @@ def test_accel_require_fails_a_session_with_too_few_devices(device_suite: Suite)
     run = device_suite.run("--accel=sim:4", "--accel-require=sim:5")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "--accel-require sim:5: 4 sim device(s) here" in run.text + run.errors
-    assert not run.words
+    assert not run.results
     assert "Traceback" not in run.text + run.errors
     assert device_suite.run("--accel=sim:4", "--accel-require=sim:4,cpu:1", "-k", "unmarked").ret == 0
     assert device_suite.run("--accel=sim:4", "--accel-require=sim:5", "-n2").ret == pytest.ExitCode.TESTS_FAILED
@@ -120,7 +120,7 @@ def test_accel_info_lists_the_devices_and_runs_no_test(device_suite: Suite) -> N
     assert "accel: sim, 3 devices: 3 x sim, order fastest" in run.text
     assert re.search(r"^# +device +id +kind +name +memory", run.text, re.MULTILINE)
     assert "SIM_VISIBLE_DEVICES=" in run.text
-    assert not run.words
+    assert not run.results
     assert device_suite.run("--accel=none", "--accel-info").ret == 0
     assert not _module_imported(device_suite)
 
@@ -184,7 +184,7 @@ def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:
         """,
     )
     run = suite.run()
-    skipped = {name.partition("::")[2] for name, words in run.words.items() if words == ["SKIPPED"]}
+    skipped = {name.partition("::")[2] for name, words in run.results.items() if words == ["SKIPPED"]}
     assert skipped >= {
         "test_more_than_there_are",
         "test_more_ranks_than_devices",
@@ -192,8 +192,8 @@ def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:
         "test_memory",
         "test_sizes[world_size=8]",
     }
-    assert run.word("test_sizes[world_size=2]") == run.word("test_sizes[world_size=4]") == "PASSED"
-    assert run.word("test_on_cpu") == "PASSED"
+    assert run.result("test_sizes[world_size=2]") == run.result("test_sizes[world_size=4]") == "PASSED"
+    assert run.result("test_on_cpu") == "PASSED"
     assert "FAILED" not in run.count()
     assert "ERROR" not in run.count()
     for text in ("needs 5 sim devices; there are 4: 4 x sim", "needs 6 sim devices", "needs 8 sim devices"):

@@ -72,7 +72,7 @@ def test_each_test_runs_in_one_job_or_the_census_names_it(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
     first = _run_pipeline(suite)
     assert {name: run.ret for name, run in first.items()} == dict.fromkeys(JOBS, 0)
-    ran = [test for run in first.values() for test, words in run.words.items() if words == ["PASSED"]]
+    ran = [test for run in first.values() for test, words in run.results.items() if words == ["PASSED"]]
     assert len(ran) == len(set(ran)) == 11
     assert first["eight"].outcomes() == {"test_ranks[world_size=8]": "PASSED", "test_sixteen": "SKIPPED"}
 
@@ -96,10 +96,10 @@ def test_each_test_runs_in_one_job_or_the_census_names_it(suite: Suite) -> None:
     second = _run_pipeline(suite)
     divisions = {re.findall(r"division (\w{6})", second[name].text)[0] for name in ("four-1", "four-2")}
     assert len(divisions) == 1
-    ran_again = [test for run in second.values() for test, words in run.words.items() if words == ["PASSED"]]
+    ran_again = [test for run in second.values() for test, words in run.results.items() if words == ["PASSED"]]
     assert sorted(ran_again) == sorted(ran)
     assert (suite.path / "times.json").read_bytes() != before  # Jobs without `--accel-shard` update the file.
     status, text = _run_command(suite, "census", *(file for file in files if file != "four-2.json"))
     assert status == 1
-    missed = {test for test in second["four-2"].words if f" {test}\n" in text}
-    assert missed == set(second["four-2"].words)
+    missed = {test for test in second["four-2"].results if f" {test}\n" in text}
+    assert missed == set(second["four-2"].results)

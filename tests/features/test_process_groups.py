@@ -132,8 +132,8 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
         """,
     )
     run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning")
-    assert run.count() == {"PASSED": len(run.words) - 3, "ERROR": 3}
-    assert run.word("test_unknown_backend") == "ERROR"
+    assert run.count() == {"PASSED": len(run.results) - 3, "ERROR": 3}
+    assert run.result("test_unknown_backend") == "ERROR"
     assert "carrier-pigeon" in run.failure("test_unknown_backend")
     for name, fixture in (("test_no_group", "process_group"), ("test_no_mesh", "device_mesh")):
         text = f"the fixture '{fixture}' needs a process group, which @pytest.mark.distributed(init=False) leaves to"
@@ -603,8 +603,8 @@ _DEVICES = """
 def test_tests_get_their_devices_and_masks(suite: Suite) -> None:
     suite.write("test_devices.py", _DEVICES)
     run = suite.run()
-    assert run.count() == {"PASSED": len(run.words) - 1, "ERROR": 1}
-    assert len(run.words) == 19
+    assert run.count() == {"PASSED": len(run.results) - 1, "ERROR": 1}
+    assert len(run.results) == 19
     assert "the fixture 'rank' needs @pytest.mark.distributed on the test" in run.failure("test_no_mark_is_an_error")
     assert "Traceback" not in run.text
 

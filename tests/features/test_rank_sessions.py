@@ -337,9 +337,9 @@ def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test(suite: S
     )
     run = suite.run()
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert run.word("test_a.py::test_begins") == "PASSED"
-    assert run.word("test_a.py::test_goes_on") == "PASSED ERROR"
-    assert run.word("test_b.py::test_last") == "PASSED ERROR"
+    assert run.result("test_a.py::test_begins") == "PASSED"
+    assert run.result("test_a.py::test_goes_on") == "PASSED ERROR"
+    assert run.result("test_b.py::test_last") == "PASSED ERROR"
     assert "the module's end" in run.failure("test_goes_on")
     assert "the session's end" in run.failure("test_last")
     assert "ERROR test_b.py::test_last - rank 1: RuntimeError: the session's end" in run.text
@@ -523,16 +523,16 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
     )
     arguments = ["-k", "not subtests"] if int(pytest.__version__.partition(".")[0]) < 9 else []
     run = suite.run(*arguments)
-    assert run.word("test_addmarker") == "XFAIL"
+    assert run.result("test_addmarker") == "XFAIL"
     if not arguments:
-        assert run.words.pop("test_builtin.py::test_subtests")[-1] == "FAILED"
-        assert run.words.pop("test_builtin.py::test_xfail_subtests")[-1] == "XFAIL"
-        assert run.words.pop("test_builtin.py::TestCase::test_case_subtests")[-1] == "PASSED"
+        assert run.results.pop("test_builtin.py::test_subtests")[-1] == "FAILED"
+        assert run.results.pop("test_builtin.py::test_xfail_subtests")[-1] == "XFAIL"
+        assert run.results.pop("test_builtin.py::TestCase::test_case_subtests")[-1] == "PASSED"
         assert run.text.count("\nFAILED ") == run.text.count("\nSUBFAILED") == 1
         assert "contains 1 failed subtest" in run.failure("test_subtests")
         assert "[numbered] (number='1')" in run.text
         assert "rank 1 failed" in run.text
-    wrong = {name: words for name, words in run.words.items() if words not in (["PASSED"], ["XFAIL"])}
+    wrong = {name: words for name, words in run.results.items() if words not in (["PASSED"], ["XFAIL"])}
     assert not wrong
 
 
@@ -629,12 +629,12 @@ def test_a_file_whose_import_fails_only_in_ranks_is_an_error(suite: Suite) -> No
         """,
     )
     run = suite.run()
-    assert run.word("test_never_runs") == "ERROR"
-    assert run.word("test_neither") == "ERROR"
+    assert run.result("test_never_runs") == "ERROR"
+    assert run.result("test_neither") == "ERROR"
     assert "ImportError: no such thing in a rank" in run.failure("test_never_runs")
-    assert run.word("test_number[7]") == "ERROR"
+    assert run.result("test_number[7]") == "ERROR"
     assert "test_names.py has no test test_number[7] in this rank; its tests here: test_number[" in run.text
-    assert run.word("test_next") == "PASSED"
+    assert run.result("test_next") == "PASSED"
 
 
 @pytest.mark.long
@@ -710,12 +710,12 @@ def test_async_tests_and_hypothesis_work_in_ranks(suite: Suite) -> None:
         """,
     )
     run = suite.run()
-    assert run.word("test_asyncio") == "PASSED"
-    assert run.word("test_asyncio_fails") == "FAILED"
-    assert run.word("test_anyio") == "PASSED"
-    assert run.word("test_examples") == "PASSED"
-    assert run.word("TestMethods::test_collective") == "PASSED"
-    assert run.word("test_finds") == "FAILED"
+    assert run.result("test_asyncio") == "PASSED"
+    assert run.result("test_asyncio_fails") == "FAILED"
+    assert run.result("test_anyio") == "PASSED"
+    assert run.result("test_examples") == "PASSED"
+    assert run.result("TestMethods::test_collective") == "PASSED"
+    assert run.result("test_finds") == "FAILED"
     assert "number=1000" in run.failure("test_finds")
     drawn = suite.read("drawn0.log")
     assert len(drawn) == 20

@@ -94,7 +94,7 @@ def test_tests_of_one_world_run_one_after_the_other(logging_suite: Suite) -> Non
     run = logging_suite.run("--accel-reorder")
     assert run.count() == {"PASSED": 12, "SKIPPED": 2}
     assert _test_order(logging_suite) == [*_ALL * 2, *_PLAIN * 2, *_ONE * 2]
-    places = [name.partition("::")[0] for name in run.words if name.endswith(("plain", "missing"))]
+    places = [name.partition("::")[0] for name in run.results if name.endswith(("plain", "missing"))]
     assert places == ["test_a.py"] * 3 + ["test_b.py"] * 3
     by_process: dict[str, list[str]] = {}
     for line in logging_suite.read("order"):

@@ -94,7 +94,7 @@ def test_the_command_runs_the_same_test_on_the_same_devices(suite: Suite, monkey
     monkeypatch.delenv("PYTEST_ACCEL")
 
     again = suite.run(*shlex.split(command)[1:])
-    assert list(again.words) == ["test_x.py::test_of[it's]"]
+    assert list(again.results) == ["test_x.py::test_of[it's]"]
     assert [line for line in again.text.splitlines() if line.startswith("seen ")] == seen
     assert _commands(again.text) == [command]
 

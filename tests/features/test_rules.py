@@ -153,7 +153,7 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
     for options in ((), ("-n", "2")):
         run = suite.run(*options)
         assert run.count() == {"PASSED": 9}, run.text
-        assert run.word("test_each_size[world_size=1]") == "PASSED"
+        assert run.result("test_each_size[world_size=1]") == "PASSED"
         assert "adoption" not in run.text
 
 

@@ -61,8 +61,8 @@ def test_each_test_is_in_one_part_and_each_job_divides_the_suite_in_the_same_way
     times_of_parts = [json.loads((suite.path / f"times.{part}-of-3.json").read_text())["tests"] for part in (1, 2, 3)]
     assert sorted(name for tests in times_of_parts for name in tests) == sorted(stored)
     assert len({_division(run) for run in runs}) == 1
-    ran = [test for run in runs for test in run.words]
-    assert sorted(ran) == sorted(whole.words)
+    ran = [test for run in runs for test in run.results]
+    assert sorted(ran) == sorted(whole.results)
 
 
 def test_only_selected_tests_are_divided_into_parts(suite: Suite) -> None:
@@ -70,7 +70,7 @@ def test_only_selected_tests_are_divided_into_parts(suite: Suite) -> None:
     suite.run()  # The durations in pytest's cache must have no effect: other jobs have another cache.
     one = suite.run("--accel-select", "marked and fits", "--accel-shard", "1/2")
     other = suite.run("--accel-select", "marked and fits", "--accel-shard", "2/2")
-    assert sorted((*one.words, *other.words)) == [
+    assert sorted((*one.results, *other.results)) == [
         *("test_it.py::test_ranks", "test_it.py::test_two[0]", "test_it.py::test_two[1]", "test_it.py::test_two[2]")
     ]
     assert "accel: part 1 of 2: 2 of 4 tests" in one.text
@@ -96,7 +96,7 @@ def test_tests_that_depend_on_each_other_stay_together(suite: Suite) -> None:
         """,
     )
     for part in ("1/2", "2/2"):
-        words = suite.run("--accel-shard", part).words
+        words = suite.run("--accel-shard", part).results
         assert {name.partition("[")[0].rpartition("::")[2] for name in words} in ({"test_chain"}, {"test_server"})
 
 

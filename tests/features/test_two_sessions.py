@@ -48,7 +48,7 @@ def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
                 assert lines[-1], "".join(lines)
             # An idle world of the first session holds all devices. Without a request, it would keep them for 30 s.
             second = suite.run("-k", "test_all and not again", "--accel-wait=20")
-            assert second.word("test_all") == "PASSED"
+            assert second.result("test_all") == "PASSED"
             assert first.poll() is None
             text, _ = first.communicate("go on\n")
         finally:

@@ -113,5 +113,5 @@ def test_devices_that_only_torch_knows_are_leased(suite: Suite) -> None:
     suite.write("test_suite.py", TESTS)
     run = suite.run("--accel", "privateuse1")
     assert "accel: privateuse1, 3 devices: Fake 0, Fake 1, Fake 2" in run.text
-    assert run.word("test_too_many") == "SKIPPED"
+    assert run.result("test_too_many") == "SKIPPED"
     assert run.count() == {"PASSED": 4, "SKIPPED": 1}

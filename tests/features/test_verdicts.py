@@ -223,7 +223,7 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
     file = suite.write("test_outcomes.py", _OUTCOMES)
     run = suite.run("-rA", "--junitxml=junit.xml", "--durations=3", "--durations-min=0", "-o", "junit_family=xunit1")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    words = {name.partition("::test_")[2]: " ".join(found) for name, found in run.words.items()}
+    words = {name.partition("::test_")[2]: " ".join(found) for name, found in run.results.items()}
     assert words == {
         "passes": "PASSED",
         "introspection": "FAILED",

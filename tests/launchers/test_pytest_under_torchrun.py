@@ -130,7 +130,7 @@ def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: 
     run = session.finish()
 
     assert f"torchrun has lost rank 1 (pid {agent.pid})" in run.text
-    assert "test_next" not in run.words
+    assert "test_next" not in run.results
     assert run.code == 1
 
 

@@ -485,7 +485,7 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two_
     run = session.finish()
 
     # The result is ERROR if the driver did not learn in time that the far rank had passed the setup.
-    assert run.words in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
+    assert run.results in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
     assert "rank 1 was lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")
     assert "srun has lost the node far-node with rank 1: it did not answer for 10 s" in run.text
     assert run.code == 1
@@ -503,7 +503,7 @@ def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, 
     run = session.finish()
 
     assert f"srun has lost rank 1 (pid {agent.pid} on far-node)" in run.text
-    assert "test_next" not in run.words
+    assert "test_next" not in run.results
     assert run.code == 1
 
 

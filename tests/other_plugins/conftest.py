@@ -58,7 +58,7 @@ class Pair:
     def run_both(self, *args: str) -> tuple[Run, Run]:
         """Run both suites and return their sessions; fail unless exit status and outcomes are equal."""
         plain, marked = self.plain.run(*args), self.marked.run(*args)
-        assert plain.words
+        assert plain.results
         assert marked.outcomes() == plain.outcomes()
         assert marked.ret == plain.ret
         return plain, marked

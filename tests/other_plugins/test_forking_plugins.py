@@ -71,10 +71,10 @@ def test_marked_tests_are_not_forked(pair: Pair, mark: str) -> None:
         "test_unmarked",
         "test_unmarked_finds_no_state",
     ):  # pytest-forked 1.7.5 fails all tests under pytest 9.2.
-        assert marked.word(name) == plain.word(name)
+        assert marked.result(name) == plain.result(name)
     # A marked test has its own processes without forking, too.
-    assert marked.word("test_leaves_state") == marked.word("test_finds_no_state") == "PASSED"
-    assert marked.word("test_fails") == marked.word("test_dies") == "FAILED"
+    assert marked.result("test_leaves_state") == marked.result("test_finds_no_state") == "PASSED"
+    assert marked.result("test_fails") == marked.result("test_dies") == "FAILED"
     assert "rank 1 exited with status 3" in marked.failure("test_dies")
 
 

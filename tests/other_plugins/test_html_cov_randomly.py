@@ -107,7 +107,7 @@ def test_pytest_randomly_uses_one_seed_in_all_ranks(suite: Suite) -> None:
     )
     run = suite.run("--randomly-seed=12")
     assert run.count() == {"PASSED": 8}
-    order = [int(name.partition("[")[2][:-1]) for name in run.words]
+    order = [int(name.partition("[")[2][:-1]) for name in run.results]
     assert sorted(order) == list(range(8))
     assert order != sorted(order)
     run = suite.run("-n1")

@@ -288,7 +288,7 @@ def test_the_profile_of_a_dead_rank_is_left_out(suite: Suite) -> None:
             """,
         )
     run = suite.run("--profile")
-    assert [run.word(f"test_{name}.py::test_ranks") for name in ("first", "second")] == ["PASSED", "FAILED"]
+    assert [run.result(f"test_{name}.py::test_ranks") for name in ("first", "second")] == ["PASSED", "FAILED"]
     assert count_calls(suite) == {"test_plain_first.prof": 1, "test_plain_second.prof": 1, "combined.prof": 2}
     assert "Profiling (from" in run.text
 

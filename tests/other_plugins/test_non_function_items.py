@@ -143,7 +143,7 @@ def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> No
     suite.write("sums.lines", "4=2 + 2\n5=2 + 2\n0=int(__import__('os').environ['RANK'])\n")
     suite.write("plain.lines", "4=2 + 2\n5=2 + 2\n")
     run = suite.run()
-    assert [" ".join(words) for words in run.words.values()] == ["PASSED", "FAILED", "PASSED", "FAILED", "FAILED"]
+    assert [" ".join(words) for words in run.results.values()] == ["PASSED", "FAILED", "PASSED", "FAILED", "FAILED"]
     assert run.text.count("\n2 + 2 is not 5\n") == 2
     assert "- ranks 0-1: Wrong: wanted 5" in run.text
     assert "\nint(__import__('os').environ['RANK']) is not 0\n" in run.text
@@ -160,12 +160,12 @@ def test_notebook_cells_run_in_ranks(pair: Pair, workers: tuple[str, ...]) -> No
     pair.write("alone.ipynb", _make_notebook([("x = 1\nprint(x)", "1"), ("print(x)", "2")]))
     args = ("--nbval", "-Wdefault", *workers)
     plain, marked = pair.plain.run(*args), pair.marked.run("--accel-leaks=fail", *args)
-    words = [" ".join(results) for name, results in marked.words.items() if "ranks" in name]
+    words = [" ".join(results) for name, results in marked.results.items() if "ranks" in name]
     assert words == ["PASSED", "PASSED", "SKIPPED", "FAILED", "PASSED", "FAILED"], marked.text
     assert "- ranks 0-1: NbCellError: Cell outputs differ\n" in marked.text
     assert "'7\\n' == '8\\n'" in marked.text
     assert "rank 1: failed\nrank 0: passed\n" in marked.text
-    unmarked = [{name: results for name, results in run.words.items() if "alone" in name} for run in (plain, marked)]
+    unmarked = [{name: results for name, results in run.results.items() if "alone" in name} for run in (plain, marked)]
     assert unmarked[0] == unmarked[1] != {}
 
 
@@ -176,7 +176,7 @@ def test_notebooks_that_are_one_item_run_in_ranks(pair: Pair) -> None:
     pair.write("good.ipynb", _make_notebook([("number = 2", ""), ("assert number == 2", "")]))
     pair.write("bad.ipynb", _make_notebook([("number = 2", ""), ("assert number == 3", "")]))
     plain, marked = (one.run("--nbmake", "-Wdefault") for one in (pair.plain, pair.marked))
-    assert marked.words == plain.words
+    assert marked.results == plain.results
     assert marked.outcomes() == {"good.ipynb": "PASSED", "bad.ipynb": "FAILED"}
     assert "- ranks 0-1: NotebookFailedException: " in marked.text
 
@@ -215,7 +215,7 @@ def test_code_blocks_in_documents_run_in_ranks(pair: Pair) -> None:
     )
     args = ("--markdown-docs", "--codeblocks", "-Wdefault")
     plain, marked = pair.plain.run(*args), pair.marked.run(*args)
-    assert marked.words == plain.words
+    assert marked.results == plain.results
     assert marked.count() == {"PASSED": 5, "FAILED": 3}
     assert "Expected:\n    3\nGot:\n    2\n" in marked.text
     assert "- ranks 0-1: SybilFailure: " in marked.text
@@ -228,5 +228,5 @@ def test_comparisons_of_doctestplus_work_in_ranks(pair: Pair) -> None:
     doctest = 'def {}():\n    """\n    >>> 0.1 + 0.2{}\n    0.3\n    """\n\n\n'
     pair.write("mod.py", doctest.format("close", "  # doctest: +FLOAT_CMP") + doctest.format("exact", ""))
     plain, marked = (one.run("--doctest-plus", "--doctest-modules") for one in (pair.plain, pair.marked))
-    assert marked.words == plain.words
+    assert marked.results == plain.results
     assert marked.outcomes() == {"mod.close": "PASSED", "mod.exact": "FAILED"}

@@ -112,5 +112,5 @@ def test_marked_and_unmarked_tests_are_parametrized_alike(pair: Pair, names: lis
     if "Error while loading plugin" in plain.errors:
         pytest.skip(f"{names} do not load with pytest {pytest.__version__}")
     marked = pair.marked.run()
-    assert marked.words == plain.words
+    assert marked.results == plain.results
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED

@@ -171,6 +171,6 @@ def test_testmon_and_pytest_cov_work_together(pair: Pair) -> None:
             one.run("--testmon", "--cov=product", "--cov-report=term") for one in (pair.plain, pair.marked)
         )
         assert marked.outcomes() == plain.outcomes()
-        assert len(marked.words) == tests
+        assert len(marked.results) == tests
         totals = [[line for line in run.text.splitlines() if line.startswith("product.py")] for run in (plain, marked)]
         assert totals[0] == totals[1] != []

@@ -68,7 +68,7 @@ def test_repeated_tests_run_on_all_ranks(pair: Pair) -> None:
     pair.write("test_repeated.py", _SUITE % "")
     _, marked = pair.run_both("--count=2", "--repeat-scope=session")
     assert marked.count() == {"PASSED": 6, "FAILED": 2}
-    assert next(iter(marked.words)).endswith("test_passes[1-2]")
+    assert next(iter(marked.results)).endswith("test_passes[1-2]")
     _assert_equal_counts(pair, "passes", "fails")
 
 

@@ -113,7 +113,7 @@ def test_rerunfailures_reruns_marked_tests_like_unmarked_ones(pair: Pair, worker
     pair.plugin("pytest_rerunfailures")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(reruns=1)")
     plain, marked = pair.run_both("-rR", *workers)
-    assert marked.words == plain.words
+    assert marked.results == plain.results
     assert marked.count() == {"RERUN": 4, "PASSED": 5, "FAILED": 2, "SKIPPED": 1, "XFAIL": 1}
     _assert_equal_counts(pair, *_COUNTED)
 
@@ -202,7 +202,7 @@ def test_rerunfailures_reruns_all_ranks_if_one_fails_or_dies(suite: Suite) -> No
     suite.plugin("pytest_rerunfailures")
     suite.write("test_flaky.py", _DYING % ("", "", "", ""))
     run = suite.run("--reruns=1")
-    assert {name.partition("::")[2]: words for name, words in run.words.items()} == {
+    assert {name.partition("::")[2]: words for name, words in run.results.items()} == {
         "test_once": ["RERUN", "PASSED"],
         "test_always": ["RERUN", "FAILED"],
         "test_dies": ["RERUN", "PASSED"],
@@ -220,7 +220,7 @@ def test_only_rerun_matches_errors_of_ranks(suite: Suite) -> None:
     flaky = "@pytest.mark.flaky(reruns=2, only_rerun='Flaky')"
     suite.write("test_flaky.py", _DYING % (flaky, flaky, flaky, ""))
     run = suite.run("-n1")
-    assert {name.partition("::")[2]: words for name, words in run.words.items()} == {
+    assert {name.partition("::")[2]: words for name, words in run.results.items()} == {
         "test_once": ["RERUN", "PASSED"],
         "test_always": ["FAILED"],
         "test_dies": ["FAILED"],
@@ -230,5 +230,5 @@ def test_only_rerun_matches_errors_of_ranks(suite: Suite) -> None:
         (suite.path / f"{name}.1").unlink()
     (suite.path / "test_flaky.py").write_text((suite.path / "test_flaky.py").read_text().replace(flaky, ""))
     run = suite.run("--reruns=1", "--only-rerun=ValueError: every", "-k", "once or always")
-    assert run.word("test_once") == "FAILED"
-    assert run.word("test_always") == "RERUN FAILED"
+    assert run.result("test_once") == "FAILED"
+    assert run.result("test_always") == "RERUN FAILED"

@@ -101,7 +101,7 @@ def test_small_plugins_work_in_marked_tests(pair: Pair, workers: tuple[str, ...]
             with (suite.path / f"test_{name}.py").open("a") as file:
                 file.write(_dedented(text))
     plain, marked = (one.run("-Wdefault", "-rs", *workers) for one in (pair.plain, pair.marked))
-    assert marked.words == plain.words
+    assert marked.results == plain.results
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
     assert {name for name, words in marked.outcomes().items() if words != "PASSED"} == {
         "test_unordered_fails",
@@ -183,7 +183,7 @@ def test_items_that_check_files_are_not_marked(pair: Pair) -> None:
         """,
     )
     plain, marked = (one.run("--mypy", "--ruff", "-Wdefault") for one in (pair.plain, pair.marked))
-    assert marked.words == plain.words
+    assert marked.results == plain.results
     assert marked.ret == plain.ret
     assert "F401" in marked.text
     assert "Incompatible types in assignment" in marked.text

@@ -92,8 +92,8 @@ def test_pytest_regressions_handles_marked_tests_like_unmarked_ones(pair: Pair) 
     pair.write("data/shared.txt", "shared")
     pair.write("test_files/input.txt", "input")
     created = run_both(pair)
-    assert created.word("test_datadir") == "PASSED"
-    assert created.word("test_data[1]") == "FAILED"
+    assert created.result("test_datadir") == "PASSED"
+    assert created.result("test_data[1]") == "FAILED"
     assert "File not found in data directory, created:" in created.failure("test_data[1]")
     assert len(read_files(pair.marked)) == 9
 
@@ -219,7 +219,7 @@ def test_pytest_snapshot_handles_marked_tests_like_unmarked_ones(pair: Pair) -> 
 
     pair.write("value", "second")
     compared = run_both(pair)
-    assert compared.word("test_elsewhere[left]") == "FAILED"
+    assert compared.result("test_elsewhere[left]") == "FAILED"
     assert "+ second" in compared.failure("test_text")
     updated = run_both(pair, "--snapshot-update", "--allow-snapshot-deletion")
     assert "Deleted snapshots:\n    folder/first.txt" in updated.failure("test_folder")
@@ -294,7 +294,7 @@ def test_pytest_insta_handles_marked_tests_like_unmarked_ones(pair: Pair) -> Non
         re.findall("^CREATE (snapshots/.*)$", created.text, re.MULTILINE)
     )
     pair.write("value", "second")
-    assert run_both(pair).word("test_text") == "FAILED"
+    assert run_both(pair).result("test_text") == "FAILED"
     updated = run_both(pair, "--insta=update")
     assert updated.ret == 0
     assert re.findall("^(UPDATE|DELETE) (.*)$", updated.text, re.MULTILINE) == [

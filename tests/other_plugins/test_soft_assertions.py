@@ -315,5 +315,5 @@ def test_failed_subtests_of_pytest_subtests_fail_marked_tests(pair: Pair) -> Non
     assert shown[0]
     assert shown[0] == shown[1]
     # With the plugin, an unmarked test passes even if its subtests fail. A marked test fails, as with pytest's own.
-    assert plain.word("test_one_fails") == "PASSED"
-    assert marked.word("test_one_fails") == "FAILED"
+    assert plain.result("test_one_fails") == "PASSED"
+    assert marked.result("test_one_fails") == "FAILED"

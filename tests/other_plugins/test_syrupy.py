@@ -194,7 +194,7 @@ def _check_updating(pair: Pair, *args: str) -> None:
     pair.write("value", "shorter")
     before = read_snapshots(pair.marked)
     updated = run_both(pair, "--snapshot-update", "--snapshot-details", *args)
-    assert updated.word("test_fails_after") == "FAILED"
+    assert updated.result("test_fails_after") == "FAILED"
     after = read_snapshots(pair.marked)
     assert before.keys() - after.keys() == {"sub/__snapshots__/test_other.ambr"}
     assert b"kept, too" in after["__snapshots__/test_mixed.ambr"]

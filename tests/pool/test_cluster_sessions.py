@@ -116,7 +116,7 @@ def test_a_killed_node_fails_only_the_test_that_runs_there(suite: Suite) -> None
     suite.write("go", "")
     run = session.finish(120)
 
-    result = run.words.get("test_loses_a_node", "")
+    result = run.results.get("test_loses_a_node", "")
     # The result is ERROR if the driver did not learn in time that the lost rank had passed the setup.
     assert result in ("FAILED", "ERROR"), run.text
     run.expect(
