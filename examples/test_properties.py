@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 
 def sharded_logsumexp(part: torch.Tensor) -> torch.Tensor:
-    """`logsumexp` of a vector of which each rank has a part, maybe an empty one."""
+    """Return the `logsumexp` of a vector; each rank has a part of it, which may be empty."""
     largest = part.max() if len(part) else torch.tensor(-torch.inf, device=part.device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     total = (part - largest).exp().sum()

@@ -19,5 +19,5 @@ def test_all_ranks_start_from_the_same_weights(rank, gather):
 
 @pytest.mark.devices(64)
 def test_on_a_whole_rack(devices):
-    """Is skipped, for want of so many accelerators."""
+    """A test that is skipped where there are fewer than 64 accelerators."""
     assert len(devices) == 64

@@ -339,7 +339,7 @@ def _open_on_all_ranks(lockstep: Lockstep, name: str, seed: int | None, database
 
 
 _summed: tuple[Any, int] = (None, 0)
-"""The constants of which :func:`_checksum` was called last, and their checksum."""
+"""The constants of the last call of :func:`_checksum`, and their checksum."""
 
 
 def _checksum(constants: Any) -> int:

@@ -16,7 +16,7 @@ class Output:
     """A file that is made of the record of one or several sessions."""
 
     about: str
-    """What the file is, in a word."""
+    """A word for the file, such as "trace"."""
     path: str
     make: Callable[[Sequence[Session]], str]
     """A function that returns the content of the file."""

@@ -1,4 +1,4 @@
-"""What the report page shows of one test, as HTML. All text of the record is escaped."""
+"""The details of one test on the report page, as HTML. All text of the record is escaped."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class TestRun:
     """The wait for its world; None if it used the world of the test before it, or needs none."""
     world: WorldLife | None = None
     lanes: tuple[tuple[Lane, float], ...] = ()
-    """What the test ran on, and the share that it had of each."""
+    """The devices or CPU slots that the test ran on, and its share of each."""
     until: float | None = None
     """Time at which the record ended, for a test that was running then; else None."""
 
@@ -299,7 +299,7 @@ def critical_path(session: Session) -> list[Step]:
         _add(steps, Step("test", span, test.test))
         end = span.start
         before, span = used.last(test, end)
-        # What the test did before it ran counts from the end of the test before it.
+        # The waits of the test before it ran are counted from the end of the previous test.
         began = session.span.start if before is None else span.stop
         if test.wait is not None:
             leased = test.wait.leased or end

@@ -386,7 +386,7 @@ FILES = {
 }
 """The options with the path of a file to write, and their help."""
 FROM_RECORD = (RECORD, TRACE, REPORT)
-"""Those of :data:`FILES` for which the events of the session are recorded."""
+"""The options of :data:`FILES` for which the events of the session are recorded."""
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
 _WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS, KEEP_PROCESSES)

@@ -260,7 +260,7 @@ def describe_timeout(
 
 
 class _Position(NamedTuple):
-    """Where a rank was when it timed out."""
+    """The position of a rank when it timed out."""
 
     collective: str
     """The collective in which it waited; empty if it waited in none."""

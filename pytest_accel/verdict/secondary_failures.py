@@ -11,7 +11,7 @@ from pytest_accel.diagnostics.rank_state import RankOutcome
 
 
 class Consequence(Enum):
-    """What a failure says about another rank."""
+    """The kinds of failure that another rank has caused."""
 
     LOST_CONNECTION = "lost connection"
     TIMED_OUT = "timed out"

@@ -93,7 +93,7 @@ class Neuron(BaseVendor):
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the cores, ascending, neighbours as a range.
 
-        Without cores the list is empty, and torch_xla is told to run on the CPU in case an empty list hides nothing.
+        Without cores the list is empty. In case an empty list hides nothing, the mask makes torch_xla run on the CPU.
         """
         runtime = "NEURON" if devices else "CPU"
         return {_RUNTIME: runtime, _CORES: write_cores(numbers(devices)), _COUNT: None}

@@ -62,7 +62,7 @@ class Tpu(BaseVendor):
         folders = sorted((self._root / "sys/bus/pci/devices").glob("*"))
         chips = {folder: model for folder in folders if (model := self._model(folder)) in _NAMES}
         if accel and len(accel) != len(chips):
-            # This container has some of the chips only, and nothing says which ones.
+            # This container has only some of the chips, and no file says which ones.
             names = {_NAMES[model] for model in chips.values()}
             name = names.pop() if len(names) == 1 else "TPU"
             return tuple(
@@ -95,7 +95,7 @@ class Tpu(BaseVendor):
 
         For other numbers libtpu has to find the shape. All chips of the machine need no mask; if no inherited mask
         hides one of them, an inherited shape is kept. No list hides all chips (an empty one is ignored), so without
-        devices torch_xla is told to run on the CPU.
+        devices the mask makes torch_xla run on the CPU.
         """
         if not devices:
             return {_RUNTIME: "CPU"}
