@@ -1,3 +1,5 @@
+"""Tests of the marks: their arguments, the values of both marks together, and the closest marks of a test."""
+
 from __future__ import annotations
 
 import re
@@ -62,7 +64,7 @@ def test_no_mark_has_no_arguments() -> None:
         (devices(kind=None, memory=None, capability=None, name=None, share=None, near=None), {}),
     ],
 )
-def test_devices(mark: pytest.Mark, arguments: dict[str, object]) -> None:
+def test_the_arguments_of_devices_are_read(mark: pytest.Mark, arguments: dict[str, object]) -> None:
     assert read(Marks(mark)) == (arguments, {})
 
 
@@ -86,7 +88,7 @@ def test_devices(mark: pytest.Mark, arguments: dict[str, object]) -> None:
         (distributed(backend=None, device=None, timeout=None, env=None), {"world_size": 2}),
     ],
 )
-def test_distributed(mark: pytest.Mark, arguments: dict[str, object]) -> None:
+def test_the_arguments_of_distributed_are_read(mark: pytest.Mark, arguments: dict[str, object]) -> None:
     assert read(Marks(None, mark)) == ({}, arguments)
 
 
@@ -105,7 +107,9 @@ def test_distributed(mark: pytest.Mark, arguments: dict[str, object]) -> None:
         (Marks(devices(), distributed(fresh=True)), {}, {"fresh": True}),
     ],
 )
-def test_both_marks(marks: Marks, of_devices: dict[str, object], of_ranks: dict[str, object]) -> None:
+def test_the_arguments_of_both_marks_are_combined(
+    marks: Marks, of_devices: dict[str, object], of_ranks: dict[str, object]
+) -> None:
     assert read(marks) == (of_devices, {"world_size": 2} | of_ranks)
 
 
@@ -220,7 +224,7 @@ def test_wrong_calls_are_errors(marks: Marks, text: str) -> None:
     assert refusal(marks) == text
 
 
-def test_world_sizes() -> None:
+def test_the_sizes_of_a_mark_are_listed() -> None:
     assert world_sizes(distributed()) is None
     assert world_sizes(distributed(4)) is None
     assert world_sizes(distributed([1, 2])) == [1, 2]
@@ -234,7 +238,7 @@ def test_a_list_takes_its_size_from_the_parameter() -> None:
     assert found == ({}, {"world_size": 4, "backend": "gloo"})
 
 
-def test_a_list_without_a_parameter() -> None:
+def test_a_list_of_sizes_needs_the_parameter() -> None:
     assert refusal(Marks(None, distributed([1, 2]))) == (
         "@pytest.mark.distributed(world_size=[1, 2]): a list parametrizes only on functions, classes and modules of "
         "plain pytest tests, name one world size here"
@@ -382,7 +386,7 @@ def test_it(): pass
     assert first_arguments(pytester, tests) == {"test_it": (1, None)}
 
 
-def test_unittest(pytester: pytest.Pytester) -> None:
+def test_marks_of_a_unittest_case_are_found(pytester: pytest.Pytester) -> None:
     tests = """
 @pytest.mark.distributed(2)
 class TestCase(unittest.TestCase):
@@ -395,7 +399,7 @@ class TestCase(unittest.TestCase):
     assert first_arguments(pytester, tests) == {"test_of_class": (None, 2), "test_of_method": (1, 3)}
 
 
-def test_marks_that_hooks_add(pytester: pytest.Pytester) -> None:
+def test_marks_that_hooks_add_are_found(pytester: pytest.Pytester) -> None:
     tests = """
 def test_plain(): pass
 
@@ -474,7 +478,7 @@ class TestClass:
     ],
     ids=["unittest", "param", "hook"],
 )
-def test_lists_that_cannot_parametrize(pytester: pytest.Pytester, tests: str, hooks: str) -> None:
+def test_a_list_of_sizes_that_cannot_parametrize_is_an_error(pytester: pytest.Pytester, tests: str, hooks: str) -> None:
     (item,) = collect(pytester, tests, hooks)
     assert "name one world size here" in refusal(MarkFinder().find(item))
 

@@ -30,7 +30,7 @@ ORDER = (
 
 _KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
 VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "base_vendor")}
-"""Their `verify` asks torch, in a rank, what the rank sees."""
+"""The vendors whose `verify` asks torch, in a rank, which devices the rank sees."""
 
 RUNS_IN_A_RANK = {
     *("rank/main.py", "rank/process_group.py", "rank/group_rendezvous.py", "rank/group_state.py"),
@@ -190,7 +190,7 @@ def own_imports() -> Iterator[tuple[str, str, int]]:
     """Yield each import of one module of the package by another: both paths below `pytest_accel`, and the line."""
     paths = {path.relative_to(PACKAGE).as_posix() for path in MODULES}
     for module, found in each_import():
-        if not found.is_of("pytest_accel") or module == "__init__.py":  # It imports names on access.
+        if not found.is_of("pytest_accel") or module == "__init__.py":  # The package imports names on access.
             continue
         parts = found.name.split(".")[1:]
         while parts and f"{'/'.join(parts)}.py" not in paths and f"{'/'.join(parts)}/__init__.py" not in paths:
@@ -326,11 +326,11 @@ def unpickles(source: str) -> bool:
 
 def test_security_md_lists_every_place_that_unpickles() -> None:
     table = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("## Every place that unpickles")[2]
-    told = {
+    documented = {
         name
         for row in table.splitlines()
         if row.startswith("| `")
         for name in re.findall(r"`(\S+\.py)`", row.split("|")[1])
     }
-    there = {path.relative_to(PACKAGE).as_posix() for path in MODULES if unpickles(path.read_text(encoding="utf-8"))}
-    assert told == there
+    found = {path.relative_to(PACKAGE).as_posix() for path in MODULES if unpickles(path.read_text(encoding="utf-8"))}
+    assert documented == found

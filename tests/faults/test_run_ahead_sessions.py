@@ -166,8 +166,9 @@ def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Suite, w
     )
     run = recording_suite.run("-x", *workers)
     assert "1 failed, 1 passed" in run.text
-    assert "test_never 0" not in start_counts(recording_suite)
-    assert "test_never 1" not in start_counts(recording_suite)
+    assert start_counts(recording_suite) == {
+        f"test_{name} {rank}": 1 for name in ("passes", "fails") for rank in (0, 1)
+    }
 
 
 @pytest.mark.long
@@ -211,3 +212,4 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Suite) -> 
     run = recording_suite.run("-p", "driver", "-p", "rerunfailures")
     assert "1 rerun" in run.text
     assert run.code == 0, run.text
+    assert start_counts(recording_suite) == {"test_again 0": 2, "test_again 1": 2, "test_next 0": 1, "test_next 1": 1}

@@ -1,3 +1,5 @@
+"""Tests of the worlds of a fork server: their processes, exits and deadlines."""
+
 from __future__ import annotations
 
 import os
@@ -53,6 +55,7 @@ class Processes:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    """Yield the processes and worlds of a fork server, with no limit on the number of ranks."""
     with tempfile.TemporaryDirectory() as directory:  # `tmp_path` may be too long for the path of a socket.
         made = Processes(directory)
         monkeypatch.setattr(os, "waitpid", made.waitpid)
