@@ -269,7 +269,7 @@ def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
 def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[str, ...]) -> None:
     suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.5\n")
     terminal = Terminal(suite, "-k", "test_waits", *workers)
-    terminal.wait_for("\naccel: test_x.py::test_waits has been in its call phase for ")
+    terminal.wait_for("accel: test_x.py::test_waits has been in its call phase for ")
     line = terminal.wait_for("\n")
     for text in (
         "(timeout: 300 s): rank 0 at test_x.py:",

@@ -217,14 +217,14 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
 
 
 def test_a_failure_names_the_node_whose_agent_does_not_join(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_client, "_JOIN_TIMEOUT", 2.0)
     expect = session.nodes.expect
-    # Simulates a firewall between the nodes: nothing listens at port 1.
-    monkeypatch.setattr(session.nodes, "expect", lambda *given: replace(expect(*given), port=1))
     (name, *_) = {node.name for node in session.cluster.nodes}
-    assert session.failure(gpus(4)) == f"the agent on {name} has not joined within 2 s"
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_client, "_JOIN_TIMEOUT", 2.0)
+        # Simulates a firewall between the nodes: nothing listens at port 1.
+        patch.setattr(session.nodes, "expect", lambda *given: replace(expect(*given), port=1))
+        assert session.failure(gpus(4)) == f"the agent on {name} has not joined within 2 s"
     # The two attempts have used the numbers 1 and 2, and hold no GPUs.
-    monkeypatch.setattr(session.nodes, "expect", expect)
     assert session.place(gpus(4)).nodes == (3,) * 4
 
 
