@@ -146,7 +146,7 @@ class TcpMux:
         self._post(lambda: self._selector.register(descriptor, selectors.EVENT_READ, on_ready))
 
     def flush(self, timeout: float) -> None:
-        """Wait until earlier messages have been written to the connection, but at most `timeout` seconds."""
+        """Wait until earlier messages are written or the connection has ended, but at most `timeout` seconds."""
         flushed = threading.Event()
         if self._post(partial(self._notify_flushed, flushed)):
             flushed.wait(timeout)
@@ -215,9 +215,13 @@ class TcpMux:
         with self._lock:
             self._over = True
         for call in self._posted:
-            for end in call.args if isinstance(call, partial) else ():
-                if isinstance(end, socket.socket):
-                    end.close()
+            for argument in call.args if isinstance(call, partial) else ():
+                if isinstance(argument, socket.socket):
+                    argument.close()
+                elif isinstance(argument, threading.Event):
+                    self._flushed.append(argument)
+        for flushed in self._flushed:
+            flushed.set()
         for stream in list(self._streams.values()):
             self._drop(stream)
         for held in (*self._listeners, *self._callers):

@@ -46,9 +46,9 @@ Value = TypeVar("Value")
 
 def eventually(what: str, look: Callable[[], Value], timeout: float = TIMEOUT) -> Value:
     """Call `look` until its result is true and return this result; fail the test after `timeout` seconds."""
-    limit = Deadline(timeout)
+    deadline = Deadline(timeout)
     while not (found := look()):
-        assert not limit.expired, f"waited {timeout:g} s for {what} (longer on a busy machine)"
+        assert not deadline.expired, f"waited {timeout:g} s for {what} (longer on a busy machine)"
         time.sleep(0.02)
     return found
 
@@ -96,9 +96,9 @@ class Session:
 
     def finish(self, timeout: float = TIMEOUT) -> Run:
         """Wait until the session ends and return its result; fail the test after `timeout` seconds."""
-        limit = Deadline(timeout)
+        deadline = Deadline(timeout)
         text = None
-        while text is None and not limit.expired:
+        while text is None and not deadline.expired:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 text, _ = self.process.communicate(timeout=1.0)
         if text is None:

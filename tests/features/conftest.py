@@ -142,12 +142,12 @@ class Suite:
         """Run a session and return its exit status, stdout and stderr; fail the test if it hangs."""
         self._sessions += 1
         command = [sys.executable, "-m", "pytest", f"--basetemp={self.path / f'runpytest-{self._sessions}'}", *args]
-        limit = Deadline(_TIMEOUT)
+        deadline = Deadline(_TIMEOUT)
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
             process = self._pytester.popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=self._start
             )
-            while process.poll() is None and not limit.expired:
+            while process.poll() is None and not deadline.expired:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
             hangs = process.poll() is None

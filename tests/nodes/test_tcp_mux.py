@@ -145,6 +145,21 @@ def test_flush_waits_until_all_messages_are_written() -> None:
     running.join()
 
 
+def test_flush_ends_with_the_connection() -> None:
+    call, link = tcp_pair()
+    mux = TcpMux(call, key=KEY, first=0, open_stream=_refuse_stream)
+    running = threading.Thread(target=mux.run, args=(print,))
+    running.start()
+    mux.send(bytes(30_000_000))  # More than all buffers together hold.
+    flushing = threading.Thread(target=mux.flush, args=(120,))
+    flushing.start()
+    wait_for_posted_calls(mux)
+    link.close()
+    running.join()
+    flushing.join(60)
+    assert not flushing.is_alive()
+
+
 def test_a_slow_reader_does_not_delay_other_streams(mux: TcpMux, remote: RemoteEnd) -> None:
     slow, fast = socket.socketpair(), socket.socketpair()
     mux.join(slow[1], "slow")
