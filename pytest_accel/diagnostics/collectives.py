@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
 from pytest_accel.core.rank_names import ranks_text
-
-DEFAULT_GROUP = "default_pg"
-"""torch's description of the default process group, used here as the group's name."""
 
 _TYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
@@ -67,15 +65,6 @@ _HINT = "with --accel-debug, such a call raises an error on every rank"
 
 Record = Mapping[str, Mapping[int, Collective]]
 """The collectives of one rank, by group and number."""
-
-
-def group_label(*names: str) -> str:
-    """Return the text by which a message refers to the process groups `names`."""
-    others = ", ".join(sorted(name for name in names if name != DEFAULT_GROUP))
-    labels = ["the default process group"] if DEFAULT_GROUP in names else []
-    if others:
-        labels.append(f"process group{'s' if ', ' in others else ''} {others}")
-    return " and ".join(labels)
 
 
 def read_record(record: bytes) -> dict[str, dict[int, Collective]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pytest_accel.diagnostics.collectives import Record, describe_waits, place_in, read_record
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
-from pytest_accel.rank.collectives import Record, describe_waits, place_in, read_record
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import Folders
 from pytest_accel.core.rank_exit import RankExit, exited
+from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
 from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
 from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
-from pytest_accel.rank.collectives import waiting_in
 
 
 class PoolSummary:

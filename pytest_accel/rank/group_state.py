@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_accel.core.frames import place_of_main_thread
+from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.paths import flight_path
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.rank import flight_recorder
-from pytest_accel.rank.collectives import DEFAULT_GROUP
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_accel.core.group_names import group_label
 from pytest_accel.rank import group_state
-from pytest_accel.rank.collectives import group_label
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -18,16 +18,17 @@ from typing import Any, Literal
 from msgspec import Struct, field, structs
 
 from pytest_accel.core.frames import Folders
+from pytest_accel.core.group_names import group_label
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.skip_text import reason_of_skip
+from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.diagnostics.rank_state import HangCause, RankOutcome
 from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
 from pytest_accel.rank import rank_data
-from pytest_accel.rank.collectives import group_label, waiting_in
 from pytest_accel.verdict import report_text
 from pytest_accel.verdict.infra_failures import outside_cause
 from pytest_accel.verdict.phase_verdict import Verdict

@@ -16,12 +16,12 @@ from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.truncation import cut_end, cut_gloo
+from pytest_accel.diagnostics.collectives import describe_waits, waiting_in
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
 from pytest_accel.diagnostics.exit_status import describe_exit, describe_hang
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.diagnostics.rank_state import HangCause, RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text, threads_text
-from pytest_accel.rank.collectives import describe_waits, waiting_in
 from pytest_accel.verdict.secondary_failures import Consequence, consequence
 
 _WIDTH = 200

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.rank.collectives import DEFAULT_GROUP, Collective, Record, describe_waits, group_label, read_record
+from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
+from pytest_accel.diagnostics.collectives import Collective, Record, describe_waits, read_record
 
 
 def entry(

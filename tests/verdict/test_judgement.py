@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import Folders
+from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseReport, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
+from pytest_accel.diagnostics.collectives import Collective, Record
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
-from pytest_accel.rank.collectives import DEFAULT_GROUP, Collective, Record
 from pytest_accel.verdict import report_text
 from pytest_accel.verdict.judgement import Phase, compare_collectives, judge, properties, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
