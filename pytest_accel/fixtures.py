@@ -167,7 +167,7 @@ def dist_store(request: pytest.FixtureRequest) -> Store:
     """Return a store that the ranks of this test share; it is empty at the start of each test."""
     from pytest_accel.rank import process_group as group
 
-    return group.test_store(_rank_context(request, grouped=True))
+    return group.dist_store(_rank_context(request, grouped=True))
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,7 @@ def _check_backend(backend: str, device_type: str) -> None:
             )
 
 
-def test_store(context: RankContext) -> Store:
+def dist_store(context: RankContext) -> Store:
     """Return a store with keys that belong to the running test only."""
     import torch.distributed as dist
 

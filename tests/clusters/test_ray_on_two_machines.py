@@ -82,9 +82,13 @@ def start(suite: Suite, two_machines: Machines) -> Session:
     return suite.start("--accel-cluster", f"ray:{ADDRESSES[0]}:{_PORT}", program=(*two_machines.on(0), *PYTEST))
 
 
-def test_tests_run_on_the_other_machine_and_on_both(suite: Suite, two_machines: Machines) -> None:
+def test_tests_run_on_both_machines_with_the_same_verdicts_as_under_torchrun(
+    suite: Suite, two_machines: Machines
+) -> None:
+    suite.write("test_it.py", TESTS)
+    suite.start(program=torchrun(two_machines, 1)).finish().expect(VERDICTS)
     suite.write(
-        "test_it.py",
+        "test_places.py",
         """
         import platform
 
@@ -118,8 +122,8 @@ def test_tests_run_on_the_other_machine_and_on_both(suite: Suite, two_machines: 
             assert platform.node() == "near-node"
         """,
     )
-    run = start(suite, two_machines).finish()
-    run.expect({"test_far": "PASSED", "test_both": "PASSED", "test_fails_far": "FAILED", "test_near": "PASSED"})
+    on_their_places = {"test_far": "PASSED", "test_both": "PASSED", "test_fails_far": "FAILED", "test_near": "PASSED"}
+    start(suite, two_machines).finish().expect({**VERDICTS, **on_their_places})
 
 
 def test_a_failure_names_a_machine_that_is_no_longer_reachable(suite: Suite, two_machines: Machines) -> None:
@@ -132,9 +136,3 @@ def test_a_failure_names_a_machine_that_is_no_longer_reachable(suite: Suite, two
     assert run.results["test_endless"] in ("FAILED", "ERROR")
     assert run.results["test_unmarked"] == "PASSED"
     assert "ranks 0-1 were lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")
-
-
-def test_verdicts_are_the_same_as_under_torchrun(suite: Suite, two_machines: Machines) -> None:
-    suite.write("test_it.py", TESTS)
-    suite.start(program=torchrun(two_machines, 1)).finish().expect(VERDICTS)
-    start(suite, two_machines).finish().expect(VERDICTS)
