@@ -102,14 +102,13 @@ def read_contexts(folder: Path) -> dict[int, set[str]]:
     return {line: set(names) for line, names in found.items()}
 
 
-@pytest.mark.parametrize("workers", [pytest.param((), id="no-xdist"), pytest.param(("-n2",), id="xdist")])
-def test_contexts_and_branches_of_ranks_are_measured(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_contexts_and_branches_of_ranks_are_measured(pair: Pair) -> None:
     pair.plugin("pytest_cov")
     pair.write("product.py", _PRODUCT)
     pair.write("test_product.py", _TESTS)
     args = ("--cov=product", "--cov-branch", "--cov-context=test", "--cov-report=term-missing", "--cov-fail-under=70")
     plain = pair.plain.run(*args)
-    marked = pair.marked.run(*args, *workers)
+    marked = pair.marked.run(*args, "-n2")
     assert marked.outcomes() == plain.outcomes()
     assert marked.ret == plain.ret
     expected = read_contexts(pair.plain.path)
@@ -131,13 +130,15 @@ def test_killed_rank_loses_coverage_of_one_test_and_data_is_appended(suite: Suit
         import product
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        marked = pytest.mark.distributed(2, device="cpu")
 
 
+        @marked
         def test_before(rank):
             product.work(0)
 
 
+        @marked
         def test_dies(rank):
             if rank == 1:
                 product.unused()
@@ -146,7 +147,7 @@ def test_killed_rank_loses_coverage_of_one_test_and_data_is_appended(suite: Suit
                 product.set_up()
 
 
-        def test_other(rank):
+        def test_other():
             product.work(1)
         """,
     )

@@ -11,6 +11,7 @@ import pytest
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
+    from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
 
 pytestmark = needs("inline_snapshot")
@@ -88,10 +89,7 @@ def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monke
     monkeypatch.setattr(tempfile, "tempdir", None)
     pair.plugin("inline_snapshot.pytest_plugin")
     pair.write("test_inline.py", _SUITE)
-    for args in ((), ("-n", "2")):
-        plain, marked = pair.plain.run(*args), pair.marked.run(*args)
-        assert marked.outcomes() == plain.outcomes()
-        assert marked.ret == plain.ret
+    _, marked = pair.run_both()
     assert "{'a': [1, 2]} == {'a': [1, 3]}" in marked.failure("test_differs")
 
     source = pair.marked.write("test_inline.py", _SUITE + _DYING).read_text()
@@ -105,36 +103,34 @@ def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monke
     assert not list(temporary.glob("inline-snapshot-*"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "flags"),
-    [
-        ('default-flags = ["create", "fix"]', "create,fix"),
-        ('default-flags = ["report"]\ndefault-flags-tui = ["trim", "report"]', "report,trim"),
-    ],
-    ids=["anywhere", "at a terminal"],
-)
-def test_default_flags_that_change_snapshots_are_refused(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, settings: str, flags: str
-) -> None:
+def test_default_flags_that_change_snapshots_are_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags of pyproject.toml are refused if they apply to the session and change snapshots."""
     pair.plugin("inline_snapshot.pytest_plugin")
     source = pair.marked.write("test_inline.py", _SUITE)
-    pair.marked.write("pyproject.toml", f"[tool.inline-snapshot]\n{settings}\n")
-    if "tui" in settings:
-        assert pair.marked.run("-k", "equal").ret == 0
-        pair.marked.write("conftest.py", _TERMINAL_CONFTEST)
-    refused = pair.marked.run()
-    assert refused.ret == 4
-    assert f"the default flags of pyproject.toml, {flags}, cannot be used with" in refused.text + refused.errors
-    assert pair.marked.run("--inline-snapshot=report", "-k", "equal").ret == 0
+    settings = "[tool.inline-snapshot]\n"
+    pair.marked.write("pyproject.toml", settings + 'default-flags = ["create", "fix"]\n')
+    _check_refused(pair.marked, "the default flags of pyproject.toml, create,fix,")
+
+    terminal_flags = 'default-flags = ["report"]\ndefault-flags-tui = ["trim", "report"]\n'
+    pair.marked.write("pyproject.toml", settings + terminal_flags)
+    assert pair.marked.run("-k", "equal", "--collect-only").ret == 0
+    pair.marked.write("conftest.py", _TERMINAL_CONFTEST)
+    _check_refused(pair.marked, "the default flags of pyproject.toml, report,trim,")
     # As for unmarked tests, nothing is changed under xdist, and a variable overrides the file.
     assert pair.marked.run("-n", "2", "-k", "equal").ret == 0
     monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "report")
-    assert pair.marked.run("-k", "equal").ret == 0
+    assert pair.marked.run("-k", "equal", "--collect-only").ret == 0
     monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "update")
-    refused = pair.marked.run("-k", "equal")
-    assert "INLINE_SNAPSHOT_DEFAULT_FLAGS=update cannot be used with" in refused.text + refused.errors
+    _check_refused(pair.marked, "INLINE_SNAPSHOT_DEFAULT_FLAGS=update")
+    assert pair.marked.run("--inline-snapshot=report", "-k", "equal").ret == 0
     assert source.read_text() == _SUITE
+
+
+def _check_refused(suite: Suite, flags: str) -> None:
+    """Check that a session refuses `flags` when it has collected tests."""
+    refused = suite.run("-k", "equal", "--collect-only")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"{flags} cannot be used with" in refused.text + refused.errors
 
 
 def test_inline_snapshot_reports_by_default_at_a_terminal(pair: Pair) -> None:
@@ -146,5 +142,5 @@ def test_inline_snapshot_reports_by_default_at_a_terminal(pair: Pair) -> None:
     assert "These changes are not applied." in marked.text
     assert "Do you want to" not in marked.text
     for flags in ("review", "create,review"):
-        refused = pair.marked.run(f"--inline-snapshot={flags}")
+        refused = pair.marked.run(f"--inline-snapshot={flags}", "--collect-only")
         assert f"--inline-snapshot={flags} cannot be used with" in refused.text + refused.errors

@@ -53,11 +53,14 @@ _REINITIALIZING = """
     """
 
 
-def test_examples_of_the_jax_page_pass(suite: Suite) -> None:
+def test_examples_of_the_page_pass_and_jax_starts_again_only_after_clearing_its_backends(
+    suite: Suite,
+) -> None:
     blocks = re.findall(r"^```python needs jax( conftest)?\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert [bool(conftest) for conftest, _ in blocks] == [True, False, False, False]
     for number, (conftest, block) in enumerate(blocks):
         suite.write("conftest.py" if conftest else f"test_page_{number}.py", block)
+    suite.write("test_reinitializing.py", _REINITIALIZING)
     run = suite.run("--accel=none")
     assert run.outcomes() == {
         "test_gather": "PASSED",
@@ -65,19 +68,12 @@ def test_examples_of_the_jax_page_pass(suite: Suite) -> None:
         "test_devices": "PASSED",
         "test_main[1]": "PASSED",
         "test_main[2]": "PASSED",
-    }
-    assert "accel: preload: jax is left out: its runtime has threads, which do not survive a fork" in run.text
-    assert "ranks start without what is preloaded" not in run.text
-
-
-def test_process_initializes_jax_again_only_after_clearing_its_backends(suite: Suite) -> None:
-    suite.write("test_it.py", _REINITIALIZING)
-    run = suite.run("--accel=none")
-    assert run.outcomes() == {
         "test_forgets[1]": "PASSED",
         "test_forgets[2]": "PASSED",
         "test_remembers[1]": "PASSED",
         "test_remembers[2]": "ERROR",
     }
+    assert "accel: preload: jax is left out: its runtime has threads, which do not survive a fork" in run.text
+    assert "ranks start without what is preloaded" not in run.text
     message = "jax.distributed.initialize() must be called before any JAX calls that might initialise the XLA backend"
     assert f"RuntimeError: {message}" in run.text

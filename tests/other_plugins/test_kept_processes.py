@@ -14,7 +14,6 @@ from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-    from tests.other_plugins.conftest import Pair
 
 _WANDB = """
     import os
@@ -99,22 +98,15 @@ _KEEPS = """
     """
 
 
-@needs("wandb")
-def test_the_process_of_wandb_is_no_leak(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs("wandb", "joblib")
+def test_processes_of_wandb_and_joblib_are_no_leak(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    pair.write("test_it.py", _WANDB)
-    plain, marked = pair.plain.run("-Wdefault"), pair.marked.run("-Wdefault", "--accel-leaks=fail")
-    assert marked.outcomes() == plain.outcomes() == dict.fromkeys(marked.outcomes(), "PASSED"), marked.text
-    assert (len(marked.outcomes()), marked.ret, plain.ret) == (3, 0, 0)
-
-
-@needs("joblib")
-def test_the_processes_of_joblib_are_no_leak(suite: Suite) -> None:
-    suite.write("test_it.py", _JOBLIB)
+    suite.write("test_joblib.py", _JOBLIB)
+    suite.write("test_wandb.py", _WANDB)
     before = _loky_files()
-    run = suite.run("--accel-leaks", "fail", "-W", "default")
+    run = suite.run("--accel-leaks=fail", "-W", "default")
     assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_dies": "FAILED"}, run.text
-    assert len(run.outcomes()) == 4
+    assert len(run.outcomes()) == 4 + 3
     assert not _loky_files() - before
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -14,8 +12,7 @@ if TYPE_CHECKING:
 pytestmark = needs("pytest_django")
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
-def test_each_rank_has_its_own_databases(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_each_rank_of_each_worker_has_its_own_databases(pair: Pair) -> None:
     pair.plugin("pytest_django.plugin")
     pair.ini("DJANGO_SETTINGS_MODULE = project_settings\npythonpath = .")
     pair.write(
@@ -156,7 +153,9 @@ def test_each_rank_has_its_own_databases(pair: Pair, workers: tuple[str, ...]) -
             assert Book.objects.count() == 1
         """,
     )
-    _, marked = pair.run_both(*workers)
+    plain, marked = pair.plain.run(), pair.marked.run("-n2")
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.ret == plain.ret
     assert marked.count() == {"PASSED": 7, "FAILED": 1}
     for one in (pair.plain, pair.marked):
         assert not list(one.path.glob("*.sqlite3*"))

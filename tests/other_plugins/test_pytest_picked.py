@@ -11,8 +11,7 @@ from tests.other_plugins.conftest import Pair, needs
 pytestmark = needs("pytest_picked")
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
-def test_marked_tests_in_changed_files_are_picked(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_marked_tests_in_changed_files_are_picked(pair: Pair) -> None:
     pair.plugin("picked")
     test = "import pytest\n\n@pytest.mark.distributed(2)\ndef test_{0}(): assert {1}\n\ndef test_{0}_unmarked(): pass\n"
     pair.write("test_same.py", test.format("same", True))
@@ -22,8 +21,8 @@ def test_marked_tests_in_changed_files_are_picked(pair: Pair, workers: tuple[str
             identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid")
             subprocess.run(["git", *identity, *command], cwd=one.path, check=True)
     pair.write("test_other.py", test.format("other", False))
-    for option in ("--picked", "--picked=first"):
-        plain, marked = (one.run(option, *workers) for one in (pair.plain, pair.marked))
+    for option, workers in (("--picked", ()), ("--picked=first", ("-n2",))):
+        plain, marked = pair.plain.run(option), pair.marked.run(option, *workers)
         assert marked.outcomes() == plain.outcomes()
         assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
         assert ("test_same" in marked.outcomes()) == (option != "--picked")

@@ -82,6 +82,22 @@ _SUITE = """
     def test_unmarked(served):
         assert get(served, "four") == b"hello"
     """
+_IMPORTS = """
+    import sys
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    def test_without():
+        assert "vcr" not in sys.modules
+
+
+    @pytest.mark.vcr
+    def test_with(vcr):
+        assert "vcr" in sys.modules
+    """
 
 
 def _read_cassettes(pair: Pair) -> list[dict[str, list[str]]]:
@@ -96,43 +112,21 @@ def _read_cassettes(pair: Pair) -> list[dict[str, list[str]]]:
 
 
 def test_all_ranks_replay_cassettes_and_one_records(pair: Pair) -> None:
+    """Ranks import vcr with the first test that uses it."""
     pair.plugin("pytest_recording.plugin")
+    pair.write("test_imports.py", _IMPORTS)
     pair.write("test_web.py", _SUITE)
     _, marked = pair.run_both("--record-mode=once")
-    assert marked.count() == {"PASSED": 2, "FAILED": 1}
+    assert marked.count() == {"PASSED": 4, "FAILED": 1}
+    assert marked.result("test_fails") == "FAILED"
     plain, recorded = _read_cassettes(pair)
     assert plain == recorded
     assert recorded["test_passes.yaml"] == ["one", "two"]
 
     pair.write("offline", "")
-    _, marked = pair.run_both("--block-network", "-n2")
-    assert marked.count() == {"PASSED": 2, "FAILED": 1}
+    replayed = pair.marked.run("--block-network", "-n2", "test_web.py")
+    assert replayed.outcomes() == {"test_passes": "PASSED", "test_fails": "FAILED", "test_unmarked": "PASSED"}
 
     run = pair.marked.run("--record-mode=rewrite", "-k", "test_passes")
     assert "record with --record-mode=once" in run.failure("test_passes")
     assert _read_cassettes(pair)[1] == recorded
-
-
-def test_ranks_import_vcr_with_the_first_test_that_uses_it(pair: Pair) -> None:
-    pair.plugin("pytest_recording.plugin")
-    pair.write(
-        "test_web.py",
-        """
-        import sys
-
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2, device="cpu")
-
-
-        def test_without():
-            assert "vcr" not in sys.modules
-
-
-        @pytest.mark.vcr
-        def test_with(vcr):
-            assert "vcr" in sys.modules
-        """,
-    )
-    _, marked = pair.run_both()
-    assert marked.count() == {"PASSED": 2}

@@ -10,7 +10,7 @@ import pytest
 from tests.other_plugins.conftest import Pair, needs
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+    from tests.features.conftest import Run, Suite
 
 pytestmark = needs("testmon")
 
@@ -84,6 +84,29 @@ _TESTS = """
     def test_unmarked(number):
         assert product.unmarked() == 3
     """
+_INCOMPLETE = """
+    import os
+
+    import pytest
+
+
+    @pytest.mark.devices(5)
+    def test_needs_more_devices():
+        pass
+
+
+    @pytest.mark.xfail
+    @pytest.mark.distributed(2)
+    def test_dies(rank):
+        if rank == 1:
+            os._exit(3)
+
+
+    @pytest.mark.distributed(2)
+    def test_runs():
+        pass
+    """
+_INCOMPLETE_OUTCOMES = {"test_needs_more_devices": "SKIPPED", "test_dies": "XFAIL", "test_runs": "PASSED"}
 
 
 def change(pair: Pair, function: str) -> None:
@@ -93,84 +116,56 @@ def change(pair: Pair, function: str) -> None:
         file.write_text(re.sub(rf"(def {function}\(\):\n    return) ", r"\1 0 + ", file.read_text()))
 
 
-def run_selected(pair: Pair, *options: str) -> set[str]:
-    """Run both suites, the marked one with `options`; return the selected tests, and fail if these differ."""
-    plain, marked = pair.plain.run("--testmon"), pair.marked.run("--testmon", *options)
-    assert marked.outcomes() == plain.outcomes()
+def run_selected(pair: Pair, *options: str, workers: tuple[str, ...] = ()) -> tuple[set[str], Run, Run]:
+    """Run both suites with `options`, the marked one with `workers`; fail if the tests of `_TESTS` have other results.
+
+    Return the selected tests of `_TESTS` and the two sessions, the marked one last.
+    """
+    plain, marked = pair.plain.run("--testmon", *options), pair.marked.run("--testmon", *options, *workers)
+    outcomes = marked.outcomes()
+    assert {name: word for name, word in outcomes.items() if name not in _INCOMPLETE_OUTCOMES} == plain.outcomes()
     assert marked.ret == plain.ret
-    return set(marked.outcomes())
+    return set(plain.outcomes()), plain, marked
 
 
+@needs("pytest_cov")
 def test_tests_are_selected_by_code_that_their_ranks_execute(pair: Pair) -> None:
-    pair.plugin("pytest-testmon")
+    """The selection is the same with xdist and with pytest-cov. Tests that not all ranks ran are selected again."""
+    pair.plugin("pytest-testmon", "pytest_cov")
     pair.write("product.py", _PRODUCT)
     pair.write("test_product.py", _TESTS)
-    assert len(run_selected(pair)) == 11
-    for functions, tests in (
-        (["one"], {"test_ranks_differ"}),
-        (["fixture", "unmarked"], {"test_fixture", *(f"test_unmarked[{number}]" for number in range(3))}),
-    ):
-        for function in functions:
-            change(pair, function)
-        assert run_selected(pair) == {"test_fails[1]", *tests}
+    pair.marked.write("test_incomplete.py", _INCOMPLETE)
+    selected, _, marked = run_selected(pair, workers=("-n2",))
+    assert len(selected) == 11
+    assert _incomplete_outcomes(marked) == _INCOMPLETE_OUTCOMES
 
-
-def test_tests_are_selected_by_code_that_their_ranks_execute_under_xdist(pair: Pair) -> None:
-    pair.plugin("pytest-testmon")
-    pair.write("product.py", _PRODUCT)
-    pair.write("test_product.py", _TESTS)
-    assert len(run_selected(pair, "-n2")) == 11
+    selected_again = {name: word for name, word in _INCOMPLETE_OUTCOMES.items() if name != "test_runs"}
     change(pair, "one")
-    assert run_selected(pair, "-n2") == {"test_fails[1]", "test_ranks_differ"}
+    selected, *runs = run_selected(pair, "--cov=product", "--cov-report=term")
+    assert selected == {"test_fails[1]", "test_ranks_differ"}
+    assert _incomplete_outcomes(runs[1]) == selected_again
+    totals = [[line for line in run.text.splitlines() if line.startswith("product.py")] for run in runs]
+    assert totals[0] == totals[1] != []
+
+    for function in ("zero", "fixture", "unmarked"):
+        change(pair, function)
+    selected, _, marked = run_selected(pair, workers=("-n2",))
+    unmarked = {f"test_unmarked[{number}]" for number in range(3)}
+    assert selected == {"test_fails[1]", "test_ranks_differ", "test_fixture", *unmarked}
+    assert _incomplete_outcomes(marked) == selected_again
 
 
-def test_testmon_selects_tests_again_that_not_all_ranks_have_run(suite: Suite) -> None:
+def _incomplete_outcomes(run: Run) -> dict[str, str]:
+    """Return the outcomes of the tests of `_INCOMPLETE` that `run` has selected."""
+    return {name: word for name, word in run.outcomes().items() if name in _INCOMPLETE_OUTCOMES}
+
+
+def test_release_of_testmon_that_lacks_internals_is_refused(suite: Suite) -> None:
     suite.plugin("pytest-testmon")
-    suite.write(
-        "test_it.py",
-        """
-        import os
-
-        import pytest
-
-        @pytest.mark.devices(5)
-        def test_needs_more_devices():
-            pass
-
-        @pytest.mark.xfail
-        @pytest.mark.distributed(2)
-        def test_dies(rank):
-            if rank == 1:
-                os._exit(3)
-
-        @pytest.mark.distributed(2)
-        def test_runs():
-            pass
-        """,
-    )
-    incomplete = {"test_needs_more_devices": "SKIPPED", "test_dies": "XFAIL"}
-    for expected in ({**incomplete, "test_runs": "PASSED"}, incomplete, incomplete):
-        assert suite.run("--testmon").outcomes() == expected
+    suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(2)\ndef test_it():\n    pass\n")
     suite.write(
         "conftest.py", "from testmon.testmon_core import TestmonCollector\n\ndel TestmonCollector.discard_current\n"
     )
     run = suite.run("--testmon", "--testmon-noselect")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert "of pytest-testmon, which has no discard_current" in run.errors
-
-
-@pytest.mark.nightly
-@needs("pytest_cov")
-def test_testmon_and_pytest_cov_work_together(pair: Pair) -> None:
-    pair.plugin("pytest-testmon", "pytest_cov")
-    pair.write("product.py", _PRODUCT)
-    pair.write("test_product.py", _TESTS)
-    for function, tests in (("zero", 11), ("one", 2)):
-        change(pair, function)
-        plain, marked = (
-            one.run("--testmon", "--cov=product", "--cov-report=term") for one in (pair.plain, pair.marked)
-        )
-        assert marked.outcomes() == plain.outcomes()
-        assert len(marked.results) == tests
-        totals = [[line for line in run.text.splitlines() if line.startswith("product.py")] for run in (plain, marked)]
-        assert totals[0] == totals[1] != []

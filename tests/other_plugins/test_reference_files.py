@@ -44,6 +44,12 @@ _IMAGES = """
         return draw(float(os.environ.get("HEIGHT", "1")))
 
 
+    @ranks
+    @pytest.mark.mpl_image_compare
+    def test_changes_on_rank_1():
+        return draw(float(os.environ.get("HEIGHT", "1")) if os.environ.get("RANK", "1") == "1" else 1)
+
+
     @pytest.mark.mpl_image_compare
     def test_unmarked():
         return draw(5)
@@ -59,18 +65,18 @@ _ARRAYS = """
 
     @ranks
     @pytest.mark.array_compare
-    def test_same():
+    def test_same_array():
         return np.arange(3.0)
 
 
     @ranks
     @pytest.mark.array_compare
-    def test_changes():
+    def test_array_changes():
         return np.arange(3.0) * float(os.environ.get("HEIGHT", "1"))
 
 
     @pytest.mark.array_compare
-    def test_unmarked():
+    def test_unmarked_array():
         return np.arange(4.0)
     """
 _ON_ONE_RANK = """
@@ -87,13 +93,13 @@ _ON_ONE_RANK = """
 
     @pytest.mark.distributed(2, device="cpu")
     @pytest.mark.{mark}
-    def test_set_up_on_one(on_rank_0):
+    def test_{kind}_set_up_on_one(on_rank_0):
         return {value}
 
 
     @pytest.mark.distributed(2, device="cpu")
     @pytest.mark.{mark}
-    def test_made_on_one():
+    def test_{kind}_made_on_one():
         if os.environ.get("RANK", "0") != "0":
             pytest.skip("not here")
         return {value}
@@ -101,12 +107,12 @@ _ON_ONE_RANK = """
 
     @pytest.mark.distributed(2, device="cpu")
     @pytest.mark.{mark}
-    def test_dies():
+    def test_{kind}_dies():
         if os.environ.get("RANK", "0") != "0":
             os._exit(3)
         return {value}
     """
-_OUTCOMES_ON_ONE_RANK = {"test_set_up_on_one": "ERROR", "test_made_on_one": "FAILED", "test_dies": "FAILED"}
+_OUTCOMES_ON_ONE_RANK = {"set_up_on_one": "ERROR", "made_on_one": "FAILED", "dies": "FAILED"}
 _UNHASHABLE_PLUGIN = """
     import dataclasses
 
@@ -128,118 +134,99 @@ _DIFFERING_TEST = """
     """
 
 
-@needs("pytest_mpl")
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
-def test_images_are_written_once_and_compared_in_each_rank(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: tuple[str, ...]
+@needs("pytest_mpl", "pytest_arraydiff")
+def test_images_and_arrays_are_written_once_and_compared_in_each_rank(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
-    pair.plugin("pytest_mpl.plugin")
-    pair.write("test_it.py", _IMAGES)
+    pair.plugin("pytest_mpl.plugin", "pytest_arraydiff.plugin")
+    pair.write("conftest.py", _UNHASHABLE_PLUGIN)
+    pair.write("test_images.py", _IMAGES)
+    pair.write("test_arrays.py", _ARRAYS)
+    pair.marked.write("test_arrays.py", _ARRAYS + _DIFFERING_TEST)
     both = (pair.plain, pair.marked)
-    generate = ("--mpl-generate-path=baseline", "--mpl-generate-hash-library=hashes.json", "-Wdefault", *workers)
-    generated = [one.run(*generate) for one in both]
-    assert generated[0].outcomes() == generated[1].outcomes()
-    assert _read_files(pair.plain.path / "baseline") == _read_files(pair.marked.path / "baseline")
+    plain, marked = (
+        one.run(
+            "--mpl-generate-path=baseline",
+            "--mpl-generate-hash-library=hashes.json",
+            "--arraydiff-generate-path=reference",
+            "-Wdefault",
+        )
+        for one in both
+    )
+    assert marked.outcomes() == {**plain.outcomes(), "test_differs": "FAILED"}
+    assert "rank 1 generated test_differs.txt with other content than rank 0: nothing has been written" in marked.text
+    for folder, number in (("baseline", 4), ("reference", 3)):
+        written = _read_files(pair.marked.path / folder)
+        assert written == _read_files(pair.plain.path / folder)
+        assert len(written) == number
     hashes = [json.loads((one.path / "hashes.json").read_text()) for one in both]
     assert hashes[0] == hashes[1]
-    assert len(hashes[0]) == 3
+    assert len(hashes[0]) == 4
 
     monkeypatch.setenv("HEIGHT", "4")
-    compare = ("--mpl", "--mpl-generate-summary=json,html", "--mpl-results-path=results", "-Wdefault", *workers)
-    plain, marked = (one.run(*compare) for one in both)
-    assert marked.count() == plain.count() == {"PASSED": 2, "FAILED": 1}
+    pair.marked.write("test_arrays.py", _ARRAYS)
+    compare = ("--mpl", "--mpl-generate-summary=json,html", "--mpl-results-path=results", "--arraydiff", "-Wdefault")
+    plain, marked = (one.run(*compare, "-n2") for one in both)
+    assert marked.outcomes() == plain.outcomes()
+    failed = {name for name, word in marked.outcomes().items() if word == "FAILED"}
+    assert failed == {"test_changes", "test_changes_on_rank_1", "test_array_changes"}
     assert "Image files did not match" in marked.failure("test_changes")
     results = [json.loads((one.path / "results/results.json").read_text()) for one in both]
     for found in results:
         for result in found.values():
             result.pop("status_msg")  # The message contains the path of the folder.
+    # The results are those of the rank whose image failed.
+    on_rank_1 = results[1]["test_images.test_changes_on_rank_1"]
+    for name in ("baseline_image", "diff_image", "result_image"):
+        folder, _, image = on_rank_1[name].partition("/")
+        assert folder == "rank-1"
+        assert (pair.marked.path / "results" / on_rank_1[name]).is_file()
+        on_rank_1[name] = image
     assert results[0] == results[1]
     # Other ranks have their own folders, and the names of workers' files contain a number of the session.
     names = [{*_read_files(one.path / "results")} for one in both]
     names = [{name for name in found if not name.startswith(("rank-1", "results-xdist"))} for found in names]
-    assert names[0] == names[1]
-    if not workers:
-        refused = pair.marked.run("--mpl", "--mpl-generate-summary=json")
-        assert refused.ret == pytest.ExitCode.USAGE_ERROR
-        assert (
-            "--mpl-generate-summary needs --mpl-results-path where tests run in ranks" in refused.text + refused.errors
-        )
+    assert {name for name in names[0] if "rank_1" not in name} == {name for name in names[1] if "rank_1" not in name}
+
+    refused = pair.marked.run("--mpl", "--mpl-generate-summary=json")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--mpl-generate-summary needs --mpl-results-path where tests run in ranks" in refused.text + refused.errors
 
 
-@needs("pytest_arraydiff")
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
-def test_arrays_are_written_once_and_compared_in_each_rank(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+@needs("pytest_mpl", "pytest_arraydiff")
+def test_images_and_arrays_of_one_rank_are_not_written(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pair.plugin("pytest_arraydiff.plugin")
-    pair.write("conftest.py", _UNHASHABLE_PLUGIN)
-    pair.write("test_it.py", _ARRAYS)
-    pair.marked.write("test_it.py", _ARRAYS + _DIFFERING_TEST)
-    generate = ("--arraydiff-generate-path=reference", "-Wdefault", *workers)
-    plain, marked = pair.plain.run(*generate), pair.marked.run(*generate)
-    assert marked.outcomes() == {**plain.outcomes(), "test_differs": "FAILED"}
-    assert "rank 1 generated test_differs.txt with other content than rank 0: nothing has been written" in marked.text
-    references = _read_files(pair.marked.path / "reference")
-    assert references == _read_files(pair.plain.path / "reference")
-    assert len(references) == 3
-
-    monkeypatch.setenv("HEIGHT", "4")
-    pair.marked.write("test_it.py", _ARRAYS)
-    plain, marked = (one.run("--arraydiff", "-Wdefault", *workers) for one in (pair.plain, pair.marked))
-    assert marked.outcomes() == plain.outcomes()
-    assert marked.outcomes()["test_changes"] == "FAILED"
-
-
-@needs("pytest_arraydiff")
-def test_arrays_of_one_rank_are_not_written(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    pair.plugin("pytest_arraydiff.plugin")
-    pair.write("test_it.py", _ON_ONE_RANK.format(mark="array_compare", value="__import__('numpy').arange(3.0)"))
-    run = pair.marked.run("--arraydiff-generate-path=reference", "-Wdefault")
-    assert run.outcomes() == _OUTCOMES_ON_ONE_RANK
-    assert "only rank 0 generated test_made_on_one.txt: nothing has been written" in run.failure("test_made_on_one")
-    assert not (pair.marked.path / "reference").exists()
-    assert [path.name for path in temporary.iterdir() if path.is_dir()] == []
-
-
-@needs("pytest_mpl")
-def test_images_of_one_rank_are_not_written(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
-    pair.plugin("pytest_mpl.plugin")
-    figure = "__import__('matplotlib.figure').figure.Figure()"
-    pair.write("test_it.py", _ON_ONE_RANK.format(mark="mpl_image_compare", value=figure))
-    for options in (("--mpl-generate-path=baseline",), ("--mpl-generate-hash-library=hashes.json",)):
-        reports = ("--mpl-generate-summary=json", "--mpl-results-path=results", "-Wdefault")
-        run = pair.marked.run("--mpl", *options, *reports)
-        assert run.outcomes() == _OUTCOMES_ON_ONE_RANK
-        results = json.loads((pair.marked.path / "results/results.json").read_text())
-        assert {result["status"] for result in results.values()} == {"failed"}
-    assert not (pair.marked.path / "baseline").exists()
-    assert json.loads((pair.marked.path / "hashes.json").read_text()) == {}
-
-
-@needs("pytest_mpl")
-def test_image_results_are_those_of_the_rank_whose_image_failed(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
-    pair.plugin("pytest_mpl.plugin")
-    pair.write("test_it.py", _IMAGES)
-    for one in (pair.plain, pair.marked):
-        one.run("--mpl-generate-path=baseline", "-Wdefault")
-    pair.write("test_it.py", _IMAGES.replace("draw(3)", 'draw(3 + int(os.environ.get("RANK", "1")))'))
-    pair.run_both("--mpl", "--mpl-generate-summary=json", "--mpl-results-path=results", "-Wdefault")
-    plain, marked = (
-        json.loads((one.path / "results/results.json").read_text())["test_it.test_same"]
-        for one in (pair.plain, pair.marked)
+    suite = pair.marked
+    for name in ("pytest_mpl.plugin", "pytest_arraydiff.plugin"):
+        suite.plugin(name)
+    values = {
+        "array": ("array_compare", "__import__('numpy').arange(3.0)"),
+        "image": ("mpl_image_compare", "__import__('matplotlib.figure').figure.Figure()"),
+    }
+    for kind, (mark, value) in values.items():
+        suite.write(f"test_{kind}.py", _ON_ONE_RANK.format(mark=mark, value=value, kind=kind))
+    run = suite.run(
+        *("--mpl", "--mpl-generate-path=baseline", "--mpl-generate-hash-library=hashes.json"),
+        *("--mpl-generate-summary=json", "--mpl-results-path=results"),
+        *("--arraydiff-generate-path=reference", "-Wdefault"),
     )
-    assert marked["rms"] == plain["rms"]
-    for name in ("baseline_image", "diff_image", "result_image"):
-        assert marked[name] == f"rank-1/{plain[name]}"
-        assert (pair.marked.path / "results" / marked[name]).is_file()
+    assert run.outcomes() == {
+        f"test_{kind}_{name}": word for kind in values for name, word in _OUTCOMES_ON_ONE_RANK.items()
+    }
+    failure = run.failure("test_array_made_on_one")
+    assert "only rank 0 generated test_array_made_on_one.txt: nothing has been written" in failure
+    assert not (suite.path / "reference").exists()
+    assert not (suite.path / "baseline").exists()
+    assert json.loads((suite.path / "hashes.json").read_text()) == {}
+    results = json.loads((suite.path / "results/results.json").read_text())
+    assert {result["status"] for result in results.values()} == {"failed"}
+    assert [path.name for path in temporary.iterdir() if path.is_dir()] == []
 
 
 def _read_files(folder: Path) -> dict[str, bytes]:

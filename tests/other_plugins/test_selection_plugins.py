@@ -115,10 +115,14 @@ def _run_in_order(
     return run.ret, run.outcomes(), suite.read("notes")
 
 
-def _plugin_params(names: str, options: str) -> object:
-    """Return a parameter set of options and of plugins, each given by module and name for ``-p`` (``MODULE:NAME``)."""
+def _plugin_params(names: str, options: str, *xdist: str) -> object:
+    """Return a parameter set of options and of plugins, each given by module and name for ``-p`` (``MODULE:NAME``).
+
+    `xdist` are options of xdist.
+    """
     modules, registered = zip(*(name.split(":") for name in names.split()), strict=True)
-    return pytest.param(registered, options.split(), marks=needs(*modules), id="+".join(registered))
+    test_id = "+".join((*registered, *xdist))
+    return pytest.param(registered, [*options.split(), *xdist], marks=needs(*modules), id=test_id)
 
 
 _DURATIONS = {
@@ -140,31 +144,36 @@ def _write_durations(pair: Pair) -> None:
     pair.write("pytest-slow-first.json", json.dumps({"format_version": "1.0.0", "tests": entries}))
 
 
-_SELECTIONS = [
-    _plugin_params("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
-    _plugin_params("pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow", ""),
-    _plugin_params("pytest_randomly:randomly", "--randomly-seed=4"),
-    _plugin_params(
-        "random_order:random_order pytest_test_groups:test-groups",
-        "--random-order --random-order-seed=4 --test-group-count=6 --test-group=5",
-    ),
-    _plugin_params("pytest_reverse:reverse pytest_shard:pytest-shard", "--reverse --num-shards=2 --shard-id=1"),
-    _plugin_params("pytest_slow_first:slow-first pytest_split:pytest-split", "--slow-first --splits=2 --group=2"),
-]
+_RANDOM_ORDER = (
+    "random_order:random_order pytest_test_groups:test-groups",
+    "--random-order --random-order-seed=4 --test-group-count=2 --test-group=1",
+)
 
 
-@pytest.mark.parametrize(("names", "options"), _SELECTIONS)
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        _plugin_params("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
+        _plugin_params(
+            "pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow pytest_shard:pytest-shard",
+            "--num-shards=2 --shard-id=1",
+        ),
+        _plugin_params("pytest_randomly:randomly pytest_reverse:reverse", "--randomly-seed=4 --reverse"),
+        _plugin_params(*_RANDOM_ORDER),
+        _plugin_params("pytest_slow_first:slow-first pytest_split:pytest-split", "--slow-first --splits=2 --group=2"),
+        _plugin_params(*_RANDOM_ORDER, "-n2"),
+    ],
+)
 def test_marked_and_unmarked_tests_run_in_the_same_order(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], workers: tuple[str, ...]
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str]
 ) -> None:
     pair.plugin(*names)
     pair.write("conftest.py", _CONFTEST)
     pair.write("test_a.py", _TESTS)
     pair.write("test_b.py", _MORE_TESTS)
     _write_durations(pair)
-    plain, marked = (_run_in_order(one, monkeypatch, *workers, *options) for one in (pair.plain, pair.marked))
-    if workers:  # The order depends on when workers ask for tests.
+    plain, marked = (_run_in_order(one, monkeypatch, *options) for one in (pair.plain, pair.marked))
+    if "-n2" in options:  # The order depends on when workers ask for tests.
         plain[2].sort()
         marked[2].sort()
     assert marked == plain
@@ -190,9 +199,8 @@ _PASSING = """
 
 
 @needs("pytest_split", "pytest_slow_first")
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
-def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None:
-    """The driver stores what the slowest rank took; no rank writes a file."""
+def test_durations_are_stored_once(pair: Pair) -> None:
+    """The driver, or the controller of xdist, stores what the slowest rank took; no rank writes a file."""
     pair.plugin("pytest-split", "slow-first")
     pair.write(
         "conftest.py",
@@ -208,7 +216,9 @@ def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None
         """,
     )
     pair.write("test_it.py", _PASSING)
-    for one in (pair.plain, pair.marked):
+    for one, workers in ((pair.plain, ()), (pair.marked, ()), (pair.marked, ("-n2",))):
+        for name in (".test_durations", "pytest-slow-first.json"):
+            (one.path / name).unlink(missing_ok=True)
         run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)
         assert re.search(r"\b3 passed\b", run.text)
         if not workers:
@@ -221,29 +231,21 @@ def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None
         assert all(stored[name] >= 0.3 for stored in (split, slow_first) for name in names)
 
 
-@pytest.mark.parametrize(
-    ("plugin", "options", "refused"),
-    [
-        pytest.param("pytest-split", "--splits=2 --group=1", "--splits 2", marks=needs("pytest_split")),
-        pytest.param("pytest-split", "--splits=1 --group=1", None, marks=needs("pytest_split")),
-        pytest.param("pytest-shard", "--num-shards=3 --shard-id=0", "--num-shards 3", marks=needs("pytest_shard")),
-        pytest.param("pytest-shard", "", None, marks=needs("pytest_shard")),
-        pytest.param(
-            "test-groups",
-            "--test-group-count=2 --test-group=1",
-            "--test-group-count 2",
-            marks=needs("pytest_test_groups"),
-        ),
-    ],
-)
-def test_accel_shard_with_another_partition_is_refused(
-    suite: Suite, plugin: str, options: str, refused: str | None
-) -> None:
-    suite.plugin(plugin)
+_PARTITIONS = [
+    ("pytest-split", "--splits=2 --group=1"),
+    ("pytest-shard", "--num-shards=3 --shard-id=0"),
+    ("test-groups", "--test-group-count=2 --test-group=1"),
+]
+
+
+@needs("pytest_split", "pytest_shard", "pytest_test_groups")
+def test_accel_shard_with_another_partition_is_refused(suite: Suite) -> None:
+    for plugin, _ in _PARTITIONS:
+        suite.plugin(plugin)
     suite.write("test_it.py", "def test_it():\n    pass\n")
-    run = suite.run("--accel-shard=1/1" if refused is None else "--accel-shard=1/2", *options.split())
-    if refused is None:
-        assert run.count() == {"PASSED": 1}
-    else:
+    for _, options in _PARTITIONS:
+        run = suite.run("--accel-shard=1/2", *options.split())
         assert run.ret == pytest.ExitCode.USAGE_ERROR
+        refused = options.partition(" ")[0].replace("=", " ")
         assert f"ERROR: --accel-shard 1/2 cannot be used with {refused}: each runs a part of the tests" in run.errors
+    assert suite.run("--accel-shard=1/1", "--splits=1", "--group=1").count() == {"PASSED": 1}

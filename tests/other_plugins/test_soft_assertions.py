@@ -133,17 +133,6 @@ _CHECKS = """
     """
 
 
-@needs("pytest_check")
-def test_failed_checks_in_one_rank_fail_the_test(pair: Pair) -> None:
-    pair.plugin("pytest_check.plugin")
-    pair.write("test_checks.py", _CHECKS)
-    _, marked = pair.run_both("-rA")
-    failure = marked.failure("test_wrong")
-    for text in (": soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
-        assert text in failure
-    assert "FAILURE" in marked.failure("test_in_a_thread")
-
-
 _ASSUMPTIONS = """
     import os
 
@@ -288,18 +277,25 @@ _SUBTESTS = """
     """
 
 
-def test_failed_subtests_in_one_rank_fail_the_test(pair: Pair) -> None:
+@needs("pytest_check")
+def test_failed_checks_and_subtests_in_one_rank_fail_the_test(pair: Pair) -> None:
+    pair.plugin("pytest_check.plugin")
+    pair.write("test_checks.py", _CHECKS)
     pair.write("test_sub.py", _SUBTESTS)
     plain, marked = pair.plain.run("-rA"), pair.marked.run("-rA")
     assert marked.ret == plain.ret == 1
     # A marked test is reported once, after all phases. It fails itself if subtests fail, also if these are in its
     # teardown, if it is a unittest case, and if it is expected to fail.
-    expected = plain.outcomes()
-    expected["test_of_a_fixture"] = "SUBFAILED SUBFAILED FAILED"
-    expected["test_case"] = "SUBPASSED SUBPASSED SUBFAILED FAILED"
-    assert expected["test_expected"] == "XPASS"
-    expected["test_expected"] = "XFAIL"
-    assert marked.outcomes() == expected
+    expected = {name: " ".join(words) for name, words in plain.results.items()}
+    expected["test_sub.py::test_of_a_fixture"] = "SUBFAILED SUBFAILED FAILED"
+    expected["test_sub.py::TestOfUnittest::test_case"] = "SUBPASSED SUBPASSED SUBFAILED FAILED"
+    assert expected["test_sub.py::test_expected"] == "XPASS"
+    expected["test_sub.py::test_expected"] = "XFAIL"
+    assert {name: " ".join(words) for name, words in marked.results.items()} == expected
+    failure = marked.failure("test_wrong")
+    for text in (": soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
+        assert text in failure
+    assert "FAILURE" in marked.failure("test_in_a_thread")
 
 
 @needs("pytest_subtests")
