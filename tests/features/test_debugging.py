@@ -33,6 +33,10 @@ _TESTS = """
 
     def test_both_fail(rank):
         print("printed before")
+        while rank == 1 and not Path("rank-0-fails").exists():
+            time.sleep(0.02)
+        time.sleep(0.2 * rank)  # Rank 0 fails first.
+        Path("rank-0-fails").touch()
         assert rank == 7
 
 
@@ -71,6 +75,7 @@ _TESTS = """
 
 
     """
+_PROGRESS_EARLY = "from pytest_accel.driver import world\nworld.QUIET = 0.5\n"
 
 
 class Terminal:
@@ -93,6 +98,17 @@ class Terminal:
         """Send `line` and a line feed to the session."""
         self.child.sendline(line)
 
+    def expect_progress_of_test_waits(self) -> None:
+        """Wait for the line on the progress of `test_waits`, and check it."""
+        self.wait_for("accel: test_x.py::test_waits has been in its call phase for ")
+        line = self.wait_for("\n")
+        for text in (
+            "(timeout: 300 s): rank 0 at test_x.py:",
+            "; rank 1 at test_x.py:",
+            "rank 1 has not reached barrier #2",
+        ):
+            assert text in line
+
     def finish(self) -> str:
         """Wait until the session has ended, and return the rest of its output."""
         self.child.expect(pexpect.EOF)
@@ -101,20 +117,32 @@ class Terminal:
 
 
 @pytest.mark.long
-def test_pdb_opens_in_the_first_rank_that_fails(suite: Suite) -> None:
-    terminal = Terminal(suite, "--pdb", "-k", "test_fail or short")
+def test_pdb_opens_in_the_first_rank_that_fails_and_trace_in_rank_0(suite: Suite) -> None:
+    terminal = Terminal(suite, "-s", "--pdb", "--trace", "-k", "fail or short")
+    terminal.wait_for("PDB runcall")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("p 'rank', rank")
+    terminal.wait_for("('rank', 0)")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
     assert "assert 'value of 1' == 'wrong'" in terminal.wait_for("(Pdb) ")
     terminal.type("p value.upper()")
     terminal.wait_for("'VALUE OF 1'")
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
+    terminal.wait_for("PDB runcall")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    assert "assert 0 == 7" in terminal.wait_for("(Pdb) ")
+    # Quitting the debugger ends the session.
+    terminal.type("q")
     rest = terminal.finish()
-    assert "1 failed, 1 passed" in rest
-    assert terminal.child.exitstatus == 1
+    assert "Exit: Quitting debugger" in rest
+    assert terminal.child.exitstatus == 2
 
 
 @pytest.mark.long
-def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
+def test_options_choose_the_debugger_and_its_rank(suite: Suite) -> None:
     suite.write(
         "mine.py",
         """
@@ -127,48 +155,36 @@ def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
                 self.prompt = "(Mine) "
         """,
     )
-    terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "-k", "test_fail or short")
-    terminal.wait_for("(Mine) ")
-    terminal.type("p value.upper()")
-    terminal.wait_for("'VALUE OF 1'")
-    terminal.wait_for("(Mine) ")
-    terminal.type("c")
-    assert "1 failed, 1 passed" in terminal.finish()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> None:
-    terminal = Terminal(suite, "--pdb", "-k", "both", "--accel-pdb-rank", str(rank))
-    assert "printed before" in terminal.wait_for("(Pdb) ")
+    terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "--accel-pdb-rank=1", "-k", "both or everywhere or short")
+    assert "printed before" in terminal.wait_for("(Mine) ")
     terminal.type("p 'rank', rank")
-    terminal.wait_for(f"('rank', {rank})")
-    terminal.wait_for("(Pdb) ")
+    terminal.wait_for("('rank', 1)")
+    terminal.wait_for("(Mine) ")
+    terminal.type("c")
+    # Rank 0 has no debugger for its failure, and skips its breakpoint.
+    assert "PDB set_trace" in terminal.wait_for("(Mine) ")
+    terminal.type("p value")
+    terminal.wait_for("'value of 1'")
+    terminal.wait_for("(Mine) ")
     terminal.type("c")
     rest = terminal.finish()
-    assert "(Pdb)" not in rest
-    assert "1 failed" in rest
+    assert "(Mine)" not in rest
+    assert "1 failed, 2 passed" in rest
+    assert terminal.child.exitstatus == 1
 
 
 @pytest.mark.long
-def test_quitting_the_debugger_ends_the_session(suite: Suite) -> None:
-    terminal = Terminal(suite, "--pdb", "-k", "both or short")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("q")
-    rest = terminal.finish()
-    assert "Exit: Quitting debugger" in rest
-    assert terminal.child.exitstatus == 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("options", [(), pytest.param(("-s",), marks=pytest.mark.nightly)])
-def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
-    terminal = Terminal(suite, "-k", "break and not everywhere", *options)
+def test_a_breakpoint_opens_a_debugger_whose_time_does_not_count(suite: Suite) -> None:
+    """The debugger has line editing. Timeouts stop while it is open, and progress is shown after it."""
+    suite.write("conftest.py", _PROGRESS_EARLY)
+    terminal = Terminal(suite, "-k", "break and not everywhere or impatient or waits")
     terminal.wait_for("PDB set_trace")
     terminal.wait_for("(Pdb) ")
-    for _ in range(2 if sys.version_info >= (3, 13) else 1):  # pdb of 3.13 first stops at the call itself.
-        terminal.type("n")
-        terminal.wait_for("(Pdb) ")
+    line = (suite.path / "test_x.py").read_text().splitlines().index('        value += " and more"') + 2
+    terminal.type(f"b {line}")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    terminal.wait_for("(Pdb) ")
     terminal.type("p valuX\x7fe")  # Backspace.
     terminal.wait_for("'value of 1 and more'")
     terminal.wait_for("(Pdb) ")
@@ -178,64 +194,24 @@ def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: 
     terminal.child.sendintr()
     terminal.wait_for("KeyboardInterrupt")
     terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    assert "1 passed" in terminal.finish()
-    assert (suite.path / "done0").exists()
-
-
-@pytest.mark.nightly
-def test_a_breakpoint_that_is_set_in_the_debugger_works(suite: Suite) -> None:
-    terminal = Terminal(suite, "-k", "break and not everywhere")
-    terminal.wait_for("(Pdb) ")
-    line = (suite.path / "test_x.py").read_text().splitlines().index('        value += " and more"') + 2
-    terminal.type(f"b {line}")
+    terminal.type("n")
+    terminal.wait_for("Path(")
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("p value")
-    terminal.wait_for("'value of 1 and more'")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    assert "1 passed" in terminal.finish()
-
-
-@pytest.mark.nightly
-def test_other_ranks_skip_their_breakpoints(suite: Suite) -> None:
-    terminal = Terminal(suite, "-k", "everywhere", "--accel-pdb-rank=1")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("p value")
-    terminal.wait_for("'value of 1'")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    rest = terminal.finish()
-    assert "(Pdb)" not in rest
-    assert "1 passed" in rest
-
-
-@pytest.mark.long
-def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
-    terminal = Terminal(suite, "-k", "impatient")
+    # The debugger of test_impatient is open for longer than the test's timeout.
+    terminal.wait_for("PDB set_trace")
     terminal.wait_for("(Pdb) ")
     terminal.type("import time; time.sleep(2.5); print('sl' 'ept')")  # The echo of this line does not match "slept".
     terminal.wait_for("slept")
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    assert "1 passed" in terminal.finish()
+    terminal.expect_progress_of_test_waits()
+    (suite.path / "seen").touch()
+    assert "3 passed" in terminal.finish()
+    assert (suite.path / "done0").exists()
 
 
 @pytest.mark.long
-def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None:
-    terminal = Terminal(suite, "--trace", "-k", "test_short")
-    terminal.wait_for("PDB runcall")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("p rank")
-    terminal.wait_for("\n0")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    assert "1 passed" in terminal.finish()
-
-
-@pytest.mark.nightly
 def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "everywhere")
@@ -243,16 +219,15 @@ def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     assert run.ret != 0
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("flag", ["--pdb", "--trace"])
-def test_debugger_options_are_refused_with_workers(suite: Suite, flag: str) -> None:
+@pytest.mark.long
+def test_trace_is_refused_with_workers(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
-    run = suite.run(flag, "-n", "1")
+    run = suite.run("--trace", "-n1", "-k", "short")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert flag in run.text + run.errors
+    assert "--trace has no terminal where xdist distributes the tests" in run.text + run.errors
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     terminal = Terminal(suite, "--pdb", "-k", "test_fail", launcher=torchrun)
@@ -265,17 +240,9 @@ def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
-def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[str, ...]) -> None:
-    suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.5\n")
-    terminal = Terminal(suite, "-k", "test_waits", *workers)
-    terminal.wait_for("accel: test_x.py::test_waits has been in its call phase for ")
-    line = terminal.wait_for("\n")
-    for text in (
-        "(timeout: 300 s): rank 0 at test_x.py:",
-        "; rank 1 at test_x.py:",
-        "rank 1 has not reached barrier #2",
-    ):
-        assert text in line
+def test_a_line_shows_the_progress_of_a_long_test_in_a_worker(suite: Suite) -> None:
+    suite.write("conftest.py", _PROGRESS_EARLY)
+    terminal = Terminal(suite, "-k", "test_waits", "-n1")
+    terminal.expect_progress_of_test_waits()
     (suite.path / "seen").touch()
     assert "1 passed" in terminal.finish()

@@ -23,7 +23,6 @@ _TESTS = """
     import time
 
     import pytest
-    import torch.distributed as dist
 
 
     @pytest.fixture
@@ -32,15 +31,15 @@ _TESTS = """
 
 
     @pytest.mark.distributed(2)
-    def test_ranks(rank):
+    def test_ranks(rank, gather):
         print("hello from", rank)
-        dist.barrier()
+        gather(rank)
 
 
     @pytest.mark.distributed(2)
-    def test_one_rank_fails(rank):
+    def test_one_rank_fails(rank, gather):
         print("hello from", rank)
-        dist.barrier()
+        gather(rank)
         assert rank == 0
 
 
@@ -120,8 +119,8 @@ def _tests(session: Session) -> dict[str, TestRun]:
     return {run.test.partition("::")[2]: run for run in session.tests}
 
 
-@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["plain", "xdist"])
-def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...]) -> None:
+def _run_recorded(suite: Suite, *options: str) -> Session:
+    """Run `_TESTS` with `options`; check that the record agrees with the report and the junit file, and return it."""
     suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-record=out/record.jsonl", "--junitxml=junit.xml", *options)
     record = suite.path / "out" / "record.jsonl"
@@ -143,12 +142,11 @@ def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...
         properties = {one.get("name"): one.get("value") for one in case.iter("property")}
         lanes = [lane.name for lane, _ in tests[case.get("name", "")].lanes if lane.session is None]
         assert properties.get("accel_devices", "") == ",".join(lanes)
+    return session
 
 
-def test_the_record_has_the_devices_and_the_worker_of_each_test(suite: Suite) -> None:
-    suite.write("test_it.py", _TESTS)
-    suite.run("--accel-record=record.jsonl", "-n2")
-    session = _read_session(suite.path / "record.jsonl")
+def test_the_record_of_workers_has_devices_and_a_critical_path_without_gaps(suite: Suite) -> None:
+    session = _run_recorded(suite, "-n2")
     tests = _tests(session)
     assert session.pool is not None
     assert session.pool.kind == "sim"
@@ -168,14 +166,19 @@ def test_the_record_has_the_devices_and_the_worker_of_each_test(suite: Suite) ->
     most = max(used for _, used in utilisation([session]))
     assert most == 4
 
+    path = critical_path(session)
+    assert (path[0].span.start, path[-1].span.stop) == session.span
+    for step, following in pairwise(path):
+        assert step.span.stop == following.span.start
+        assert step.span.seconds > 0
+    assert {"test", "ranks", "other"} <= {step.kind for step in path}
+
 
 def test_the_record_has_failures_and_captured_output(suite: Suite) -> None:
-    suite.write("test_it.py", _TESTS)
-    suite.run("--accel-record=record.jsonl")
-    tests = _tests(_read_session(suite.path / "record.jsonl"))
+    tests = _tests(_run_recorded(suite))
     failure = tests["test_one_rank_fails"].failure
     assert failure is not None
-    assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", 24))
+    assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", 23))
     assert "assert 1 == 0" in failure.headline
     assert "assert rank == 0" in failure.failure
     assert failure.output["Captured stdout call [rank 1]"] == "hello from 1\n"
@@ -246,18 +249,6 @@ def test_the_record_has_the_worlds_and_the_reasons_why_they_ended(suite: Suite) 
     assert len({pid for world in pids for pid in world}) == 5
 
 
-def test_the_critical_path_has_no_gaps(suite: Suite) -> None:
-    suite.write("test_it.py", _TESTS)
-    suite.run("--accel-record=record.jsonl", "-n2")
-    session = _read_session(suite.path / "record.jsonl")
-    path = critical_path(session)
-    assert (path[0].span.start, path[-1].span.stop) == session.span
-    for step, following in pairwise(path):
-        assert step.span.stop == following.span.start
-        assert step.span.seconds > 0
-    assert {"test", "ranks", "other"} <= {step.kind for step in path}
-
-
 def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.plugin("rerunfailures")
@@ -267,14 +258,13 @@ def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
         from pathlib import Path
 
         import pytest
-        import torch.distributed as dist
 
 
         @pytest.mark.distributed(2)
-        def test_second_time():
+        def test_second_time(gather):
             marker = Path(__file__).with_name("was_run")
             first = not marker.exists()
-            dist.barrier()
+            gather(None)
             marker.touch()
             assert not first
         """,

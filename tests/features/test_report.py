@@ -49,7 +49,6 @@ _TESTS = """
     import os
 
     import pytest
-    import torch.distributed as dist
 
 
     @pytest.fixture
@@ -59,14 +58,14 @@ _TESTS = """
 
     @pytest.mark.distributed(2)
     @pytest.mark.parametrize("number", range(4))
-    def test_ranks(number):
-        dist.barrier()
+    def test_ranks(number, gather):
+        gather(number)
 
 
     @pytest.mark.distributed(2)
-    def test_one_rank_fails(rank):
+    def test_one_rank_fails(rank, gather):
         print("hello from", rank)
-        dist.barrier()
+        gather(rank)
         assert rank == 0
 
 
