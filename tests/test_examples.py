@@ -141,13 +141,13 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_scripts_run_under_torchrun() -> None:
-    # Without the other launchers, which tests/launchers starts. srun may be installed without a cluster.
-    selection = "not srun and not accelerate"
-    output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", "-k", selection, status=0)
+def test_scripts_run_under_every_installed_launcher() -> None:
+    # Without srun, which may be installed without a cluster. The tests of tests/launchers set one up.
+    output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", "-k", "not srun", status=0)
     output.fnmatch_lines(
         [
             "*::test_training_with_two_ranks_on_the_cpu[[]torchrun[]] PASSED *",
+            "*::test_training_with_two_ranks_on_the_cpu[[]accelerate[]] PASSED *",
             "*::test_training_on_two_devices[[]torchrun[]] SKIPPED (needs 2 devices; *",
             "*::test_each_prompt_is_answered_once PASSED *",
             "*::test_a_wrong_argument_is_told_as_the_script_tells_it PASSED *",

@@ -130,7 +130,6 @@ def test_an_absent_launcher_skips_the_test_and_fails_it_if_skips_are_errors(
     )
     result = session()
     result.assert_outcomes(passed=1, skipped=2)
-    # The second line is that of `test_argument`, which is skipped where it calls `launch`.
     result.stdout.fnmatch_lines(["SKIPPED * test_*.py:*: launcher 'srun': there is no srun beside Python or on PATH"])
     session("--accel-strict").assert_outcomes(passed=1, failed=1, errors=1)
 

@@ -179,6 +179,30 @@ _HTTP_SERVERS = """
         httpserver.expect_request("/").respond_with_data("hello")
         assert get(httpserver.url_for("/")) == b"hello"
     """
+_ALLURE = """
+    import allure
+
+
+    @two
+    @allure.title("Number {number}")
+    @pytest.mark.parametrize("number", [1])
+    def test_steps(number):
+        with allure.step("outer"):
+            allure.attach("words", "text")
+        allure.dynamic.parameter("seed", 3)
+        in_ranks()
+
+
+    @two
+    def test_fails_in_a_step():
+        with allure.step("last"):
+            assert not LAST
+
+
+    def test_unmarked():
+        with allure.step("here"):
+            pass
+    """
 _EXTERNAL_PROCESSES = """
     import sys
 
@@ -214,17 +238,18 @@ _EXTERNAL_PROCESSES = """
 
 
 @needs("pytest_mock", "pytest_subprocess", "pytest_env", "pytest_freezer", "faker")
-@needs("pytest_factoryboy", "pytest_httpserver", "xprocess")
+@needs("pytest_factoryboy", "pytest_httpserver", "xprocess", "allure_pytest")
 def test_fixtures_of_plugins_work_in_ranks(pair: Pair) -> None:
-    """Each rank has its own HTTP server and its own external process."""
+    """Each rank has its own HTTP server and its own external process. Without an option, allure writes nothing."""
     pair.plugin("pytest_mock", "pytest_subprocess.fixtures", "pytest_env.plugin", "pytest_freezer")
     pair.plugin("faker.contrib.pytest.plugin", "pytest_factoryboy.plugin", "pytest_httpserver.pytest_plugin")
-    pair.plugin("xprocess.pytest_xprocess")
+    pair.plugin("xprocess.pytest_xprocess", "allure_pytest")
     pair.ini("env =\n  SERVICE=from the ini file")
     pair.write("test_small.py", _HEAD + _SMALL_FIXTURES)
     pair.write("test_factories.py", _HEAD + _FACTORIES)
     pair.write("test_http_servers.py", _HEAD + _HTTP_SERVERS)
     pair.write("test_external.py", _HEAD + _EXTERNAL_PROCESSES)
+    pair.write("test_allure.py", _HEAD + _ALLURE)
     plain, marked = pair.run_both()
     assert marked.results == plain.results
     words: dict[str, list[str]] = {}
@@ -235,6 +260,7 @@ def test_fixtures_of_plugins_work_in_ranks(pair: Pair) -> None:
         "test_factories.py": (3, 1),
         "test_http_servers.py": (3, 1),
         "test_external.py": (2, 1),
+        "test_allure.py": (2, 1),
     }
     # Faker has the same seed in all ranks and in the plain session.
     assert pair.plain.read("names.1") == pair.marked.read("names.0") == pair.marked.read("names.1") != []

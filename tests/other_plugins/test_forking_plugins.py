@@ -82,10 +82,16 @@ def test_marked_tests_are_not_forked(pair: Pair) -> None:
 @needs("pytest_isolate")
 def test_pytest_isolate_is_refused_for_marked_tests(suite: Suite) -> None:
     suite.plugin("pytest_isolate.plugin")
-    suite.write("test_isolated.py", _SUITE % ("", "@pytest.mark.isolate(timeout=30)", "", "", "", ""))
-    for options in (("--isolate", "--collect-only"), ("-k", "finds", "-n1")):
+    # Sessions of tests that a rule marks are refused before they start a fork server.
+    suite.ini("accel_rules = test_plain.py: distributed(2)\n    test_isolated.py: distributed(2)")
+    suite.write("test_plain.py", "def test_plain():\n    pass\n")
+    suite.write(
+        "test_isolated.py", "import pytest\n\n@pytest.mark.isolate(timeout=30)\ndef test_isolated():\n    pass\n"
+    )
+    for options in (("--isolate", "test_plain.py"), ("-n2", "test_isolated.py")):
         run = suite.run("-W", "default", *options)
         assert run.ret == pytest.ExitCode.USAGE_ERROR
         assert "pytest-isolate runs a test in a fork of the pytest process" in run.text + run.errors
-    run = suite.run("-W", "default", "--no-isolate", "-k", "fails or dies or leaves")
+    suite.write("test_forked.py", _SUITE % ("", "@pytest.mark.isolate(timeout=30)", "", "", "", ""))
+    run = suite.run("-W", "default", "--no-isolate", "-k", "fails or dies or leaves", "test_forked.py")
     assert run.count() == {"PASSED": 1, "FAILED": 2}

@@ -58,6 +58,17 @@ def test_dies(rank):
     if rank == 1:
         os._exit(0)
 """
+_SKIPPED_RULE = "accel_rules = test_skipped.py: distributed(2)"
+_SKIPPED = """
+import pytest
+from inline_snapshot import snapshot
+
+
+@pytest.mark.skip
+def test_skipped():
+    assert 5 == snapshot(4)
+"""
+"""A test that the rule marks. A session of this file alone starts no fork server, and refuses what others refuse."""
 
 
 _TERMINAL_CONFTEST = """
@@ -88,14 +99,14 @@ def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
     pair.plugin("inline_snapshot.pytest_plugin")
+    pair.marked.ini(_SKIPPED_RULE)
     pair.write("test_inline.py", _SUITE)
     _, marked = pair.run_both()
     assert "{'a': [1, 2]} == {'a': [1, 3]}" in marked.failure("test_differs")
 
     source = pair.marked.write("test_inline.py", _SUITE + _DYING).read_text()
-    refused = pair.marked.run("--inline-snapshot=create,fix")
-    assert refused.ret == 4
-    assert "--inline-snapshot=create,fix cannot be used with tests that run in ranks" in refused.text + refused.errors
+    pair.marked.write("test_skipped.py", _SKIPPED)
+    _check_refused(pair.marked, "--inline-snapshot=create,fix", "--inline-snapshot=create,fix")
     reported = pair.marked.run("--inline-snapshot=report", "-k", "dies or equal")
     assert reported.outcomes() == {"test_equal": "PASSED", "test_dies": "FAILED"}
     assert pair.marked.run("--inline-snapshot=fix", "-m", "not distributed").ret == 0
@@ -103,44 +114,51 @@ def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monke
     assert not list(temporary.glob("inline-snapshot-*"))
 
 
-def test_default_flags_that_change_snapshots_are_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_flags_that_change_snapshots_are_refused(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags of pyproject.toml are refused if they apply to the session and change snapshots."""
-    pair.plugin("inline_snapshot.pytest_plugin")
-    source = pair.marked.write("test_inline.py", _SUITE)
+    suite.plugin("inline_snapshot.pytest_plugin")
+    suite.ini(_SKIPPED_RULE)
+    source = suite.write("test_skipped.py", _SKIPPED)
     settings = "[tool.inline-snapshot]\n"
-    pair.marked.write("pyproject.toml", settings + 'default-flags = ["create", "fix"]\n')
-    _check_refused(pair.marked, "the default flags of pyproject.toml, create,fix,")
+    suite.write("pyproject.toml", settings + 'default-flags = ["create", "fix"]\n')
+    _check_refused(suite, "the default flags of pyproject.toml, create,fix,")
 
     terminal_flags = 'default-flags = ["report"]\ndefault-flags-tui = ["trim", "report"]\n'
-    pair.marked.write("pyproject.toml", settings + terminal_flags)
-    assert pair.marked.run("-k", "equal", "--collect-only").ret == 0
-    pair.marked.write("conftest.py", _TERMINAL_CONFTEST)
-    _check_refused(pair.marked, "the default flags of pyproject.toml, report,trim,")
+    suite.write("pyproject.toml", settings + terminal_flags)
+    _check_accepted(suite)
+    suite.write("conftest.py", _TERMINAL_CONFTEST)
+    _check_refused(suite, "the default flags of pyproject.toml, report,trim,")
     # As for unmarked tests, nothing is changed under xdist, and a variable overrides the file.
-    assert pair.marked.run("-n", "2", "-k", "equal").ret == 0
+    _check_accepted(suite, "-n", "2")
     monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "report")
-    assert pair.marked.run("-k", "equal", "--collect-only").ret == 0
+    _check_accepted(suite)
     monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "update")
-    _check_refused(pair.marked, "INLINE_SNAPSHOT_DEFAULT_FLAGS=update")
-    assert pair.marked.run("--inline-snapshot=report", "-k", "equal").ret == 0
-    assert source.read_text() == _SUITE
+    _check_refused(suite, "INLINE_SNAPSHOT_DEFAULT_FLAGS=update")
+    _check_accepted(suite, "--inline-snapshot=report")
+    assert source.read_text() == _SKIPPED
 
 
-def _check_refused(suite: Suite, flags: str) -> None:
-    """Check that a session refuses `flags` when it has collected tests."""
-    refused = suite.run("-k", "equal", "--collect-only")
+def _check_accepted(suite: Suite, *args: str) -> None:
+    """Check that a session with a marked test runs to its end."""
+    assert suite.run(*args, "test_skipped.py").outcomes() == {"test_skipped": "SKIPPED"}
+
+
+def _check_refused(suite: Suite, flags: str, *args: str) -> None:
+    """Check that a session with a marked test refuses `flags`."""
+    refused = suite.run(*args, "test_skipped.py")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"{flags} cannot be used with" in refused.text + refused.errors
+    assert f"{flags} cannot be used with tests that run in ranks" in refused.text + refused.errors
 
 
 def test_inline_snapshot_reports_by_default_at_a_terminal(pair: Pair) -> None:
     """At a terminal, a session with marked tests compares and reports by default, and asks no question."""
     pair.plugin("inline_snapshot.pytest_plugin")
+    pair.marked.ini(_SKIPPED_RULE)
     pair.write("test_inline.py", _SUITE.replace("== snapshot(5)", "== snapshot()"))
     pair.marked.write("conftest.py", _TERMINAL_CONFTEST)
     _, marked = pair.run_both()
     assert "These changes are not applied." in marked.text
     assert "Do you want to" not in marked.text
+    pair.marked.write("test_skipped.py", _SKIPPED)
     for flags in ("review", "create,review"):
-        refused = pair.marked.run(f"--inline-snapshot={flags}", "--collect-only")
-        assert f"--inline-snapshot={flags} cannot be used with" in refused.text + refused.errors
+        _check_refused(pair.marked, f"--inline-snapshot={flags}", f"--inline-snapshot={flags}")

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
 
+_SKIPPED = """
+    import pytest
+
+    @pytest.mark.skip
+    def test_skipped():
+        pass
+    """
+"""A test that a rule marks. A session of this file alone starts no fork server, and refuses what others refuse."""
+
+
 # pytest-monitor
 
 _NODEID_CONFTEST = """
@@ -91,15 +101,18 @@ def test_monitor_records_only_tests_that_pass_on_all_ranks(suite: Suite) -> None
             kept = bytearray(b"x") * (rank * 64 * 2**20)
         """,
     )
+    suite.ini("accel_rules = test_skipped.py: distributed(2)")
+    suite.write("test_skipped.py", _SKIPPED)
     restricted = "--restrict-scope-to=function,module"
-    disabled = suite.run("--no-monitor", restricted, "-W", "ignore", "--collect-only")
-    assert disabled.ret == 0
-    refused = suite.run(restricted, "-W", "ignore", "--collect-only")
+    disabled = suite.run("--no-monitor", restricted, "-W", "ignore", "test_skipped.py")
+    assert disabled.outcomes() == {"test_skipped": "SKIPPED"}
+    assert not (suite.path / ".pymon").exists()
+    refused = suite.run(restricted, "-W", "ignore", "test_skipped.py")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     assert f"{restricted}: pytest-monitor cannot measure a module" in refused.text + refused.errors
-    assert not (suite.path / ".pymon").exists()
+    (suite.path / ".pymon").unlink(missing_ok=True)
 
-    run = suite.run("-W", "ignore")
+    run = suite.run("-W", "ignore", "test_x.py")
     assert run.outcomes() == {"test_fails_on_one": "FAILED", "test_largest": "PASSED"}
     database = sqlite3.connect(suite.path / ".pymon")
     sessions = database.execute("select count(*) from TEST_SESSIONS").fetchone()[0]
@@ -398,7 +411,7 @@ _HARVESTED = """
     """
 
 
-_REFUSED_BY_HARVEST = """
+_HARVESTED_VALUES = """
     import numpy
     import pytest
     import torch
@@ -417,7 +430,7 @@ _REFUSED_BY_HARVEST = """
     def test_asks(session_results_dct):
         pass
 
-    def test_last_of_refused(module_results_dct):
+    def test_last_of_values(module_results_dct):
         bag = module_results_dct["test_each_rank"]["fixtures"]["results_bag"]
         assert dict(bag) == {"loss": 1.5, "score": 0.5, "of 0": 0, "of 1": 1}
     """
@@ -428,11 +441,11 @@ def test_harvest_has_the_results_of_marked_tests_unless_ranks_cannot_send_them(p
     pair.plugin("harvest")
     pair.write("conftest.py", _HARVEST)
     pair.write("test_x.py", _HARVESTED)
-    pair.marked.write("test_y.py", _REFUSED_BY_HARVEST)
+    pair.marked.write("test_y.py", _HARVESTED_VALUES)
     plain, marked = pair.plain.run("-W", "ignore"), pair.marked.run("-W", "ignore")
     outcomes = marked.outcomes()
     refused = {
-        name: outcomes.pop(name) for name in ("test_each_rank", "test_object", "test_asks", "test_last_of_refused")
+        name: outcomes.pop(name) for name in ("test_each_rank", "test_object", "test_asks", "test_last_of_values")
     }
     assert outcomes == plain.outcomes()
     expected, found = (json.loads((one.path / "out.json").read_text()) for one in (pair.plain, pair.marked))
@@ -445,7 +458,7 @@ def test_harvest_has_the_results_of_marked_tests_unless_ranks_cannot_send_them(p
         "test_each_rank": "PASSED",
         "test_object": "PASSED ERROR",
         "test_asks": "ERROR",
-        "test_last_of_refused": "PASSED",
+        "test_last_of_values": "PASSED",
     }
     assert "pytest-harvest: results_bag['model'] is of type builtins.object, which cannot be sent" in marked.text
     assert (
@@ -474,7 +487,9 @@ def test_codspeed_is_refused_while_it_measures(suite: Suite) -> None:
     )
     assert suite.run().outcomes() == {"test_ranks": "PASSED", "test_plain": "PASSED"}
     options = ("--codspeed", "--codspeed-warmup-time=0.01", "--codspeed-max-time=0.01")
-    refused = suite.run(*options, "--collect-only")
+    suite.ini("accel_rules = test_skipped.py: distributed(2)")
+    suite.write("test_skipped.py", _SKIPPED)
+    refused = suite.run(*options, "test_skipped.py")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     assert "pytest-codspeed cannot measure marked tests" in refused.text + refused.errors
     run = suite.run(*options, "-m", "not distributed and not devices")

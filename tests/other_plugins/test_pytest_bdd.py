@@ -99,7 +99,7 @@ def test_reports_of_marked_and_unmarked_scenarios_are_equal(pair: Pair) -> None:
     pair.plugin("pytest_bdd.plugin")
     pair.write("sums.feature", _FEATURE)
     pair.write("test_sums.py", _STEPS)
-    args = ("--cucumberjson=cucumber.json", "--gherkin-terminal-reporter", "-rpf")
+    args = ("--cucumberjson=cucumber.json", "--gherkin-terminal-reporter", "-v", "-rpf")
     plain, marked = (one.run(*args) for one in (pair.plain, pair.marked))
     outcomes = [sorted(re.findall(r"^(PASSED|FAILED) (\S+)", run.text, re.MULTILINE)) for run in (plain, marked)]
     assert outcomes[1] == outcomes[0]

@@ -192,39 +192,27 @@ _PASSING = """
 
     @pytest.mark.distributed(2, device="cpu")
     @pytest.mark.parametrize("n", [1, 2])
-    def test_in_ranks(n, rank_or_none):
-        if rank_or_none in (None, 1):
+    def test_in_ranks(n, rank):
+        if rank == 1:
             time.sleep(0.4)  # Clocks differ: a plugin may measure a little less.
     """
 
 
 @needs("pytest_split", "pytest_slow_first")
-def test_durations_are_stored_once(pair: Pair) -> None:
+def test_durations_are_stored_once(suite: Suite) -> None:
     """The driver, or the controller of xdist, stores what the slowest rank took; no rank writes a file."""
-    pair.plugin("pytest-split", "slow-first")
-    pair.write(
-        "conftest.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.fixture
-        def rank_or_none():
-            return int(os.environ["RANK"]) if "RANK" in os.environ else None
-        """,
-    )
-    pair.write("test_it.py", _PASSING)
-    for one, workers in ((pair.plain, ()), (pair.marked, ()), (pair.marked, ("-n2",))):
+    for plugin in ("pytest-split", "slow-first"):
+        suite.plugin(plugin)
+    suite.write("test_it.py", _PASSING)
+    for workers in ((), ("-n2",)):
         for name in (".test_durations", "pytest-slow-first.json"):
-            (one.path / name).unlink(missing_ok=True)
-        run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)
+            (suite.path / name).unlink(missing_ok=True)
+        run = suite.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)
         assert re.search(r"\b3 passed\b", run.text)
         if not workers:
             assert len(re.findall(r"\[pytest-split\] (?:Running group|Stored)", run.text)) == 2
-        split = json.loads((one.path / ".test_durations").read_text())
-        tests = json.loads((one.path / "pytest-slow-first.json").read_text())["tests"]
+        split = json.loads((suite.path / ".test_durations").read_text())
+        tests = json.loads((suite.path / "pytest-slow-first.json").read_text())["tests"]
         slow_first = {test["nodeid"]: test["call_duration"] for test in tests}
         names = {f"test_it.py::test_in_ranks[{n}]" for n in (1, 2)}
         assert set(split) == set(slow_first) == {"test_it.py::test_here", *names}
