@@ -346,9 +346,9 @@ def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test(suite: S
 @pytest.mark.long
 def test_errors_and_hangs_at_the_end_of_a_rank_session_fail_the_session_if_no_test_is_left(suite: Suite) -> None:
     """A rank session that does not end is killed, and its stack is reported."""
-    suite.write("test_a.py", _LATE_ERRORS.replace("distributed(2)", "distributed(3)"))
+    suite.write("test_late.py", _LATE_ERRORS.replace("distributed(2)", "distributed(3)"))
     suite.write(
-        "test_it.py",
+        "test_hangs.py",
         """
         import multiprocessing
         import threading
@@ -378,7 +378,9 @@ def test_errors_and_hangs_at_the_end_of_a_rank_session_fail_the_session_if_no_te
     assert "the session's end" in run.text
     message = "of a world of 2 did not end its session within 10 s and was killed"
     assert re.search(rf"^rank 0 {message}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
-    assert re.search(rf"^rank 1 {message}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
+    assert re.search(rf"^rank 1 {message}; it was at \S*test_hangs.py:14 in of_session$", run.text, re.MULTILINE), (
+        run.text
+    )
 
 
 @pytest.mark.long

@@ -121,8 +121,9 @@ _ADD_GROUPS = """
         except ImportError:
             return  # xdist itself adds the group in versions that have no such module.
         for item in items if hasattr(config, "workerinput") else ():
-            if "test_groups.py" in item.nodeid and not item.nodeid.endswith("@one"):
-                item._id = coerce_node_id(f"{item.nodeid}@one")
+            mark = item.get_closest_marker("xdist_group")
+            if mark is not None and not item.nodeid.endswith(f"@{mark.args[0]}"):
+                item._id = coerce_node_id(f"{item.nodeid}@{mark.args[0]}")
     """
 
 

@@ -99,14 +99,15 @@ def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
     pair.plugin("inline_snapshot.pytest_plugin")
-    pair.marked.ini(_SKIPPED_RULE)
     pair.write("test_inline.py", _SUITE)
-    _, marked = pair.run_both()
+    for args in ((), ("-n", "2")):
+        _, marked = pair.run_both(*args)
     assert "{'a': [1, 2]} == {'a': [1, 3]}" in marked.failure("test_differs")
 
     source = pair.marked.write("test_inline.py", _SUITE + _DYING).read_text()
-    pair.marked.write("test_skipped.py", _SKIPPED)
-    _check_refused(pair.marked, "--inline-snapshot=create,fix", "--inline-snapshot=create,fix")
+    refused = pair.marked.run("--inline-snapshot=create,fix")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--inline-snapshot=create,fix cannot be used with tests that run in ranks" in refused.text + refused.errors
     reported = pair.marked.run("--inline-snapshot=report", "-k", "dies or equal")
     assert reported.outcomes() == {"test_equal": "PASSED", "test_dies": "FAILED"}
     assert pair.marked.run("--inline-snapshot=fix", "-m", "not distributed").ret == 0
@@ -153,12 +154,12 @@ def _check_refused(suite: Suite, flags: str, *args: str) -> None:
 def test_inline_snapshot_reports_by_default_at_a_terminal(pair: Pair) -> None:
     """At a terminal, a session with marked tests compares and reports by default, and asks no question."""
     pair.plugin("inline_snapshot.pytest_plugin")
-    pair.marked.ini(_SKIPPED_RULE)
     pair.write("test_inline.py", _SUITE.replace("== snapshot(5)", "== snapshot()"))
     pair.marked.write("conftest.py", _TERMINAL_CONFTEST)
     _, marked = pair.run_both()
     assert "These changes are not applied." in marked.text
     assert "Do you want to" not in marked.text
+    pair.marked.ini(_SKIPPED_RULE)
     pair.marked.write("test_skipped.py", _SKIPPED)
     for flags in ("review", "create,review"):
         _check_refused(pair.marked, f"--inline-snapshot={flags}", f"--inline-snapshot={flags}")
