@@ -80,13 +80,16 @@ def _preloads_only_torch_and_pytest(run: Run) -> bool:
     return "accel: preload: nothing but torch and pytest, since " in run.text
 
 
-@pytest.mark.long(except_for="beartype")
+@pytest.mark.long(except_for="beartype--workers1-BeartypeCallHintParamViolation")
 @pytest.mark.parametrize(
     ("plugin", "checker", "workers", "error"),
     [
-        pytest.param("typeguard", "", ("-n1",), "typeguard.TypeCheckError", id="typeguard"),
-        pytest.param("beartype", "", (), "BeartypeCallHintParamViolation", id="beartype"),
-        pytest.param("jaxtyping", ",beartype.beartype", (), "jaxtyping.TypeCheckError", id="jaxtyping"),
+        ("typeguard", "", ("-n2",), "typeguard.TypeCheckError"),
+        ("beartype", "", (), "BeartypeCallHintParamViolation"),
+        ("jaxtyping", ",beartype.beartype", (), "jaxtyping.TypeCheckError"),
+        pytest.param("typeguard", "", (), "typeguard.TypeCheckError", marks=pytest.mark.long),
+        pytest.param("beartype", "", ("-n2",), "BeartypeCallHintParamViolation", marks=pytest.mark.long),
+        pytest.param("jaxtyping", ",beartype.beartype", ("-n2",), "jaxtyping.TypeCheckError", marks=pytest.mark.long),
     ],
 )
 def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(
@@ -145,28 +148,32 @@ def test_a_hook_that_a_test_installs_sees_its_imports(hook_suite: Suite) -> None
 
 
 @pytest.mark.long
-def test_asserts_are_rewritten_and_modules_preloaded_with_finders_that_change_none(hook_suite: Suite) -> None:
+def test_asserts_of_registered_packages_are_rewritten(hook_suite: Suite) -> None:
+    check = "def check_{0}(number):\n    assert number == 4\n"
+    hook_suite.write("site-packages/checks.py", check.format("module"))
+    hook_suite.write("site-packages/pack/__init__.py", "from pack.inner import check_inner\n")
+    hook_suite.write("site-packages/pack/inner.py", check.format("inner"))
+    hook_suite.write("conftest.py", "import pytest\npytest.register_assert_rewrite('checks', 'pack.inner')\n")
+    _write(hook_suite, "import checks", "checks.check_module(3)")
+    hook_suite.write("test_pack.py", _TEST.format(imports="import pack", body="pack.check_inner(5)"))
+    run = hook_suite.run()
+    assert run.count() == {"FAILED": 4}, run.text
+    assert run.text.count("E       assert 3 == 4") == run.text.count("E       assert 5 == 4") == 2
+
+
+@pytest.mark.long
+def test_finders_that_change_no_module_do_not_prevent_preloading(hook_suite: Suite) -> None:
     """Examples are finders of editable installs, and finders behind those of the interpreter."""
     hook_suite.write(
         "site-packages/__editable___some_finder.py",
         "import hook, sys\nclass Finder(hook.Finder): ...\n"
         "sys.meta_path.insert(0, Finder)\nsys.meta_path.append(hook.Finder)\n",
     )
+    hook_suite.write("conftest.py", "import __editable___some_finder\n")
     importers = "import os\nwith open({!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
     hook_suite.write("site-packages/heavy.py", importers.format(str(hook_suite.path / "pids")))
     _write(hook_suite, "import heavy", "pass")
-    check = "def check_{0}(number):\n    assert number == 4\n"
-    hook_suite.write("site-packages/checks.py", check.format("module"))
-    hook_suite.write("site-packages/pack/__init__.py", "from pack.inner import check_inner\n")
-    hook_suite.write("site-packages/pack/inner.py", check.format("inner"))
-    hook_suite.write(
-        "conftest.py",
-        "import __editable___some_finder, pytest\npytest.register_assert_rewrite('checks', 'pack.inner')\n",
-    )
-    hook_suite.write("test_checks.py", _TEST.format(imports="import checks", body="checks.check_module(3)"))
-    hook_suite.write("test_pack.py", _TEST.format(imports="import pack", body="pack.check_inner(5)"))
     run = hook_suite.run()
-    assert run.count() == {"FAILED": 4, "PASSED": 2}, run.text
-    assert run.text.count("E       assert 3 == 4") == run.text.count("E       assert 5 == 4") == 2
+    assert run.count() == {"PASSED": 2}, run.text
     assert not _preloads_only_torch_and_pytest(run)
     assert len(hook_suite.read("pids")) == 2  # The driver and the fork server.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -111,74 +113,72 @@ def _make_notebook(cells: list[tuple[str, str]]) -> str:
     return json.dumps({"cells": json_cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
 
 
-def test_doctests_and_custom_items_run_in_ranks(suite: Suite) -> None:
-    """`repr_failure` of a custom item makes the text of a failure from attributes of the exception."""
-    two = "distributed(2, device='cpu')"
-    suite.ini(f"accel_rules = mod.py: {two}\n    notes.rst: {two}\n    sums.lines: {two}")
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+def test_doctests_run_in_ranks(suite: Suite, workers: tuple[str, ...]) -> None:
+    suite.ini("accel_rules = mod.py: distributed(2, device='cpu')\n    notes.rst: distributed(2, device='cpu')")
     suite.write("mod.py", _DOCTESTS)
     suite.write("notes.rst", ">>> import os\n>>> os.environ['WORLD_SIZE']\n'2'\n")
     suite.write("other.py", 'def plain():\n    """\n    >>> __import__("os").environ.get("WORLD_SIZE")\n    """\n')
-    suite.write("conftest.py", _CUSTOM_ITEMS)
-    suite.write("sums.lines", "4=2 + 2\n5=2 + 2\n0=int(__import__('os').environ['RANK'])\n")
-    suite.write("plain.lines", "4=2 + 2\n5=2 + 2\n")
-    run = suite.run("--doctest-modules", "--doctest-glob=*.rst", "-n2")
-    assert {name: words for name, words in run.results.items() if ".lines::" in name} == {
-        "plain.lines::4=2 + 2": ["PASSED"],
-        "plain.lines::5=2 + 2": ["FAILED"],
-        "sums.lines::4=2 + 2": ["PASSED"],
-        "sums.lines::5=2 + 2": ["FAILED"],
-        "sums.lines::0=int(__import__('os').environ['RANK'])": ["FAILED"],
-    }
-    assert {name.partition("::")[2]: words for name, words in run.results.items() if ".lines::" not in name} == {
-        "mod.adds_up": ["PASSED"],
-        "mod.differs": ["FAILED"],
-        "mod.raises": ["FAILED"],
-        "mod.skipped": ["SKIPPED"],
-        "notes.rst": ["PASSED"],
-        "other.plain": ["PASSED"],
-    }
+    run = suite.run("--doctest-modules", "--doctest-glob=*.rst", *workers)
+    assert run.outcomes() == {
+        "mod.adds_up": "PASSED",
+        "mod.differs": "FAILED",
+        "mod.raises": "FAILED",
+        "mod.skipped": "SKIPPED",
+        "notes.rst": "PASSED",
+        "other.plain": "PASSED",
+    }, run.text
     assert "Expected:\n    2\nGot:\n    3\n" in run.text
     assert "- rank 1: DocTestFailure: <DocTest mod.differs from " in run.text
-    assert "rank 0: passed\n" in run.failure("[doctest] mod.differs")
+    assert "rank 0: passed\n" in run.text
     assert "UNEXPECTED EXCEPTION: ValueError('no such file')" in run.text
     assert "pytest mod.py::mod.differs" in run.text
     assert "--doctest-modules '--doctest-glob=*.rst'" in run.text  # The command that repeats the test has them.
 
+
+def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> None:
+    """`repr_failure` of the item makes the text of a failure from attributes of the exception."""
+    suite.ini("accel_rules = sums.lines: distributed(2, device='cpu')")
+    suite.write("conftest.py", _CUSTOM_ITEMS)
+    suite.write("sums.lines", "4=2 + 2\n5=2 + 2\n0=int(__import__('os').environ['RANK'])\n")
+    suite.write("plain.lines", "4=2 + 2\n5=2 + 2\n")
+    run = suite.run()
+    assert [" ".join(words) for words in run.results.values()] == ["PASSED", "FAILED", "PASSED", "FAILED", "FAILED"]
     assert run.text.count("\n2 + 2 is not 5\n") == 2
     assert "- ranks 0-1: Wrong: wanted 5" in run.text
-    assert "rank 1: failed\nrank 0: passed\n" in run.failure("line: 0=int(__import__('os').environ['RANK'])")
     assert "\nint(__import__('os').environ['RANK']) is not 0\n" in run.text
-
-
-@needs("nbval", "ipykernel")
-def test_notebook_cells_run_in_ranks(suite: Suite) -> None:
-    """The cells of a notebook share one kernel in each rank, which the collector starts before the first cell."""
-    suite.plugin("nbval.plugin")
-    suite.ini("accel_rules = ranks.ipynb: distributed(2, device='cpu')")
-    suite.write("ranks.ipynb", _make_notebook(_CELLS))
-    suite.write("alone.ipynb", _make_notebook([("x = 1\nprint(x)", "1"), ("print(x)", "2")]))
-    run = suite.run("--nbval", "-Wdefault", "--accel-leaks=fail")
-    words: dict[str, list[str]] = {}
-    for name, results in run.results.items():
-        words.setdefault(name.partition("::")[0], []).append(" ".join(results))
-    assert words == {
-        "ranks.ipynb": ["PASSED", "PASSED", "SKIPPED", "FAILED", "PASSED", "FAILED"],
-        "alone.ipynb": ["PASSED", "FAILED"],
-    }, run.text
-    assert "- ranks 0-1: NbCellError: Cell outputs differ\n" in run.text
-    assert "'7\\n' == '8\\n'" in run.text
     assert "rank 1: failed\nrank 0: passed\n" in run.text
 
 
+@needs("nbval", "ipykernel")
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.long)])
+def test_notebook_cells_run_in_ranks(pair: Pair, workers: tuple[str, ...]) -> None:
+    """The cells of a notebook share one kernel in each rank, which the collector starts before the first cell."""
+    pair.plugin("nbval.plugin")
+    pair.marked.ini("accel_rules = ranks.ipynb: distributed(2, device='cpu')")
+    pair.marked.write("ranks.ipynb", _make_notebook(_CELLS))
+    pair.write("alone.ipynb", _make_notebook([("x = 1\nprint(x)", "1"), ("print(x)", "2")]))
+    args = ("--nbval", "-Wdefault", *workers)
+    plain, marked = pair.plain.run(*args), pair.marked.run("--accel-leaks=fail", *args)
+    words = [" ".join(results) for name, results in marked.results.items() if "ranks" in name]
+    assert words == ["PASSED", "PASSED", "SKIPPED", "FAILED", "PASSED", "FAILED"], marked.text
+    assert "- ranks 0-1: NbCellError: Cell outputs differ\n" in marked.text
+    assert "'7\\n' == '8\\n'" in marked.text
+    assert "rank 1: failed\nrank 0: passed\n" in marked.text
+    unmarked = [{name: results for name, results in run.results.items() if "alone" in name} for run in (plain, marked)]
+    assert unmarked[0] == unmarked[1] != {}
+
+
 @needs("nbmake", "ipykernel")
-def test_notebooks_that_are_one_item_run_in_ranks(suite: Suite) -> None:
-    suite.plugin("nbmake.pytest_plugin")
-    suite.ini("accel_rules = *.ipynb: distributed(2, device='cpu')")
-    suite.write("good.ipynb", _make_notebook([("number = 2", ""), ("assert number == 2", "")]))
-    suite.write("bad.ipynb", _make_notebook([("number = 2", ""), ("assert number == 3", "")]))
-    run = suite.run("--nbmake", "-Wdefault")
-    assert run.outcomes() == {"good.ipynb": "PASSED", "bad.ipynb": "FAILED"}
-    assert "- ranks 0-1: NotebookFailedException: " in run.text
+def test_notebooks_that_are_one_item_run_in_ranks(pair: Pair) -> None:
+    pair.plugin("nbmake.pytest_plugin")
+    pair.marked.ini("accel_rules = *.ipynb: distributed(2, device='cpu')")
+    pair.write("good.ipynb", _make_notebook([("number = 2", ""), ("assert number == 2", "")]))
+    pair.write("bad.ipynb", _make_notebook([("number = 2", ""), ("assert number == 3", "")]))
+    plain, marked = (one.run("--nbmake", "-Wdefault") for one in (pair.plain, pair.marked))
+    assert marked.results == plain.results
+    assert marked.outcomes() == {"good.ipynb": "PASSED", "bad.ipynb": "FAILED"}
+    assert "- ranks 0-1: NotebookFailedException: " in marked.text
 
 
 _DOCUMENT = """
@@ -197,14 +197,11 @@ _DOCUMENT = """
     """
 
 
-@needs("pytest_markdown_docs", "pytest_codeblocks", "sybil", "pytest_doctestplus")
-def test_code_blocks_in_documents_and_doctests_of_doctestplus_run_in_ranks(pair: Pair) -> None:
-    """Three plugins collect code blocks: each has some blocks of the documents. A fourth collects doctests."""
-    pair.plugin("pytest_markdown_docs.plugin", "pytest_codeblocks.plugin", "pytest_doctestplus.plugin")
-    two = "distributed(2, device='cpu')"
-    pair.marked.ini(f"accel_rules = *.md: {two}\n    *.rst: {two}\n    mod.py: {two}")
-    doctest = 'def {}():\n    """\n    >>> 0.1 + 0.2{}\n    0.3\n    """\n\n\n'
-    pair.write("mod.py", doctest.format("close", "  # doctest: +FLOAT_CMP") + doctest.format("exact", ""))
+@needs("pytest_markdown_docs", "pytest_codeblocks", "sybil")
+def test_code_blocks_in_documents_run_in_ranks(pair: Pair) -> None:
+    """Three plugins collect code blocks: each has some blocks of the documents."""
+    pair.plugin("pytest_markdown_docs.plugin", "pytest_codeblocks.plugin")
+    pair.marked.ini("accel_rules = *.md: distributed(2, device='cpu')\n    *.rst: distributed(2, device='cpu')")
     pair.write("README.md", _DOCUMENT)
     pair.write("guide.rst", "Title\n=====\n\n>>> number = 2\n>>> number\n2\n>>> number\n3\n>>> number + 1\n3\n")
     pair.write(
@@ -216,10 +213,20 @@ def test_code_blocks_in_documents_and_doctests_of_doctestplus_run_in_ranks(pair:
         pytest_collect_file = Sybil(parsers=[DocTestParser()], pattern="*.rst").pytest()
         """,
     )
-    args = ("--markdown-docs", "--codeblocks", "--doctest-plus", "--doctest-modules", "-Wdefault")
+    args = ("--markdown-docs", "--codeblocks", "-Wdefault")
     plain, marked = pair.plain.run(*args), pair.marked.run(*args)
     assert marked.results == plain.results
-    assert marked.count() == {"PASSED": 5 + 1, "FAILED": 3 + 1}
-    assert (marked.result("mod.close"), marked.result("mod.exact")) == ("PASSED", "FAILED")
+    assert marked.count() == {"PASSED": 5, "FAILED": 3}
     assert "Expected:\n    3\nGot:\n    2\n" in marked.text
     assert "- ranks 0-1: SybilFailure: " in marked.text
+
+
+@needs("pytest_doctestplus")
+def test_comparisons_of_doctestplus_work_in_ranks(pair: Pair) -> None:
+    pair.plugin("pytest_doctestplus.plugin")
+    pair.marked.ini("accel_rules = mod.py: distributed(2, device='cpu')")
+    doctest = 'def {}():\n    """\n    >>> 0.1 + 0.2{}\n    0.3\n    """\n\n\n'
+    pair.write("mod.py", doctest.format("close", "  # doctest: +FLOAT_CMP") + doctest.format("exact", ""))
+    plain, marked = (one.run("--doctest-plus", "--doctest-modules") for one in (pair.plain, pair.marked))
+    assert marked.results == plain.results
+    assert marked.outcomes() == {"mod.close": "PASSED", "mod.exact": "FAILED"}

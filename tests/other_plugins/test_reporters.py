@@ -247,11 +247,12 @@ _READERS: tuple[Callable[[Path], Any], ...] = (
 
 
 @needs(*_PLUGINS.values())
-def test_reports_of_marked_and_unmarked_tests_are_equal_under_xdist(pair: Pair) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["no-xdist", "xdist"])
+def test_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin(*_PLUGINS)
     pair.ini("junit_family = xunit1\njunit_logging = all")
     pair.write("test_it.py", _SUITE)
-    plain, run = pair.plain.run(*_OPTIONS, "-n2"), pair.marked.run(*_OPTIONS, "-n2")
+    plain, run = pair.plain.run(*_OPTIONS, *workers), pair.marked.run(*_OPTIONS, *workers)
     assert plain.count() == {"PASSED": 3, "FAILED": 1, "ERROR": 1, "SKIPPED": 1, "XFAIL": 1}
     assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
     for read in _READERS:
@@ -302,13 +303,11 @@ def test_buildkite_spans_are_equal_if_a_conftest_skips_or_runs_tests(pair: Pair)
                     spans.record(TestSpan(section="annotation", duration=timedelta(0, 1), detail={{"content": "a"}}))
             """,
         )
-    pair.run_both("--json=buildkite.json", "-W", "ignore")
-    tests = [_read_buildkite(one.path) for one in (pair.plain, pair.marked)]
-    assert tests[1] == tests[0]
-    assert [name for _, name, *_ in tests[1]] == ["test_a", "test_skips", "test_z"]
-    # The driver has no other test to which it could add spans.
-    pair.marked.run("--json=buildkite.json", "-W", "ignore", "runs")
-    assert _read_buildkite(pair.marked.path) == []
+    for folder, names in ((".", ["test_a", "test_skips", "test_z"]), ("runs", [])):
+        pair.run_both("--json=buildkite.json", "-W", "ignore", folder)
+        tests = [_read_buildkite(one.path) for one in (pair.plain, pair.marked)]
+        assert tests[1] == tests[0]
+        assert [name for _, name, *_ in tests[1]] == names
 
 
 _STREAMED = """
@@ -429,7 +428,10 @@ def _parse_azure(suite: Suite, run: Run) -> Any:
 
 
 @needs("teamcity", "pytest_github_actions_annotate_failures", "pytest_azurepipelines", "pytest_nunit")
-def test_streamed_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["no-xdist", "xdist"])
+def test_streamed_reports_of_marked_and_unmarked_tests_are_equal(
+    pair: Pair, workers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair.plugin(
         "pytest-teamcity", "pytest_github_actions_annotate_failures", "nunit", "azurepipelines", "vscode_pytest"
     )
@@ -437,7 +439,7 @@ def test_streamed_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair, mon
     pair.write("vscode_pytest.py", VSCODE_PLUGIN)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("TEST_RUN_PIPE", "pipe")
-    plain, run = (suite.run("--teamcity", "-W", "default") for suite in (pair.plain, pair.marked))
+    plain, run = (suite.run("--teamcity", "-W", "default", *workers) for suite in (pair.plain, pair.marked))
     assert plain.ret == 1
     assert (run.ret, run.count()) == (plain.ret, plain.count())
     for read in (_read_vscode, _parse_teamcity, _parse_annotations, _parse_azure):
@@ -481,20 +483,11 @@ def test_data_that_differs_between_ranks_is_labelled_by_rank(pair: Pair) -> None
     pair.write(
         "test_it.py",
         """
-        import enum
         import logging
         import shutil
-        from collections import namedtuple
 
-        import numpy as np
         import pytest
         from pytest_html import extras as made
-
-        Size = namedtuple("Size", "width height")
-
-
-        class Level(enum.IntEnum):
-            HIGH = 3
 
 
         def test_removes_what_is_made_once():
@@ -517,11 +510,6 @@ def test_data_that_differs_between_ranks_is_labelled_by_rank(pair: Pair) -> None
             metadata["all"] = "same"
             if rank == 1:
                 record_xml_attribute("only", "one")
-
-
-        @pytest.mark.distributed(2, device="cpu")
-        def test_numbers(json_metadata):
-            json_metadata.update(loss=np.float64(0.5), size=Size(4, np.float64(5)), level=Level.HIGH)
         """,
     )
     pair.marked.write(
@@ -540,11 +528,11 @@ def test_data_that_differs_between_ranks_is_labelled_by_rank(pair: Pair) -> None
         """,
     )
     run = pair.marked.run(*(option for option in _OPTIONS if option != "--self-contained-html"))
-    assert (run.ret, run.count()) == (0, {"PASSED": 3})
+    assert (run.ret, run.count()) == (0, {"PASSED": 2})
     folder = pair.marked.path
     assert [pair.marked.read(f"end.{rank}") for rank in (0, 1)] == [["False"], ["False"]]
     assert not (folder / "assets").exists()  # Ranks start later and do not create the report's folder again.
-    _, properties, ((attributes, *_), _, _) = _read_junit(folder)
+    _, properties, ((attributes, *_), _) = _read_junit(folder)
     assert properties == [("board [rank 0]", "0"), ("board [rank 1]", "1")]
     assert {name: attributes.get(name) for name in ("node.rank0", "node.rank1", "only")} == {
         "node.rank0": "0",
@@ -560,12 +548,11 @@ def test_data_that_differs_between_ranks_is_labelled_by_rank(pair: Pair) -> None
     ]
     environment = page["environment"]
     assert (environment["cluster [rank 0]"], environment["cluster [rank 1]"], environment["all"]) == (0, 1, "same")
-    _, test, numbers = json.loads((folder / "report.json").read_text())["tests"]
-    assert numbers["metadata"] == {"loss": 0.5, "size": [4, 5.0], "level": 3}
+    _, test = json.loads((folder / "report.json").read_text())["tests"]
     assert test["metadata"] == {"table [rank 0]": 0, "table [rank 1]": 1}
     assert test["call"]["stdout"] == "[rank 0]\nsaid by 0\n\n[rank 1]\nsaid by 1\n"
     assert [one["msg"] for one in test["call"]["log"]] == ["logged by 0 [rank 0]", "logged by 1 [rank 1]"]
-    (_, _, nunit_properties, attachments, _), _, _ = _read_nunit(folder)
+    (_, _, nunit_properties, attachments, _), _ = _read_nunit(folder)
     assert [one for one in nunit_properties if "lamp" in one[0]] == [("lamp [rank 0]", "0"), ("lamp [rank 1]", "1")]
     assert [description for _, description in attachments] == ["the lamp [rank 0]", "the lamp [rank 1]"]
 
@@ -585,6 +572,37 @@ class _PortalHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
+
+
+@needs("pytest_jsonreport")
+def test_json_metadata_of_ranks_keeps_numbers(pair: Pair) -> None:
+    pair.plugin("pytest_metadata.plugin", "pytest_jsonreport.plugin")
+    pair.write(
+        "test_it.py",
+        """
+        import enum
+        from collections import namedtuple
+
+        import numpy as np
+        import pytest
+
+        Size = namedtuple("Size", "width height")
+
+
+        class Level(enum.IntEnum):
+            HIGH = 3
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_numbers(json_metadata):
+            json_metadata.update(loss=np.float64(0.5), size=Size(4, np.float64(5)), level=Level.HIGH)
+        """,
+    )
+    pair.run_both("--json-report", "-Wdefault")
+    plain, marked = (
+        json.loads((one.path / ".report.json").read_text())["tests"][0]["metadata"] for one in (pair.plain, pair.marked)
+    )
+    assert marked == plain == {"loss": 0.5, "size": [4, 5.0], "level": 3}
 
 
 @needs("pytest_bdd", "pytest_reportportal")

@@ -115,14 +115,10 @@ def _run_in_order(
     return run.ret, run.outcomes(), suite.read("notes")
 
 
-def _plugin_params(names: str, options: str, *xdist: str) -> object:
-    """Return a parameter set of options and of plugins, each given by module and name for ``-p`` (``MODULE:NAME``).
-
-    `xdist` are options of xdist.
-    """
+def _plugin_params(names: str, options: str) -> object:
+    """Return a parameter set of options and of plugins, each given by module and name for ``-p`` (``MODULE:NAME``)."""
     modules, registered = zip(*(name.split(":") for name in names.split()), strict=True)
-    test_id = "+".join((*registered, *xdist))
-    return pytest.param(registered, [*options.split(), *xdist], marks=needs(*modules), id=test_id)
+    return pytest.param(registered, options.split(), marks=needs(*modules), id="+".join(registered))
 
 
 _DURATIONS = {
@@ -144,36 +140,31 @@ def _write_durations(pair: Pair) -> None:
     pair.write("pytest-slow-first.json", json.dumps({"format_version": "1.0.0", "tests": entries}))
 
 
-_RANDOM_ORDER = (
-    "random_order:random_order pytest_test_groups:test-groups",
-    "--random-order --random-order-seed=4 --test-group-count=2 --test-group=1",
-)
+_SELECTIONS = [
+    _plugin_params("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
+    _plugin_params("pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow", ""),
+    _plugin_params("pytest_randomly:randomly", "--randomly-seed=4"),
+    _plugin_params(
+        "random_order:random_order pytest_test_groups:test-groups",
+        "--random-order --random-order-seed=4 --test-group-count=6 --test-group=5",
+    ),
+    _plugin_params("pytest_reverse:reverse pytest_shard:pytest-shard", "--reverse --num-shards=2 --shard-id=1"),
+    _plugin_params("pytest_slow_first:slow-first pytest_split:pytest-split", "--slow-first --splits=2 --group=2"),
+]
 
 
-@pytest.mark.parametrize(
-    ("names", "options"),
-    [
-        _plugin_params("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
-        _plugin_params(
-            "pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow pytest_shard:pytest-shard",
-            "--num-shards=2 --shard-id=1",
-        ),
-        _plugin_params("pytest_randomly:randomly pytest_reverse:reverse", "--randomly-seed=4 --reverse"),
-        _plugin_params(*_RANDOM_ORDER),
-        _plugin_params("pytest_slow_first:slow-first pytest_split:pytest-split", "--slow-first --splits=2 --group=2"),
-        _plugin_params(*_RANDOM_ORDER, "-n2"),
-    ],
-)
+@pytest.mark.parametrize(("names", "options"), _SELECTIONS)
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["no-xdist", "xdist"])
 def test_marked_and_unmarked_tests_run_in_the_same_order(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str]
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], workers: tuple[str, ...]
 ) -> None:
     pair.plugin(*names)
     pair.write("conftest.py", _CONFTEST)
     pair.write("test_a.py", _TESTS)
     pair.write("test_b.py", _MORE_TESTS)
     _write_durations(pair)
-    plain, marked = (_run_in_order(one, monkeypatch, *options) for one in (pair.plain, pair.marked))
-    if "-n2" in options:  # The order depends on when workers ask for tests.
+    plain, marked = (_run_in_order(one, monkeypatch, *workers, *options) for one in (pair.plain, pair.marked))
+    if workers:  # The order depends on when workers ask for tests.
         plain[2].sort()
         marked[2].sort()
     assert marked == plain
@@ -192,48 +183,67 @@ _PASSING = """
 
     @pytest.mark.distributed(2, device="cpu")
     @pytest.mark.parametrize("n", [1, 2])
-    def test_in_ranks(n, rank):
-        if rank == 1:
+    def test_in_ranks(n, rank_or_none):
+        if rank_or_none in (None, 1):
             time.sleep(0.4)  # Clocks differ: a plugin may measure a little less.
     """
 
 
 @needs("pytest_split", "pytest_slow_first")
-def test_durations_are_stored_once(suite: Suite) -> None:
-    """The driver, or the controller of xdist, stores what the slowest rank took; no rank writes a file."""
-    for plugin in ("pytest-split", "slow-first"):
-        suite.plugin(plugin)
-    suite.write("test_it.py", _PASSING)
-    for workers in ((), ("-n2",)):
-        for name in (".test_durations", "pytest-slow-first.json"):
-            (suite.path / name).unlink(missing_ok=True)
-        run = suite.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["no-xdist", "xdist"])
+def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None:
+    """The driver stores what the slowest rank took; no rank writes a file."""
+    pair.plugin("pytest-split", "slow-first")
+    pair.write(
+        "conftest.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.fixture
+        def rank_or_none():
+            return int(os.environ["RANK"]) if "RANK" in os.environ else None
+        """,
+    )
+    pair.write("test_it.py", _PASSING)
+    for one in (pair.plain, pair.marked):
+        run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)
         assert re.search(r"\b3 passed\b", run.text)
         if not workers:
             assert len(re.findall(r"\[pytest-split\] (?:Running group|Stored)", run.text)) == 2
-        split = json.loads((suite.path / ".test_durations").read_text())
-        tests = json.loads((suite.path / "pytest-slow-first.json").read_text())["tests"]
+        split = json.loads((one.path / ".test_durations").read_text())
+        tests = json.loads((one.path / "pytest-slow-first.json").read_text())["tests"]
         slow_first = {test["nodeid"]: test["call_duration"] for test in tests}
         names = {f"test_it.py::test_in_ranks[{n}]" for n in (1, 2)}
         assert set(split) == set(slow_first) == {"test_it.py::test_here", *names}
         assert all(stored[name] >= 0.3 for stored in (split, slow_first) for name in names)
 
 
-_PARTITIONS = [
-    ("pytest-split", "--splits=2 --group=1"),
-    ("pytest-shard", "--num-shards=3 --shard-id=0"),
-    ("test-groups", "--test-group-count=2 --test-group=1"),
-]
-
-
-@needs("pytest_split", "pytest_shard", "pytest_test_groups")
-def test_accel_shard_with_another_partition_is_refused(suite: Suite) -> None:
-    for plugin, _ in _PARTITIONS:
-        suite.plugin(plugin)
+@pytest.mark.parametrize(
+    ("plugin", "options", "refused"),
+    [
+        pytest.param("pytest-split", "--splits=2 --group=1", "--splits 2", marks=needs("pytest_split")),
+        pytest.param("pytest-split", "--splits=1 --group=1", None, marks=needs("pytest_split")),
+        pytest.param("pytest-shard", "--num-shards=3 --shard-id=0", "--num-shards 3", marks=needs("pytest_shard")),
+        pytest.param("pytest-shard", "", None, marks=needs("pytest_shard")),
+        pytest.param(
+            "test-groups",
+            "--test-group-count=2 --test-group=1",
+            "--test-group-count 2",
+            marks=needs("pytest_test_groups"),
+        ),
+    ],
+)
+def test_accel_shard_with_another_partition_is_refused(
+    suite: Suite, plugin: str, options: str, refused: str | None
+) -> None:
+    suite.plugin(plugin)
     suite.write("test_it.py", "def test_it():\n    pass\n")
-    for _, options in _PARTITIONS:
-        run = suite.run("--accel-shard=1/2", *options.split())
+    run = suite.run("--accel-shard=1/1" if refused is None else "--accel-shard=1/2", *options.split())
+    if refused is None:
+        assert run.count() == {"PASSED": 1}
+    else:
         assert run.ret == pytest.ExitCode.USAGE_ERROR
-        refused = options.partition(" ")[0].replace("=", " ")
         assert f"ERROR: --accel-shard 1/2 cannot be used with {refused}: each runs a part of the tests" in run.errors
-    assert suite.run("--accel-shard=1/1", "--splits=1", "--group=1").count() == {"PASSED": 1}

@@ -26,12 +26,9 @@ def read_files(suite: Suite) -> dict[str, bytes]:
     }
 
 
-def run_both(pair: Pair, *args: str, workers: tuple[str, ...] = ()) -> Run:
-    """Run both suites, the marked one with `workers`, and return the session of the marked suite.
-
-    Assert that outcomes and files are equal.
-    """
-    plain, marked = pair.plain.run(*args), pair.marked.run(*args, *workers)
+def run_both(pair: Pair, *args: str) -> Run:
+    """Run both suites, assert that outcomes and files are equal, and return the session of the marked suite."""
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
     assert marked.outcomes() == plain.outcomes()
     assert marked.ret == plain.ret
     assert read_files(pair.marked) == read_files(pair.plain)
@@ -86,83 +83,25 @@ def test_unmarked(data_regression):
 """
 
 
-_SNAPSHOT = """
-import os
-from pathlib import Path
-
-import pytest
-
-VALUE = Path(__file__).with_name("value").read_text()
-both = pytest.mark.distributed(2)
-
-
-@both
-def test_snapshot_text(snapshot):
-    snapshot.assert_match(VALUE, "value.txt")
-    snapshot.assert_match("same", "same.txt")
-    snapshot.assert_match(VALUE.encode() + b"\\xff", "raw.bin")
-
-
-@both
-@pytest.mark.parametrize("name", ["left", "right"])
-def test_snapshot_elsewhere(snapshot, name):
-    snapshot.snapshot_dir = Path(__file__).with_name("stored")
-    snapshot.assert_match(name + VALUE, f"{name}.txt")
-
-
-@both
-def test_snapshot_folder(snapshot):
-    snapshot.assert_match_dir({VALUE + ".txt": "1", "deep": {"same.txt": "2"}}, "folder")
-
-
-@both
-def test_snapshot_one_rank_requests_it(request):
-    if os.environ.get("RANK", "0") == "0":
-        request.getfixturevalue("snapshot").assert_match(VALUE, "value.txt")
-
-
-def test_snapshot_unmarked(snapshot):
-    snapshot.assert_match(VALUE, "value.txt")
-"""
-
-
-@needs("pytest_regressions", "pytest_snapshot", "numpy")
-def test_pytest_regressions_and_pytest_snapshot_handle_marked_tests_like_unmarked_ones(pair: Pair) -> None:
-    """Files are created (under xdist), compared, updated and deleted as for unmarked tests."""
-    pair.plugin("pytest_datadir.plugin", "pytest_regressions.plugin", "pytest_snapshot.plugin")
+@needs("pytest_regressions", "numpy")
+def test_pytest_regressions_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+    """Expected files are created, compared and regenerated as for unmarked tests, with and without xdist."""
+    pair.plugin("pytest_datadir.plugin", "pytest_regressions.plugin")
     pair.write("value", "first")
     pair.write("test_files.py", _REGRESSIONS)
-    pair.write("test_snapshots.py", _SNAPSHOT)
     pair.write("data/shared.txt", "shared")
     pair.write("test_files/input.txt", "input")
-    created = run_both(pair, "--snapshot-update", workers=("-n2",))
+    created = run_both(pair)
     assert created.result("test_datadir") == "PASSED"
     assert created.result("test_data[1]") == "FAILED"
     assert "File not found in data directory, created:" in created.failure("test_data[1]")
-    assert "Created snapshots:\n    value.txt\n    same.txt\n    raw.bin" in created.failure("test_snapshot_text")
-    assert len(read_files(pair.marked)) == 18
+    assert len(read_files(pair.marked)) == 9
 
     pair.write("value", "second")
-    compared = run_both(pair, "--force-regen")
-    regenerated = compared.failure("TestFiles.test_text")
+    regenerated = run_both(pair, "--force-regen", "-n", "2").failure("TestFiles.test_text")
     assert "Files differ and --force-regen set, regenerating file" in regenerated
-    assert compared.result("test_snapshot_elsewhere[left]") == "FAILED"
-    assert "+ second" in compared.failure("test_snapshot_text")
-
-    pair.write("value", "third")
-    updated = run_both(pair, "--regen-all", "--snapshot-update", "--allow-snapshot-deletion")
-    assert {name for name, word in updated.outcomes().items() if word != "PASSED"} == {
-        "test_snapshot_text",
-        "test_snapshot_elsewhere[left]",
-        "test_snapshot_elsewhere[right]",
-        "test_snapshot_folder",
-        "test_snapshot_one_rank_requests_it",
-        "test_snapshot_unmarked",
-    }
-    assert "Deleted snapshots:\n    folder/first.txt" in updated.failure("test_snapshot_folder")
-    files = read_files(pair.marked)
-    assert "snapshots/test_snapshots/test_snapshot_folder/folder/third.txt" in files
-    assert "snapshots/test_snapshots/test_snapshot_folder/folder/first.txt" not in files
+    pair.write("value", "the third")
+    assert run_both(pair, "--regen-all").ret == 0
 
 
 _DISAGREEING = """
@@ -189,47 +128,109 @@ def test_one_rank_uses_it(data_regression, rank):
     if rank == 1:
         data_regression.check({"first": first})
 """
-_SNAPSHOT_BY_RANK = """
-import pytest
-
-@pytest.mark.distributed(2)
-def test_snapshot_differs(snapshot, rank):
-    snapshot.assert_match("alike", "alike.txt")
-    snapshot.assert_match(f"of rank {rank}", "value.txt")
-"""
 
 
-@needs("pytest_regressions", "pytest_snapshot")
-def test_pytest_regressions_and_pytest_snapshot_keep_files_if_ranks_disagree(pair: Pair) -> None:
+@needs("pytest_regressions")
+def test_pytest_regressions_keeps_files_if_ranks_disagree(pair: Pair) -> None:
     """A file is not changed if ranks differ, or if one has not reported."""
     suite = pair.marked
-    for name in ("pytest_datadir.plugin", "pytest_regressions.plugin", "pytest_snapshot.plugin"):
-        suite.plugin(name)
+    suite.plugin("pytest_datadir.plugin")
+    suite.plugin("pytest_regressions.plugin")
     suite.write("value", "first")
     suite.write("test_ranks.py", _DISAGREEING)
     assert suite.run("--regen-all").ret == 0
     before = read_files(suite)
 
     suite.write("value", "second")
-    suite.write("test_by_rank.py", _SNAPSHOT_BY_RANK)
-    regenerated = suite.run("--regen-all", "--snapshot-update")
+    regenerated = suite.run("--regen-all")
     assert regenerated.outcomes() == {
         "test_differs": "FAILED",
         "test_dies": "FAILED",
         "test_one_rank_uses_it": "PASSED",
-        "test_snapshot_differs": "FAILED ERROR",  # The error says that a file was created.
     }
     assert "test_ranks/test_differs.yml differs between ranks" in regenerated.failure("test_differs")
     assert "-rank: 0\n+rank: 1" in regenerated.failure("test_differs")
     assert "test_dies.yml is left as it was: only rank 0 reported" in regenerated.failure("test_dies")
-    assert "-of rank 0\n+of rank 1" in regenerated.failure("test_snapshot_differs")
     after = read_files(suite)
     assert {name for name in before if before[name] != after[name]} == {"test_ranks/test_one_rank_uses_it.yml"}
-    assert after.keys() - before.keys() == {"snapshots/test_by_rank/test_snapshot_differs/alike.txt"}
 
-    forced = suite.run("--force-regen", "-k", "test_differs").failure("test_differs")
+    forced = suite.run("--force-regen", "-k", "differs").failure("test_differs")
     assert "-rank: 0\n+rank: 1" in forced
     assert read_files(suite) == after
+
+
+_SNAPSHOT = """
+import os
+from pathlib import Path
+
+import pytest
+
+VALUE = Path(__file__).with_name("value").read_text()
+both = pytest.mark.distributed(2)
+
+
+@both
+def test_text(snapshot):
+    snapshot.assert_match(VALUE, "value.txt")
+    snapshot.assert_match("same", "same.txt")
+    snapshot.assert_match(VALUE.encode() + b"\\xff", "raw.bin")
+
+
+@both
+@pytest.mark.parametrize("name", ["left", "right"])
+def test_elsewhere(snapshot, name):
+    snapshot.snapshot_dir = Path(__file__).with_name("stored")
+    snapshot.assert_match(name + VALUE, f"{name}.txt")
+
+
+@both
+def test_folder(snapshot):
+    snapshot.assert_match_dir({VALUE + ".txt": "1", "deep": {"same.txt": "2"}}, "folder")
+
+
+@both
+def test_one_rank_requests_it(request):
+    if os.environ.get("RANK", "0") == "0":
+        request.getfixturevalue("snapshot").assert_match(VALUE, "value.txt")
+
+
+def test_unmarked(snapshot):
+    snapshot.assert_match(VALUE, "value.txt")
+"""
+_SNAPSHOT_BY_RANK = """
+import pytest
+
+@pytest.mark.distributed(2)
+def test_differs(snapshot, rank):
+    snapshot.assert_match("alike", "alike.txt")
+    snapshot.assert_match(f"of rank {rank}", "value.txt")
+"""
+
+
+@needs("pytest_snapshot")
+def test_pytest_snapshot_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+    """Snapshots are created, compared, updated and deleted as for unmarked tests, with and without xdist."""
+    pair.plugin("pytest_snapshot.plugin")
+    pair.write("value", "first")
+    pair.write("test_files.py", _SNAPSHOT)
+    created = run_both(pair, "--snapshot-update", "-n", "2")
+    assert "Created snapshots:\n    value.txt\n    same.txt\n    raw.bin" in created.failure("test_text")
+    assert len(read_files(pair.marked)) == 9
+
+    pair.write("value", "second")
+    compared = run_both(pair)
+    assert compared.result("test_elsewhere[left]") == "FAILED"
+    assert "+ second" in compared.failure("test_text")
+    updated = run_both(pair, "--snapshot-update", "--allow-snapshot-deletion")
+    assert "Deleted snapshots:\n    folder/first.txt" in updated.failure("test_folder")
+    before = read_files(pair.marked)
+    assert "snapshots/test_files/test_folder/folder/second.txt" in before
+    assert "snapshots/test_files/test_folder/folder/first.txt" not in before
+
+    pair.marked.write("test_by_rank.py", _SNAPSHOT_BY_RANK)
+    differing = pair.marked.run("--snapshot-update", "test_by_rank.py")
+    assert "-of rank 0\n+of rank 1" in differing.text
+    assert read_files(pair.marked).keys() - before.keys() == {"snapshots/test_by_rank/test_differs/alike.txt"}
 
 
 _INSTA = """
@@ -381,7 +382,7 @@ def test_approvaltests_handles_marked_tests_like_unmarked_ones(pair: Pair, monke
         for path in suite.path.rglob("*.received.*"):
             path.replace(path.with_name(path.name.replace(".received.", ".approved.")))
     pair.write("tests/test_files.test_text.received.txt", "of an earlier run")
-    assert run_both(pair, workers=("-n2",)).outcomes() == dict.fromkeys(received.outcomes(), "PASSED") | {
+    assert run_both(pair, "-n", "2").outcomes() == dict.fromkeys(received.outcomes(), "PASSED") | {
         "test_twice": "FAILED"
     }
     assert not list(pair.marked.path.rglob("*.received.*"))

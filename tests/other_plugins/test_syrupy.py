@@ -140,12 +140,9 @@ def read_snapshots(suite: Suite) -> dict[str, bytes]:
     return {str(path.relative_to(suite.path)): path.read_bytes() for path in files}
 
 
-def run_both(pair: Pair, *args: str, workers: tuple[str, ...] = ()) -> Run:
-    """Run both suites, the marked one with `workers`, and return the marked suite's session.
-
-    Assert that outcomes, summary and snapshots are equal.
-    """
-    plain, marked = pair.plain.run(*args), pair.marked.run(*args, *workers)
+def run_both(pair: Pair, *args: str) -> Run:
+    """Run both suites, assert that outcomes, summary and snapshots are equal, and return the marked suite's session."""
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
     assert marked.outcomes() == plain.outcomes()
     assert read_summary(marked) == read_summary(plain)
     assert marked.ret == plain.ret
@@ -154,19 +151,8 @@ def run_both(pair: Pair, *args: str, workers: tuple[str, ...] = ()) -> Run:
 
 
 def test_syrupy_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
-    """Snapshots are created, compared, reported as unused, updated and deleted like those of unmarked tests.
-
-    Under xdist, the controller knows the snapshots that all workers have used, and no worker deletes those of another.
-    """
-    pair.plugin("syrupy", "rerunfailures")
-    pair.write("value", "first")
-    pair.write("test_mixed.py", _MIXED)
-    pair.write("sub/test_other.py", _OTHER)
-    created = run_both(pair, "--snapshot-update", workers=("-n2",))
-    assert created.ret == 0
-    assert "25 snapshots generated" in read_summary(created)
-    assert len(read_snapshots(pair.marked)) == 6
-
+    """Snapshots are created, compared, reported as unused, updated and deleted like those of unmarked tests."""
+    _check_creating(pair)
     pair.write("sub/test_other.py", _OTHER_WITHOUT_SNAPSHOT)
     unused = run_both(pair, "--snapshot-details")
     assert unused.ret == 1
@@ -181,10 +167,33 @@ def test_syrupy_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
     assert re.search(r"\+\s+'value': 'other'", failure)
 
     assert run_both(pair, "--snapshot-update", "-k", "names or single").ret == 0
+    _check_updating(pair)
 
+
+def test_syrupy_handles_marked_tests_like_unmarked_ones_under_xdist(pair: Pair) -> None:
+    """The controller knows the snapshots that all workers have used, and no worker deletes those of another."""
+    _check_creating(pair, "-n", "2")
+    pair.write("sub/test_other.py", _OTHER_WITHOUT_SNAPSHOT)
+    _check_updating(pair, "-n", "2")
+
+
+def _check_creating(pair: Pair, *args: str) -> None:
+    """Write the suites, create their snapshots, and check these."""
+    pair.plugin("syrupy", "rerunfailures")
+    pair.write("value", "first")
+    pair.write("test_mixed.py", _MIXED)
+    pair.write("sub/test_other.py", _OTHER)
+    created = run_both(pair, "--snapshot-update", *args)
+    assert created.ret == 0
+    assert "25 snapshots generated" in read_summary(created)
+    assert len(read_snapshots(pair.marked)) == 6
+
+
+def _check_updating(pair: Pair, *args: str) -> None:
+    """Update the snapshots after other values, and check which are deleted."""
     pair.write("value", "shorter")
     before = read_snapshots(pair.marked)
-    updated = run_both(pair, "--snapshot-update", "--snapshot-details", workers=("-n2",))
+    updated = run_both(pair, "--snapshot-update", "--snapshot-details", *args)
     assert updated.result("test_fails_after") == "FAILED"
     after = read_snapshots(pair.marked)
     assert before.keys() - after.keys() == {"sub/__snapshots__/test_other.ambr"}
@@ -444,15 +453,10 @@ def test_extensions_are_found_outside_of_ranks(pair: Pair) -> None:
     pair.write("conftest.py", _EXTENSION.format("root", "of_root"))
     pair.write("folder/conftest.py", _EXTENSION.format("folder", "of_folder"))
     pair.write("folder/test_extensions.py", _EXTENSIONS)
-    assert run_both(pair, "--snapshot-update-new-only", "-k", "not function").ret == 0
+    for args in (("--snapshot-update-new-only", "-k", "not function"), ("-k", "not function")):
+        assert run_both(pair, *args).ret == 0
     assert [name.rpartition(".")[2] for name in sorted(read_snapshots(pair.marked))] == ["folder", "root", "json"]
-    compared = pair.marked.run()
-    assert compared.outcomes() == {
-        "test_conftests": "PASSED",
-        "test_imported_late": "PASSED",
-        "test_in_a_function": "FAILED",
-    }
-    refused = compared.failure("test_in_a_function")
+    refused = pair.marked.run("-k", "function").failure("test_in_a_function")
     assert "test_in_a_function.<locals>.Local cannot be found outside of the test's ranks" in refused
 
 

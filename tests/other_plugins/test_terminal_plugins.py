@@ -83,29 +83,23 @@ def _plugin_params(module: str, name: str, options: str, pattern: str) -> object
     return pytest.param(name, options.split(), pattern, marks=needs(module), id=name)
 
 
-_SUGAR = _plugin_params(
-    "pytest_sugar", "sugar", "--force-sugar", rf"^ +{_OUTCOMES}$|^ +- test_mix.py:.*|^ test_mix.py \S+"
-)
 _PLUGINS = [
-    _SUGAR,
+    _plugin_params("pytest_pretty", "pretty", "", rf"^ +{_OUTCOMES}$|^│ +test_mix.py +│ +\w+ +│ +\d+ +│ +\d+ "),
+    _plugin_params("pytest_sugar", "sugar", "--force-sugar", rf"^ +{_OUTCOMES}$|^ +- test_mix.py:.*|^ test_mix.py \S+"),
+    _plugin_params(
+        "pytest_instafail", "instafail", "--instafail", r"^_+ .*test_\w+ _+$|^test_mix.py \S+|(?<=== )\d.*(?= in )"
+    ),
     _plugin_params("pytest_progress", "progress", "--show-progress", r"\d+ of 9 completed, .*ReRun"),
     _plugin_params("pytest_spec", "pytest_spec", "--spec", r"^ +[✓✗»] .*|^test_mix.py:$"),
     _plugin_params("pytest_testdox", "testdox", "--force-testdox", r"^ +[✓✗»] .*|^mix$"),
     _plugin_params("pytest_emoji", "emoji", "--emoji", r"^test_mix.py .*|^(?:FAILED|ERROR) \W+test_mix.py::\w+"),
-    _plugin_params("pytest_pspec", "pspec", "--pspec -Wdefault", r"^ +[✓✗»] .*|^test_mix.py$"),
-]
-_PLUGINS_UNDER_XDIST = [
-    _plugin_params("pytest_pretty", "pretty", "", rf"^ +{_OUTCOMES}$|^│ +test_mix.py +│ +\w+ +│ +\d+ +│ +\d+ "),
-    _SUGAR,
-    _plugin_params(
-        "pytest_instafail", "instafail", "--instafail", r"^_+ .*test_\w+ _+$|^test_mix.py \S+|(?<=== )\d.*(?= in )"
-    ),
     _plugin_params("pytest_tldr", "tldr", "", r"^[.sFEx]+$|^Ran 9 tests|^FAILED .*|^(?:ERROR|FAIL): .*"),
+    _plugin_params("pytest_pspec", "pspec", "--pspec -Wdefault", r"^ +[✓✗»] .*|^test_mix.py$"),
 ]
 
 
 @pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
-def test_each_test_is_shown_once_in_order(pair: Pair, name: str, options: list[str], pattern: str) -> None:
+def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], pattern: str) -> None:
     pair.plugin(name)
     pair.write("test_mix.py", _TESTS)
 
@@ -115,7 +109,8 @@ def test_each_test_is_shown_once_in_order(pair: Pair, name: str, options: list[s
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS_UNDER_XDIST)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
 def test_each_test_is_shown_once_under_xdist(pair: Pair, name: str, options: list[str], pattern: str) -> None:
     """Only lines that do not depend on the order in which tests end are compared."""
     pair.plugin(name)
@@ -132,7 +127,7 @@ def test_each_test_is_shown_once_under_xdist(pair: Pair, name: str, options: lis
 
 def _is_independent_of_order(line: str) -> bool:
     """Return whether a shown line does not depend on the tests that have ended before."""
-    return not re.search(r"^ ?test_mix.py|^[.sFEx]+$", line)
+    return not re.search(r"^ ?test_mix.py|^mix$|completed|^[.sFEx]+$", line)
 
 
 @needs("pytest_rich")
