@@ -133,13 +133,14 @@ def test_a_second_interrupt_leaves_nothing_behind(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_terminated_controller_leaves_nothing_behind(suite: Suite) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_controller_leaves_nothing_behind(suite: Suite, number: signal.Signals) -> None:
     session = start_waiting_session(suite)
-    session.process.terminate()
-    assert session.finish().code == -signal.SIGTERM
+    session.process.send_signal(number)
+    assert session.finish().code == -number
 
 
-def test_a_killed_controller_leaves_a_complete_record_and_nothing_else_behind(suite: Suite) -> None:
+def test_the_record_of_a_killed_session_is_complete(suite: Suite) -> None:
     session = start_waiting_session(suite, "--accel-record=record.jsonl", "--accel=sim:4")
     session.process.kill()
     assert session.finish().code == -signal.SIGKILL
@@ -189,15 +190,49 @@ def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("preloaded", [False, True])
+@pytest.mark.parametrize("preloaded", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: Suite, preloaded: bool) -> None:
     session = start_waiting_session(suite)
     (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
     run = session.finish()
     run.expect({"test_passes": "PASSED", "test_other_shape": "PASSED", "test_endless": "FAILED", "test_next": "PASSED"})
     assert "ranks 0-1 ended with the fork server, which is gone" in run.failure("test_endless")
-    assert "--accel-retry-dead" not in run.text
     assert run.code == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.long
+def test_pytest_exit_in_a_rank_ends_the_session(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.fixture
+        def exits(rank):
+            if rank == 1:
+                pytest.exit("enough", returncode=7)
+
+
+        @pytest.mark.distributed(2)
+        def test_passes():
+            pass
+
+
+        @pytest.mark.distributed(2)
+        def test_exits(exits, process_group):
+            process_group.barrier().wait()
+
+
+        @pytest.mark.distributed(2)
+        def test_never():
+            pass
+        """,
+    )
+    run = suite.run()
+    assert run.results == {"test_passes": "PASSED"}
+    assert "enough" in run.text
+    assert run.code == 7
 
 
 @pytest.mark.long
@@ -222,6 +257,12 @@ def test_devices_of_a_killed_worker_are_returned(suite: Suite) -> None:
     run.expect({"test_endless": "FAILED", "test_next": "PASSED"})
     assert "crashed while running" in run.text
     assert run.code == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.long
+def test_a_killed_controller_with_workers_leaves_nothing_behind(suite: Suite) -> None:
+    session = start_waiting_session(suite, "-n2")
+    session.process.kill()
 
 
 EXCLUSIVE_TESTS = """
@@ -268,11 +309,11 @@ EXCLUSIVE_TESTS = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_sessions_that_contend_for_devices_all_pass(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
     suite.write("test_it.py", EXCLUSIVE_TESTS)
-    sessions = [suite.start(), suite.start("-n2")]
+    sessions = [suite.start(), suite.start("-n4"), suite.start("-n1")]
     for session in sessions:
         run = session.finish()
         assert run.code == pytest.ExitCode.OK, run.text
@@ -281,9 +322,9 @@ def test_sessions_that_contend_for_devices_all_pass(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_the_devices_of_a_dead_session_can_be_used(suite: Suite) -> None:
-    """A second session waits for the devices of a session with workers and gets them when its controller is killed."""
+    """A second session waits for the devices and gets them."""
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
-    first = start_waiting_session(suite, "-n2")
+    first = start_waiting_session(suite)
     second = suite.start("-k", "test_next")
     suite.wait_for_file("locks/pytest-accel-*.wish")
     first.process.kill()

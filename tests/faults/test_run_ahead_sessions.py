@@ -36,21 +36,30 @@ def start_counts(suite: Suite) -> Counter[str]:
 
 
 @pytest.mark.long
-def test_every_test_runs_once_and_has_its_own_failures(recording_suite: Suite) -> None:
-    """The ranks are ahead of each other by turns, fail or die while they are ahead, or differ in collectives."""
+def test_ranks_without_collectives_run_every_test_once(recording_suite: Suite) -> None:
+    """The ranks finish each test at different times, so that sometimes one and sometimes the other is ahead."""
     recording_suite.write(
-        "test_uneven.py",
+        "test_it.py",
         """
         import pytest
 
         @pytest.mark.distributed(2)
-        @pytest.mark.parametrize("number", range(100))
+        @pytest.mark.parametrize("number", range(300))
         def test_uneven(rank, number):
             sum(range(20_000 * ((number + rank) % 3)))
         """,
     )
+    run = recording_suite.run("-q")
+    assert "300 passed" in run.text
+    assert start_counts(recording_suite) == Counter(
+        {f"test_uneven[{number}] {rank}": 1 for number in range(300) for rank in range(2)}
+    )
+
+
+@pytest.mark.long
+def test_a_failure_is_reported_in_the_test_in_which_it_happened(recording_suite: Suite) -> None:
     recording_suite.write(
-        "test_turns.py",
+        "test_it.py",
         """
         import os
 
@@ -94,8 +103,18 @@ def test_every_test_runs_once_and_has_its_own_failures(recording_suite: Suite) -
                     pytest.skip("on this rank")
         """,
     )
+    run = recording_suite.run("--accel-timeout", "60")
+    words = {"passes_first": "PASSED", "passes_second": "PASSED", "passes_third": "PASSED"}
+    words |= {"dies": "ERROR", "fails": "ERROR", "waits": "FAILED"}
+    run.expect({f"test_{name}[{turn}]": word for name, word in words.items() for turn in range(5)})
+    assert "errors outside of any test" not in run.text
+    assert set(start_counts(recording_suite).values()) == {1}
+
+
+@pytest.mark.nightly
+def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: Suite) -> None:
     recording_suite.write(
-        "test_mismatch.py",
+        "test_it.py",
         """
         import pytest
         import torch
@@ -117,22 +136,14 @@ def test_every_test_runs_once_and_has_its_own_failures(recording_suite: Suite) -
             pass
         """,
     )
-    run = recording_suite.run("--accel-timeout", "60")
-    words = {f"test_uneven[{number}]": "PASSED" for number in range(100)}
-    turns = {"passes_first": "PASSED", "passes_second": "PASSED", "passes_third": "PASSED"}
-    turns |= {"dies": "ERROR", "fails": "ERROR", "waits": "FAILED"}
-    words |= {f"test_{name}[{turn}]": word for name, word in turns.items() for turn in range(5)}
-    words |= {"test_before": "PASSED", "test_one_collective_too_many": "PASSED ERROR", "test_after": "PASSED"}
-    run.expect(words)
-    assert "errors outside of any test" not in run.text
-    counts = start_counts(recording_suite)
-    assert set(counts.values()) == {1}
-    passed = [test for test, word in words.items() if word == "PASSED"]
-    assert {f"{test} {rank}" for test in passed for rank in range(2)} <= set(counts)
+    run = recording_suite.run()
+    run.expect({"test_before": "PASSED", "test_one_collective_too_many": "PASSED ERROR", "test_after": "PASSED"})
+    assert set(start_counts(recording_suite).values()) == {1}
 
 
 @pytest.mark.long
-def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Suite) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
+def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Suite, workers: tuple[str, ...]) -> None:
     recording_suite.write(
         "test_it.py",
         """
@@ -153,7 +164,7 @@ def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Suite) -
             pass
         """,
     )
-    run = recording_suite.run("-x", "-n1")
+    run = recording_suite.run("-x", *workers)
     assert "1 failed, 1 passed" in run.text
     assert start_counts(recording_suite) == {
         f"test_{name} {rank}": 1 for name in ("passes", "fails") for rank in (0, 1)

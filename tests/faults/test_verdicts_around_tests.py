@@ -33,44 +33,41 @@ import pytest
 
 pytestmark = pytest.mark.distributed(2)
 
-def test_{CASE}():
+def test_{SITE}_{WAY}():
     pass
 """
 
 
-@pytest.mark.long
-def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite) -> None:
-    cases = [
-        (f"{site}_{who}_{fault}", site, ranks, fault)
-        for site, (who, ranks) in itertools.product(("module", "conftest"), (("one", {1}), ("all", {0, 1})))
-        for fault in FAULTS
-    ]
-    for case, site, ranks, fault in cases:
-        failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", FAULTS[fault][0])
-        test = TEST.replace("{CASE}", case)
-        (suite.path / case).mkdir()
-        suite.write(f"{case}/conftest.py", failing_import if site == "conftest" else "")
-        suite.write(f"{case}/test_{case}.py", failing_import + test if site == "module" else test)
-    suite.write("test_z_last.py", TEST.replace("{CASE}", "last"))
+@pytest.mark.long(except_for="one-module")
+@pytest.mark.parametrize("site", ["module", pytest.param("conftest", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.nightly)]
+)
+def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: str, ranks: set[int]) -> None:
+    for fault, (code, _) in FAULTS.items():
+        failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", code)
+        test = TEST.replace("{SITE}", site).replace("{WAY}", fault)
+        (suite.path / fault).mkdir()
+        suite.write(f"{fault}/conftest.py", failing_import if site == "conftest" else "")
+        suite.write(f"{fault}/test_{fault}.py", failing_import + test if site == "module" else test)
+    suite.write("test_z_last.py", TEST.replace("{SITE}_{WAY}", "last"))
     run = suite.run("--accel", "none")
     # If all ranks skip, the test is skipped. If only some skip, the ranks disagree, which is an error.
-    words = {case: "SKIPPED" if fault == "skips" and len(ranks) == 2 else "ERROR" for case, _, ranks, fault in cases}
-    run.expect({"test_last": "PASSED"} | {f"test_{case}": word for case, word in words.items()})
+    words = {fault: "SKIPPED" if fault == "skips" and len(ranks) == 2 else "ERROR" for fault in FAULTS}
+    run.expect({"test_last": "PASSED"} | {f"test_{site}_{fault}": words[fault] for fault in FAULTS})
     assert not any(f"pytest_accel/{package}" in run.text for package in ("driver", "verdict"))
-    for case, _, ranks, fault in cases:
-        if words[case] != "ERROR":
-            continue
+    for fault in [fault for fault in FAULTS if words[fault] == "ERROR"]:
         text = FAULTS[fault][1]
-        report = run.failure(f"test_{case}")
-        assert re.search(text, report), f"the failure of {case} does not match {text!r}\n{report}"
-        summary = f"test_{case} - {case}/test_{case}.py cannot be imported in the ranks: {text}"
+        report = run.failure(f"test_{site}_{fault}")
+        assert re.search(text, report), f"the failure of {fault} does not match {text!r}\n{report}"
+        summary = f"test_{site}_{fault} - {fault}/test_{fault}.py cannot be imported in the ranks: {text}"
         named = re.search(r"^ranks? [0-9]", report, re.MULTILINE) or (len(ranks) == 2 and summary in run.text)
-        assert named, f"the failure of {case} names no rank\n{report}"
+        assert named, f"the failure of {fault} names no rank\n{report}"
     suite.expect_nothing_left()
 
 
 @pytest.mark.long
-def test_ranks_run_exit_handlers_and_fail_the_session_if_they_die_in_one(suite: Suite) -> None:
+def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -113,42 +110,50 @@ def test_ranks_run_exit_handlers_and_fail_the_session_if_they_die_in_one(suite: 
             logging.getLogger("kept").warning("was here")
 
 
-        @pytest.mark.distributed(1)
-        def test_exits_later(rank):
-            atexit.register(os._exit, 0)
-
-
-        @pytest.mark.distributed(3)
-        def test_exits_later_with_a_status(rank):
-            if rank == 1:
-                atexit.register(os._exit, 5)
-
-
-        @pytest.mark.distributed(4)
-        def test_aborts_later(rank):
-            if rank == 2:
-                atexit.register(os.abort)
-
-
         def test_last():
             pass
         """,
     )
     run = suite.run("--accel", "none")
-    tests = ["registers", "multiprocessing", "logs", "exits_later", "exits_later_with_a_status", "aborts_later", "last"]
-    run.expect({f"test_{name}": "PASSED" for name in tests})
-    assert run.code == pytest.ExitCode.TESTS_FAILED, run.text
-    report = run.text.partition("accel: errors outside of any test")[2]
-    errors = re.findall(r"^(rank \d) of a world of (\d) .*(exited with status \d|SIG[A-Z]+)", report, re.MULTILINE)
-    assert sorted(errors) == [
-        ("rank 0", "1", "exited with status 0"),
-        ("rank 1", "3", "exited with status 5"),
-        ("rank 2", "4", "SIGABRT"),
-    ], run.text
+    run.expect(dict.fromkeys(("test_registers", "test_multiprocessing", "test_logs", "test_last"), "PASSED"))
+    assert run.code == 0, run.text
     suite.expect_nothing_left()
     for rank, prefix in itertools.product(range(2), ("rank", "finalized", "logged")):
         assert (suite.path / f"{prefix}{rank}").read_text() == "was here\n"
     assert list(suite.temporary.glob("pymp-*")) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("os._exit(0)", r"exited with status 0"),
+        pytest.param("os._exit(5)", r"exited with status 5", marks=pytest.mark.nightly),
+        ("os.abort()", r"SIGABRT"),
+    ],
+)
+def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite, code: str, text: str) -> None:
+    suite.write(
+        "test_it.py",
+        f"""
+        import atexit
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_registers(rank):
+            if rank == 1:
+                atexit.register(lambda: {code})
+        """,
+    )
+    run = suite.run("--accel", "none")
+    run.expect({"test_registers": "PASSED"})
+    assert run.code == 1, run.text
+    report = run.text.partition("accel: errors outside of any test")[2]
+    assert re.search(rf"rank 1 of a world of 2 .*{text}", report), run.text
+    suite.expect_nothing_left()
 
 
 @pytest.mark.long
@@ -229,19 +234,19 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     suite.expect_nothing_left()
 
 
-@pytest.mark.long(except_for="call")
+@pytest.mark.long(except_for="one-pytest.exit('by hand', returncode=7)-7-by hand")
 @pytest.mark.parametrize(
-    ("in_setup", "in_call", "status", "text"),
+    ("code", "status", "text"),
     [
-        pytest.param("pass", "if rank == 1: pytest.exit('by hand', returncode=7)", 7, "by hand", id="call"),
-        pytest.param("if rank == 1: pytest.exit('by hand')", "pass", 2, "by hand", id="setup"),
-        pytest.param("pass", "raise KeyboardInterrupt", 2, "KeyboardInterrupt", id="all"),
+        ("pytest.exit('by hand', returncode=7)", 7, "by hand"),
+        pytest.param("pytest.exit('by hand')", 2, "by hand", marks=pytest.mark.nightly),
+        ("raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
     ],
 )
+@pytest.mark.parametrize("ranks", [{1}, pytest.param({0, 1}, marks=pytest.mark.nightly)], ids=["one", "all"])
 def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
-    suite: Suite, in_setup: str, in_call: str, status: int, text: str
+    suite: Suite, code: str, status: int, text: str, ranks: set[int]
 ) -> None:
-    """The other ranks wait in a collective."""
     suite.write(
         "test_it.py",
         f"""
@@ -249,15 +254,11 @@ def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
 
         pytestmark = pytest.mark.distributed(2)
 
-        @pytest.fixture
-        def exits(rank):
-            {in_setup}
-
         def test_first(): pass
 
-        def test_ends(exits, rank, process_group):
-            {in_call}
-            process_group.barrier().wait()
+        def test_ends(rank):
+            if rank in {ranks!r}:
+                {code}
 
         def test_never(): pass
         """,

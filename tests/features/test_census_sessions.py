@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -310,9 +309,9 @@ def ending_suite(suite: Suite) -> Suite:
         pytest.param("interrupt", (), "not run", 2, id="interrupt"),
         pytest.param("interrupt", ("-n1",), "not run", 2, id="interrupt-xdist", marks=pytest.mark.long),
         pytest.param("fail", ("-x",), "failed", 1, id="first-failure", marks=pytest.mark.long),
-        pytest.param("fail", ("-x", "-n1"), "failed", 2, id="first-failure-xdist", marks=pytest.mark.long),
-        pytest.param("exit", (), "not run", 0, id="exit", marks=pytest.mark.long),
-        pytest.param("crash", ("-n1", "--max-worker-restart=0"), "failed", 1, id="crash", marks=pytest.mark.long),
+        pytest.param("fail", ("-x", "-n1"), "failed", 2, id="first-failure-xdist", marks=pytest.mark.nightly),
+        pytest.param("exit", (), "not run", 0, id="exit", marks=pytest.mark.nightly),
+        pytest.param("crash", ("-n1", "--max-worker-restart=0"), "failed", 1, id="crash", marks=pytest.mark.nightly),
     ],
 )
 def test_a_session_that_ends_early_is_not_complete(
@@ -447,21 +446,6 @@ _MARKED_TESTS = """
             with subtests.test("passes"):
                 pass
     """
-_RERUNS = importlib.util.find_spec("pytest_rerunfailures") is not None
-_RERUN_TEST = """
-    import pathlib
-
-    import pytest
-
-
-    @pytest.mark.flaky(reruns=1)
-    @pytest.mark.distributed(2)
-    def test_second_time(rank):
-        mark = pathlib.Path(f"mark-{rank}")
-        if not mark.exists():
-            mark.touch()
-            pytest.fail("the first time")
-    """
 _MARKED_STATUSES = {
     **{f"test_plain[{number}]": "passed" for number in range(3)},
     "test_plain[3]": "deselected",
@@ -473,27 +457,22 @@ _MARKED_STATUSES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("-n2",), id="xdist"),
-        pytest.param(
-            ("--accel-strict", "--accel-reorder", "test_it.py", "test_it.py", "test_rerun.py", "--keep-duplicates"),
-            id="no-xdist",
-        ),
+        pytest.param(("-n2",), id="load", marks=pytest.mark.long),
+        pytest.param(("-n2", "--dist=worksteal", "--accel-schedule=off"), id="worksteal", marks=pytest.mark.nightly),
+        pytest.param(("-n2", "--dist=loadscope"), id="loadscope", marks=pytest.mark.nightly),
+        pytest.param(("-n2", "--dist=loadfile"), id="loadfile", marks=pytest.mark.nightly),
+        pytest.param(("--accel-strict", "--accel-reorder"), id="strict", marks=pytest.mark.long),
+        pytest.param(("test_it.py", "test_it.py", "--keep-duplicates"), id="twice", marks=pytest.mark.nightly),
     ],
 )
 def test_the_statuses_of_marked_tests_do_not_depend_on_the_options(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", _MARKED_TESTS)
-    suite.write("test_rerun.py", _RERUN_TEST if _RERUNS else "")
-    if _RERUNS:
-        suite.plugin("rerunfailures")
-    run = suite.run("--accel-census=census.json", "--deselect=test_it.py::test_plain[3]", *options)
-    assert not _RERUNS or run.result("test_second_time") == "RERUN PASSED"
+    suite.run("--accel-census=census.json", "--deselect=test_it.py::test_plain[3]", *options)
     document = read_census(suite)
-    # The last run of a test counts.
-    assert statuses(document) == _MARKED_STATUSES | ({"test_second_time": "passed"} if _RERUNS else {})
+    assert statuses(document) == _MARKED_STATUSES
     assert document["session"]["complete"]
     assert document["session"]["selection"]["--deselect"] == ["test_it.py::test_plain[3]"]
     (nine,) = (test for test in document["tests"] if test["status"] == "missing hardware")
@@ -501,7 +480,7 @@ def test_the_statuses_of_marked_tests_do_not_depend_on_the_options(suite: Suite,
     assert nine["there"] == {"kind": "sim", "devices": 4}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_runs_of_a_test_in_several_workers_are_distinguished(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -591,3 +570,28 @@ def test_a_file_that_cannot_be_collected_makes_the_census_incomplete(suite: Suit
     assert statuses(document) == {"test_fails": "failed"}
     assert document["session"]["selection"]["--last-failed"]
     assert not document["session"]["complete"]
+
+
+@pytest.mark.long
+def test_the_last_run_of_a_test_counts(suite: Suite) -> None:
+    pytest.importorskip("pytest_rerunfailures")
+    suite.plugin("rerunfailures")
+    suite.write(
+        "test_it.py",
+        """
+        import pathlib
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_second_time(rank):
+            mark = pathlib.Path(f"mark-{rank}")
+            if not mark.exists():
+                mark.touch()
+                pytest.fail("the first time")
+        """,
+    )
+    run = suite.run("--reruns=1", "--accel-census=census.json")
+    assert run.result("test_second_time") == "RERUN PASSED"
+    assert statuses(read_census(suite)) == {"test_second_time": "passed"}

@@ -96,21 +96,6 @@ class Job:
         """Make it a job of GitHub Actions, whose summary is the file `self.summary`."""
         self.set(GITHUB_STEP_SUMMARY=str(self.summary), GITHUB_WORKSPACE=str(self.suite.path))
 
-    def on_buildkite(self) -> None:
-        """Make it a job of Buildkite, whose agent writes its arguments and its input to files."""
-        self.use_agent("""\
-            #!/bin/sh
-            echo "$@" > arguments
-            cat > annotation.md
-            """)
-        self.set(BUILDKITE_JOB_ID="0190", BUILDKITE_LABEL="tests <4>")
-
-    def use_agent(self, script: str) -> None:
-        """Make it a job of Buildkite, whose agent is `script`."""
-        agent = self.suite.write("bin/buildkite-agent", script)
-        agent.chmod(0o755)
-        self.set(BUILDKITE="true", PATH=f"{agent.parent}{os.pathsep}{os.environ['PATH']}")
-
     def run(self, *args: str) -> Run:
         """Run a session without PYTEST_CURRENT_TEST, which would mark it as one that a test has started."""
         self._monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
@@ -128,12 +113,10 @@ def _annotations(run: Run) -> list[str]:
     return [line for line in run.text.splitlines() if line.startswith("::")]
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["no-xdist", "xdist"])
-def test_each_ci_system_gets_a_summary(job: Job, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["no-xdist", "xdist"])
+def test_github_gets_a_summary_and_annotations(job: Job, options: tuple[str, ...]) -> None:
     job.suite.write("sub/test_it.py", _MIXED_TESTS)
     job.on_github()
-    job.on_buildkite()
-    job.set(GITLAB_CI="true")
     job.summary.write_text("An earlier step.")
     run = job.run("--junitxml=junit.xml", *options)
     earlier, _, text = job.summary.read_text(encoding="utf-8").partition("\n\n")
@@ -165,24 +148,8 @@ def test_each_ci_system_gets_a_summary(job: Job, options: tuple[str, ...]) -> No
     assert by_test["test_errs"].endswith("::RuntimeError: no fixture")
     assert run.text.index("::error") > run.text.index("short test summary info")
 
-    assert job.suite.read("arguments") == ["annotate --style error --context accel-0190 --append"]
-    assert job.suite.read("annotation.md")[1].startswith("## pytest-accel, <code>tests &#60;4&#62;</code>: ")
-    assert "accel: buildkite" not in run.text
 
-    # GitLab shows a section of the log that is collapsed.
-    section = re.search(
-        r"^\x1b\[0Ksection_start:\d+:(accel_\w+)\[collapsed=true\]\n?\x1b\[0K[^\n]+\n(.*?)^\x1b\[0Ksection_end:\d+:\1\n?\x1b\[0K$",
-        run.text.replace("\r", "\n"),
-        re.MULTILINE | re.DOTALL,
-    )
-    assert section is not None
-    assert section[2].startswith("2 failed, 1 error, 2 passed, 2 skipped, 1 xfailed\n")
-    assert re.search(
-        r"^  sub/test_it.py::test_one_rank_fails +rank 1 +sub/test_it.py:19 +rank 1: assert 1 == 0$", section[2], re.M
-    )
-
-
-def test_text_of_tests_is_escaped_and_only_ten_failures_are_annotated(job: Job) -> None:
+def test_text_of_tests_is_escaped(job: Job) -> None:
     job.suite.write(
         "test_it.py",
         """
@@ -198,47 +165,57 @@ def test_text_of_tests_is_escaped_and_only_ten_failures_are_annotated(job: Job) 
         @pytest.mark.devices
         def test_skips():
             pytest.skip("one\\n</table>|`two`")
+        """,
+    )
+    job.on_github()
+    run = job.run()
+    (line,) = _annotations(run)
+    title = "title=test_it.py%3A%3Atest_fails[</td>|%3A%3Aerror]"
+    assert line.startswith(f"::error file=test_it.py,line=8,{title}::AssertionError: 100%25")
+    text = job.summary.read_text(encoding="utf-8")
+    assert "<code>test&#95;it.py::test&#95;fails&#91;&#60;/td&#62;&#124;::error&#93;</code>" in text
+    assert "<code>one &#60;/table&#62;&#124;&#96;two&#96;</code>" in text
+
+
+def test_only_ten_failures_are_annotated(job: Job) -> None:
+    job.suite.write(
+        "test_it.py",
+        """
+        import pytest
 
 
         @pytest.mark.devices
-        @pytest.mark.parametrize("number", range(11))
-        def test_number(number):
+        @pytest.mark.parametrize("number", range(12))
+        def test_fails(number):
             assert False
         """,
     )
     job.on_github()
     run = job.run()
-    line, *others = _annotations(run)
-    title = "title=test_it.py%3A%3Atest_fails[</td>|%3A%3Aerror]"
-    assert line.startswith(f"::error file=test_it.py,line=8,{title}::AssertionError: 100%25")
-    assert [line.split("%3A%3A")[1].split("::")[0] for line in others] == [
-        f"test_number[{number}]" for number in range(9)
+    assert [line.split("%3A%3A")[1].split("::")[0] for line in _annotations(run)] == [
+        f"test_fails[{number}]" for number in range(10)
     ]
     text = job.summary.read_text(encoding="utf-8")
-    assert "<code>test&#95;it.py::test&#95;fails&#91;&#60;/td&#62;&#124;::error&#93;</code>" in text
-    assert "<code>one &#60;/table&#62;&#124;&#96;two&#96;</code>" in text
     assert "### Failures (12)\n" in text
-    assert "test&#95;number&#91;10&#93;" in text
+    assert "test&#95;fails&#91;11&#93;" in text
 
 
 def test_no_annotations_are_written_if_another_plugin_writes_them(job: Job) -> None:
     name = "pytest_github_actions_annotate_failures"
     job.suite.write(f"{name}.py", "")
     job.suite.plugin(name)
-    job.suite.write("test_it.py", _PASSING_TEST.replace("pass", "assert False"))
+    job.suite.write("test_it.py", _MIXED_TESTS)
     job.on_github()
     assert _annotations(job.run()) == []
-    assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 1 failed")
+    assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 2 failed")
 
 
 def test_a_summary_that_cannot_be_written_is_reported_and_fails_no_session(job: Job) -> None:
     job.suite.write("test_it.py", _PASSING_TEST)
     job.set(GITHUB_STEP_SUMMARY=str(job.suite.path))
-    job.use_agent("#!/bin/sh\nexit 3\n")
     run = job.run()
     assert run.ret == 0
     assert f"\naccel: the job summary {job.suite.path} cannot be written: Is a directory\n" in run.text
-    assert "\naccel: buildkite-agent annotate: exit status 3\n" in run.text
 
 
 def test_a_full_disk_is_reported_and_fails_no_session(job: Job) -> None:
@@ -271,9 +248,7 @@ def test_a_full_disk_is_reported_and_fails_no_session(job: Job) -> None:
     assert not job.summary.exists()
 
 
-@pytest.mark.parametrize(
-    "options", [("--accel-ci=off", "--accel=none"), ("--collect-only",), ("--accel-plan",), ("test_plain.py",)]
-)
+@pytest.mark.parametrize("options", [("--accel-ci=off",), ("--collect-only",), ("--accel-plan",), ("test_plain.py",)])
 def test_some_sessions_write_no_summary(job: Job, options: tuple[str, ...]) -> None:
     job.suite.write("test_it.py", _PASSING_TEST)
     job.suite.write("test_plain.py", "def test_plain():\n    pass\n")
@@ -307,10 +282,54 @@ def test_a_session_that_a_test_starts_writes_no_summary(job: Job) -> None:
 def test_a_summary_is_written_if_all_tests_are_skipped_for_missing_hardware(job: Job) -> None:
     job.suite.write("test_it.py", _PASSING_TEST)
     job.on_github()
-    job.on_buildkite()
     assert job.run("--accel=none").ret == 0
     assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 1 skipped\n")
-    assert job.suite.read("arguments") == ["annotate --style info --context accel-0190 --append"]
+
+
+@pytest.mark.parametrize(("tests", "style"), [(_MIXED_TESTS, "error"), (_PASSING_TEST, "info")], ids=["fail", "pass"])
+def test_buildkite_gets_an_annotation(job: Job, tests: str, style: str) -> None:
+    agent = job.suite.write(
+        "bin/buildkite-agent",
+        """\
+        #!/bin/sh
+        echo "$@" > arguments
+        cat > annotation.md
+        """,
+    )
+    agent.chmod(0o755)
+    job.suite.write("test_it.py", tests)
+    job.set(BUILDKITE="true", BUILDKITE_JOB_ID="0190", BUILDKITE_LABEL="tests <4>")
+    job.set(PATH=f"{agent.parent}{os.pathsep}{os.environ['PATH']}")
+    run = job.run()
+    assert job.suite.read("arguments") == [f"annotate --style {style} --context accel-0190 --append"]
+    assert job.suite.read("annotation.md")[1].startswith("## pytest-accel, <code>tests &#60;4&#62;</code>: ")
+    assert "accel: buildkite" not in run.text
+
+
+def test_a_buildkite_agent_that_fails_is_reported_and_fails_no_session(job: Job) -> None:
+    agent = job.suite.write("bin/buildkite-agent", "#!/bin/sh\nexit 3\n")
+    agent.chmod(0o755)
+    job.suite.write("test_it.py", _PASSING_TEST)
+    job.set(BUILDKITE="true", PATH=f"{agent.parent}{os.pathsep}{os.environ['PATH']}")
+    run = job.run()
+    assert run.ret == 0
+    assert "\naccel: buildkite-agent annotate: exit status 3\n" in run.text
+
+
+def test_gitlab_gets_a_collapsed_section(job: Job) -> None:
+    job.suite.write("test_it.py", _MIXED_TESTS)
+    job.set(GITLAB_CI="true")
+    run = job.run()
+    section = re.search(
+        r"^\x1b\[0Ksection_start:\d+:(accel_\w+)\[collapsed=true\]\n?\x1b\[0K[^\n]+\n(.*?)^\x1b\[0Ksection_end:\d+:\1\n?\x1b\[0K$",
+        run.text.replace("\r", "\n"),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert section is not None
+    assert section[2].startswith("2 failed, 1 error, 2 passed, 2 skipped, 1 xfailed\n")
+    assert re.search(
+        r"^  test_it.py::test_one_rank_fails +rank 1 +test_it.py:19 +rank 1: assert 1 == 0$", section[2], re.M
+    )
 
 
 def test_the_command_summary_combines_records(job: Job, capfd: pytest.CaptureFixture[str]) -> None:

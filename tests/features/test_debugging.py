@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +71,6 @@ _TESTS = """
 
 
     """
-_PROGRESS_EARLY = "from pytest_accel.driver import world\nworld.QUIET = 0.5\n"
 
 
 class Terminal:
@@ -95,16 +93,6 @@ class Terminal:
         """Send `line` and a line feed to the session."""
         self.child.sendline(line)
 
-    def expect_progress_of_test_waits(self) -> None:
-        """Wait for the line on the progress of `test_waits`, and check it."""
-        self.wait_for("accel: test_x.py::test_waits has been in its call phase for ")
-        line = self.wait_for("\n")
-        assert "(timeout: 300 s): rank 0 at test_x.py:" in line
-        assert "; rank 1 at test_x.py:" in line
-        # Earlier tests of the session may have called the first barriers.
-        assert (match := re.search(r"rank 1 has not reached barrier #(\d+) \(last collective: barrier #(\d+)\)", line))
-        assert int(match[1]) == int(match[2]) + 1 >= 2
-
     def finish(self) -> str:
         """Wait until the session has ended, and return the rest of its output."""
         self.child.expect(pexpect.EOF)
@@ -113,19 +101,126 @@ class Terminal:
 
 
 @pytest.mark.long
-def test_pdb_opens_in_the_first_rank_that_fails_until_it_is_quit(suite: Suite) -> None:
-    terminal = Terminal(suite, "-s", "--pdb", "-k", "fail or short")
+def test_pdb_opens_in_the_first_rank_that_fails(suite: Suite) -> None:
+    terminal = Terminal(suite, "--pdb", "-k", "test_fail or short")
     assert "assert 'value of 1' == 'wrong'" in terminal.wait_for("(Pdb) ")
     terminal.type("p value.upper()")
     terminal.wait_for("'VALUE OF 1'")
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    assert " == 7" in terminal.wait_for("(Pdb) ")  # Of either rank.
+    rest = terminal.finish()
+    assert "1 failed, 1 passed" in rest
+    assert terminal.child.exitstatus == 1
+
+
+@pytest.mark.long
+def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
+    suite.write(
+        "mine.py",
+        """
+        import pdb
+
+
+        class Mine(pdb.Pdb):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                self.prompt = "(Mine) "
+        """,
+    )
+    terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "-k", "test_fail or short")
+    terminal.wait_for("(Mine) ")
+    terminal.type("p value.upper()")
+    terminal.wait_for("'VALUE OF 1'")
+    terminal.wait_for("(Mine) ")
+    terminal.type("c")
+    assert "1 failed, 1 passed" in terminal.finish()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> None:
+    terminal = Terminal(suite, "--pdb", "-k", "both", "--accel-pdb-rank", str(rank))
+    assert "printed before" in terminal.wait_for("(Pdb) ")
+    terminal.type("p 'rank', rank")
+    terminal.wait_for(f"('rank', {rank})")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    rest = terminal.finish()
+    assert "(Pdb)" not in rest
+    assert "1 failed" in rest
+
+
+@pytest.mark.long
+def test_quitting_the_debugger_ends_the_session(suite: Suite) -> None:
+    terminal = Terminal(suite, "--pdb", "-k", "both or short")
+    terminal.wait_for("(Pdb) ")
     terminal.type("q")
     rest = terminal.finish()
     assert "Exit: Quitting debugger" in rest
-    assert "test_short" not in rest
     assert terminal.child.exitstatus == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [(), pytest.param(("-s",), marks=pytest.mark.nightly)])
+def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
+    terminal = Terminal(suite, "-k", "break and not everywhere", *options)
+    terminal.wait_for("PDB set_trace")
+    terminal.wait_for("(Pdb) ")
+    for _ in range(2 if sys.version_info >= (3, 13) else 1):  # pdb of 3.13 first stops at the call itself.
+        terminal.type("n")
+        terminal.wait_for("(Pdb) ")
+    terminal.type("p valuX\x7fe")  # Backspace.
+    terminal.wait_for("'value of 1 and more'")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("\x1b[A")  # Arrow up: the last line again.
+    terminal.wait_for("'value of 1 and more'")
+    terminal.wait_for("(Pdb) ")
+    terminal.child.sendintr()
+    terminal.wait_for("KeyboardInterrupt")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    assert "1 passed" in terminal.finish()
+    assert (suite.path / "done0").exists()
+
+
+@pytest.mark.nightly
+def test_a_breakpoint_that_is_set_in_the_debugger_works(suite: Suite) -> None:
+    terminal = Terminal(suite, "-k", "break and not everywhere")
+    terminal.wait_for("(Pdb) ")
+    line = (suite.path / "test_x.py").read_text().splitlines().index('        value += " and more"') + 2
+    terminal.type(f"b {line}")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("p value")
+    terminal.wait_for("'value of 1 and more'")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    assert "1 passed" in terminal.finish()
+
+
+@pytest.mark.nightly
+def test_other_ranks_skip_their_breakpoints(suite: Suite) -> None:
+    terminal = Terminal(suite, "-k", "everywhere", "--accel-pdb-rank=1")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("p value")
+    terminal.wait_for("'value of 1'")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    rest = terminal.finish()
+    assert "(Pdb)" not in rest
+    assert "1 passed" in rest
+
+
+@pytest.mark.long
+def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
+    terminal = Terminal(suite, "-k", "impatient")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("import time; time.sleep(2.5); print('sl' 'ept')")  # The echo of this line does not match "slept".
+    terminal.wait_for("slept")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c")
+    assert "1 passed" in terminal.finish()
 
 
 @pytest.mark.long
@@ -140,77 +235,7 @@ def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None
     assert "1 passed" in terminal.finish()
 
 
-@pytest.mark.long
-def test_options_choose_the_debugger_and_its_rank(suite: Suite) -> None:
-    suite.write(
-        "mine.py",
-        """
-        import pdb
-
-
-        class Mine(pdb.Pdb):
-            def __init__(self, *args, **kwargs):
-                super().__init__(*args, **kwargs)
-                self.prompt = "(Mine) "
-        """,
-    )
-    terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "--accel-pdb-rank=1", "-k", "both or everywhere or short")
-    assert "printed before" in terminal.wait_for("(Mine) ")
-    terminal.type("p 'rank', rank")
-    terminal.wait_for("('rank', 1)")
-    terminal.wait_for("(Mine) ")
-    terminal.type("c")
-    # Rank 0 has no debugger for its failure, and skips its breakpoint.
-    assert "PDB set_trace" in terminal.wait_for("(Mine) ")
-    terminal.type("p value")
-    terminal.wait_for("'value of 1'")
-    terminal.wait_for("(Mine) ")
-    terminal.type("c")
-    rest = terminal.finish()
-    assert "(Mine)" not in rest
-    assert "1 failed, 2 passed" in rest
-    assert terminal.child.exitstatus == 1
-
-
-@pytest.mark.long
-def test_a_breakpoint_opens_a_debugger_whose_time_does_not_count(suite: Suite) -> None:
-    """The debugger has line editing. Timeouts stop while it is open, and progress is shown after it."""
-    suite.write("conftest.py", _PROGRESS_EARLY)
-    terminal = Terminal(suite, "-k", "break and not everywhere or impatient or waits")
-    terminal.wait_for("PDB set_trace")
-    terminal.wait_for("(Pdb) ")
-    line = (suite.path / "test_x.py").read_text().splitlines().index('        value += " and more"') + 2
-    terminal.type(f"b {line}")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("p valuX\x7fe")  # Backspace.
-    terminal.wait_for("'value of 1 and more'")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("\x1b[A")  # Arrow up: the last line again.
-    terminal.wait_for("'value of 1 and more'")
-    terminal.wait_for("(Pdb) ")
-    terminal.child.sendintr()
-    terminal.wait_for("KeyboardInterrupt")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("n")
-    terminal.wait_for("Path(")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    # The debugger of test_impatient is open for longer than the test's timeout.
-    terminal.wait_for("PDB set_trace")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("import time; time.sleep(2.5); print('sl' 'ept')")  # The echo of this line does not match "slept".
-    terminal.wait_for("slept")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    terminal.expect_progress_of_test_waits()
-    (suite.path / "seen").touch()
-    assert "3 passed" in terminal.finish()
-    assert (suite.path / "done0").exists()
-
-
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "everywhere")
@@ -218,15 +243,16 @@ def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     assert run.ret != 0
 
 
-@pytest.mark.long
-def test_trace_is_refused_with_workers(suite: Suite) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize("flag", ["--pdb", "--trace"])
+def test_debugger_options_are_refused_with_workers(suite: Suite, flag: str) -> None:
     suite.write("test_x.py", _TESTS)
-    run = suite.run("--trace", "-n1", "-k", "short")
+    run = suite.run(flag, "-n", "1")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--trace has no terminal where xdist distributes the tests" in run.text + run.errors
+    assert flag in run.text + run.errors
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     terminal = Terminal(suite, "--pdb", "-k", "test_fail", launcher=torchrun)
@@ -239,9 +265,17 @@ def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_line_shows_the_progress_of_a_long_test_in_a_worker(suite: Suite) -> None:
-    suite.write("conftest.py", _PROGRESS_EARLY)
-    terminal = Terminal(suite, "-k", "test_waits", "-n1")
-    terminal.expect_progress_of_test_waits()
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
+def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[str, ...]) -> None:
+    suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.5\n")
+    terminal = Terminal(suite, "-k", "test_waits", *workers)
+    terminal.wait_for("accel: test_x.py::test_waits has been in its call phase for ")
+    line = terminal.wait_for("\n")
+    for text in (
+        "(timeout: 300 s): rank 0 at test_x.py:",
+        "; rank 1 at test_x.py:",
+        "rank 1 has not reached barrier #2",
+    ):
+        assert text in line
     (suite.path / "seen").touch()
     assert "1 passed" in terminal.finish()

@@ -40,14 +40,9 @@ def note(name, value):
 """
 
 
-def _write(suite: Suite, text: str, name: str = "test_examples.py") -> None:
-    """Write the header and `text` to the file `name`."""
-    (suite.path / name).write_text(_HEADER + text)
-
-
-def _run(suite: Suite, *args: str) -> Run:
-    """Run a session with Hypothesis's plugin."""
-    return suite.run("-p", "_hypothesis_pytestplugin", *args)
+def _write(suite: Suite, text: str) -> None:
+    suite.plugin("_hypothesis_pytestplugin")
+    (suite.path / "test_examples.py").write_text(_HEADER + text)
 
 
 def _failure(run: Run, test: str) -> str:
@@ -133,8 +128,47 @@ def test_passes_afterwards(x, rank):
     meet()
     assume(x % 7 or rank)
     note("passes", x)
+""",
+    )
+    run = suite.run()
+    assert run.outcomes() == {
+        "test_on_one_rank": "FAILED",
+        "test_on_all_ranks": "FAILED",
+        "test_on_one_rank_or_all": "FAILED",
+        "test_before_it_draws_more": "FAILED",
+        "test_explicit": "FAILED",
+        "test_explicit_that_is_expected": "PASSED",
+        "test_in_a_strategy": "FAILED",
+        "test_method[100]": "FAILED",
+        "test_method[200]": "FAILED",
+        "test_in_the_body": "FAILED",
+        "test_passes_afterwards": "PASSED",
+    }
+    text = _failure(run, "test_on_one_rank")
+    assert re.search(r"x=100,", text)
+    assert "E       assert (1 == 0 or 100 < 100)" in text
+    assert re.search(r"rank 1: failed at test_examples.py:\d+$", text, re.MULTILINE)
+    assert re.search(r"rank 0: failed as a consequence: an example failed on rank 1 at test_examples.py:\d+", text)
+    assert "- rank 1: assert (1 == 0 or 100 < 100)" in run.text
+    text = _failure(run, "test_on_all_ranks")
+    assert "xs=[0, 0, 0]" in text
+    assert "ranks 0-1: failed at test_examples.py" in text
+    assert "x=1000," in _failure(run, "test_on_one_rank_or_all")
+    assert "Draw 1: 50" in _failure(run, "test_before_it_draws_more")
+    assert "x=77," in _failure(run, "test_explicit")
+    assert "x = 11" in run.failure("test_in_a_strategy")
+    assert "x=100," in _failure(run, "TestClass.test_method[100]")
+    assert "x=200," in _failure(run, "TestClass.test_method[200]")
+    assert "x=5," in _failure(run, "test_in_the_body")
+    assert len(suite.read("passes.0")) >= 50
+    assert set(suite.read("passes.0")) < set(suite.read("passes.1"))
 
 
+@pytest.mark.long
+def test_the_steps_of_a_state_machine_are_the_same_on_all_ranks(suite: Suite) -> None:
+    _write(
+        suite,
+        """
 class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
@@ -161,77 +195,19 @@ def test_machine_in_the_body():
     run_state_machine_as_test(Machine, settings=few)
 """,
     )
-    _write(
-        suite,
-        """
-pytestmark = pytest.mark.devices(1)
-
-
-@given(x=st.integers())
-def test_alone(x):
-    assert x < 100
-
-
-def test_alone_is_as_hypothesis_made_it():
-    from hypothesis import core
-
-    assert core.StateForActualGivenExecution.__module__ == "hypothesis.core"
-""",
-        "test_one_process.py",
-    )
-    run = _run(suite)
-    assert run.outcomes() == {
-        "test_on_one_rank": "FAILED",
-        "test_on_all_ranks": "FAILED",
-        "test_on_one_rank_or_all": "FAILED",
-        "test_before_it_draws_more": "FAILED",
-        "test_explicit": "FAILED",
-        "test_explicit_that_is_expected": "PASSED",
-        "test_in_a_strategy": "FAILED",
-        "test_method[100]": "FAILED",
-        "test_method[200]": "FAILED",
-        "test_in_the_body": "FAILED",
-        "test_passes_afterwards": "PASSED",
-        "runTest": "FAILED",
-        "test_machine_in_the_body": "FAILED",
-        "test_alone": "FAILED",
-        "test_alone_is_as_hypothesis_made_it": "PASSED",
-    }
-    text = _failure(run, "test_on_one_rank")
-    assert re.search(r"x=100,", text)
-    assert "E       assert (1 == 0 or 100 < 100)" in text
-    assert re.search(r"rank 1: failed at test_examples.py:\d+$", text, re.MULTILINE)
-    assert re.search(r"rank 0: failed as a consequence: an example failed on rank 1 at test_examples.py:\d+", text)
-    assert "- rank 1: assert (1 == 0 or 100 < 100)" in run.text
-    text = _failure(run, "test_on_all_ranks")
-    assert "xs=[0, 0, 0]" in text
-    assert "ranks 0-1: failed at test_examples.py" in text
-    assert "x=1000," in _failure(run, "test_on_one_rank_or_all")
-    assert "Draw 1: 50" in _failure(run, "test_before_it_draws_more")
-    assert "x=77," in _failure(run, "test_explicit")
-    assert "x = 11" in run.failure("test_in_a_strategy")
-    assert "x=100," in _failure(run, "TestClass.test_method[100]")
-    assert "x=200," in _failure(run, "TestClass.test_method[200]")
-    assert "x=5," in _failure(run, "test_in_the_body")
-    assert len(suite.read("passes.0")) >= 50
-    assert set(suite.read("passes.0")) < set(suite.read("passes.1"))
+    run = suite.run()
+    assert run.outcomes() == {"runTest": "FAILED", "test_machine_in_the_body": "FAILED"}
     for name in ("TestMachine.runTest", "test_machine_in_the_body"):
         text = _failure(run, name)
         assert "assert (1 == 0 or 4 <= 3)" in text
         assert len(re.findall(r"state\.add\(x=", text)) == 2
-    assert "x=100," in _failure(run, "test_alone")
 
 
 @pytest.mark.long
-def test_differences_between_ranks_are_reported(suite: Suite) -> None:
+def test_ranks_that_draw_or_end_differently_are_reported(suite: Suite) -> None:
     _write(
         suite,
         """
-import time
-
-from pytest_accel.rank import lockstep
-
-
 @pytest.fixture
 def meets_at_the_end():
     yield
@@ -289,37 +265,11 @@ def test_returns_something_on_one_rank(x, rank):
     return rank or None
 
 
-@settings(deadline=1000)
-@given(slow=st.booleans())
-def test_slow_on_one_rank(slow, rank):
-    meet()
-    if rank == 1 and slow:
-        time.sleep(1.5)
-
-
-connected = []
-
-
-@settings(deadline=1000, max_examples=5)
-@given(x=st.integers())
-def test_slow_at_first(x, rank):
-    if rank == 1 and not connected:
-        connected.append(x)
-        time.sleep(1.5)
-
-
 def test_afterwards():
-    meet()
-
-
-@given(x=st.integers(0, 9))
-def test_rejects_before_a_collective(x, rank):
-    lockstep._REJECTED_TIMEOUT = 4.0
-    assume(rank == 0 or x != 3)
     meet()
 """,
     )
-    run = _run(suite)
+    run = suite.run()
     assert run.outcomes() == {
         "test_fails_before_a_collective": "FAILED",
         "runTest": "FAILED",
@@ -329,10 +279,7 @@ def test_rejects_before_a_collective(x, rank):
         "test_skips_on_all_ranks": "SKIPPED",
         "test_assumes_what_never_is": "FAILED",
         "test_returns_something_on_one_rank": "FAILED",
-        "test_slow_on_one_rank": "FAILED",
-        "test_slow_at_first": "PASSED",
         "test_afterwards": "PASSED",
-        "test_rejects_before_a_collective": "FAILED",
     }
     text = _failure(run, "test_fails_before_a_collective")
     assert re.search(r"E +assert \(1 == 0 or \d+ < 100\)", text)
@@ -358,17 +305,60 @@ def test_rejects_before_a_collective(x, rank):
     text = run.failure("test_returns_something_on_one_rank")
     assert re.search("E +.*FailedHealthCheck: Tests run under @given should return None", text)
     assert "rank 0: failed as a consequence: an example failed on rank 1" in text
-    # Deadlines are judged by the slowest rank.
+
+
+@pytest.mark.nightly
+def test_an_example_is_rejected_on_one_rank_before_a_collective(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+@given(x=st.integers(0, 9))
+def test_rejects(x, rank):
+    assume(rank == 0 or x != 3)
+    meet()
+""",
+    )
+    text = suite.run().failure("test_rejects")
+    assert "rank 1 rejected an example, and rank 0 did not reach the end of the example within 10 s" in text
+    assert "Failing test case: test_rejects(rank=1, x=3)" in text
+    pattern = r"rank 0: still running at test_examples.py:\d+ in meet when it was stopped 3 s after rank 1 failed"
+    assert re.search(pattern, text)
+
+
+@pytest.mark.long
+def test_deadlines_are_judged_by_the_slowest_rank(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+import time
+
+
+@settings(deadline=1000)
+@given(slow=st.booleans())
+def test_slow_on_one_rank(slow, rank):
+    meet()
+    if rank == 1 and slow:
+        time.sleep(1.5)
+
+
+connected = []
+
+
+@settings(deadline=1000, max_examples=5)
+@given(x=st.integers())
+def test_slow_at_first(x, rank):
+    if rank == 1 and not connected:
+        connected.append(x)
+        time.sleep(1.5)
+""",
+    )
+    run = suite.run()
+    assert run.outcomes() == {"test_slow_on_one_rank": "FAILED", "test_slow_at_first": "PASSED"}
     text = _failure(run, "test_slow_on_one_rank")
     assert "DeadlineExceeded: Test took" in text
     assert "slow=True," in text
     assert "rank 1 was the slowest" in text
     assert "ranks 0-1: failed" in text
-    text = run.failure("test_rejects_before_a_collective")
-    assert "rank 1 rejected an example, and rank 0 did not reach the end of the example within 4 s" in text
-    assert "Failing test case: test_rejects_before_a_collective(rank=1, x=3)" in text
-    pattern = r"rank 0: still running at test_examples.py:\d+ in meet when it was stopped 3 s after rank 1 failed"
-    assert re.search(pattern, text)
 
 
 _RECORDING_TESTS = """
@@ -380,11 +370,6 @@ settings.load_profile("kept")
 @given(x=st.integers())
 def test_drawn(x):
     note("drawn", x)
-
-
-@given(x=st.integers())
-def test_drawn_again(x):
-    note("drawn-again", x)
 
 
 @seed(3)
@@ -412,30 +397,31 @@ def test_found(x, y, rank):
 def test_all_ranks_use_one_seed_and_one_database(suite: Suite) -> None:
     """Seeds, `derandomize` and the database give all ranks the same examples."""
     _write(suite, _RECORDING_TESTS)
-    names = ("drawn", "drawn-again", "seed", "derandomized", "found")
+    names = ("drawn", "seed", "derandomized", "found")
     sessions: list[dict[str, list[str]]] = []
-    for options in ((), ("-k", "drawn or found"), ("-k", "not found", "--hypothesis-seed=5")):
-        run = _run(suite, *options)
-        assert "not found" in options or "x=1000," in _failure(run, "test_found")
+    for options in ((), (), ("--hypothesis-seed=5",), ("--hypothesis-seed=5",)):
+        run = suite.run(*options)
+        assert run.result("test_found") == "FAILED"
+        assert "x=1000," in _failure(run, "test_found")
         for name in names:
             assert suite.read(f"{name}.0") == suite.read(f"{name}.1"), name
         sessions.append({name: suite.read(f"{name}.0") for name in names})
-        for path in suite.path.glob("*.[01]"):
-            path.unlink()
-    first, second, seeded = sessions
-    assert all(len(first[name]) > 1 for name in names)
-    assert first["drawn"] != second["drawn"] != []
-    assert first["drawn"] != first["drawn-again"]
-    assert seeded["drawn"] == seeded["drawn-again"] != []
-    assert first["seed"] == seeded["seed"]
-    assert first["derandomized"] == seeded["derandomized"]
-    assert first["found"][0] != second["found"][0] == "x=1000,"  # From the database.
+        for name in names:
+            for rank in (0, 1):
+                (suite.path / f"{name}.{rank}").unlink()
+    first, second, third, fourth = sessions
+    assert first["drawn"] != second["drawn"]
+    assert first["seed"] == second["seed"]
+    assert first["derandomized"] == second["derandomized"]
+    assert first["found"][0] != second["found"][0] == "x=1000,"
+    assert third["drawn"] == fourth["drawn"]
+    assert third["found"] == fourth["found"]
 
 
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
 @pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
-def test_examples_of_async_tests_and_unittest_in_a_worker(suite: Suite) -> None:
+def test_examples_of_async_tests_and_unittest_on_two_workers(suite: Suite) -> None:
     _write(
         suite,
         """
@@ -474,10 +460,8 @@ class TestCase(unittest.TestCase):
         assert dist.get_rank() == 0 or x < 100
 """,
     )
-    suite.plugin("pytest_asyncio.plugin")
-    suite.plugin("anyio.pytest_plugin")
-    suite.ini("asyncio_default_fixture_loop_scope = function")
-    run = _run(suite, "-n1")
+    suite.all_plugins()
+    run = suite.run("-n2")
     assert run.outcomes() == {
         "test_asyncio": "FAILED",
         "test_asyncio_passes": "PASSED",
@@ -486,3 +470,27 @@ class TestCase(unittest.TestCase):
     }
     for name in ("test_asyncio", "test_anyio", "TestCase.test_unittest"):
         assert "x=100," in _failure(run, name)
+
+
+@pytest.mark.long
+def test_a_test_with_one_rank_runs_hypothesis_unchanged(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+pytestmark = pytest.mark.devices(1)
+
+
+@given(x=st.integers())
+def test_alone(x):
+    assert x < 100
+
+
+def test_is_as_hypothesis_made_it():
+    from hypothesis import core
+
+    assert core.StateForActualGivenExecution.__module__ == "hypothesis.core"
+""",
+    )
+    run = suite.run()
+    assert "x=100," in _failure(run, "test_alone")
+    assert run.result("test_is_as_hypothesis_made_it") == "PASSED"

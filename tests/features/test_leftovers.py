@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,24 +42,26 @@ _SETTINGS_TESTS = """
 """
 
 
-@pytest.mark.parametrize("mode", ["warn", pytest.param("off", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "mode",
+    ["warn", pytest.param("fail", marks=pytest.mark.nightly), pytest.param("off", marks=pytest.mark.nightly)],
+)
 def test_leaks_are_undone_and_reported_as_configured(suite: Suite, mode: str) -> None:
-    # By default a leak is a warning. Filters may hide it or make it an error.
-    for action in ("default", "error", "ignore"):
-        mark = f'pytest.mark.filterwarnings("{action}::pytest_accel.LeftoverWarning")'
-        suite.write(f"test_{action}.py", _SETTINGS_TESTS + f"\n    pytestmark = [pytestmark, {mark}]\n")
-    run = suite.run("--accel-leaks", mode)
-    assert len(run.results) == 9
-    failed = ("test_leaves_on_both", "test_leaves_on_one") if mode == "warn" else ()
-    assert run.results == {test: ["PASSED"] for test in run.results} | {
-        f"test_error.py::{name}": ["PASSED", "ERROR"] for name in failed
-    }
+    suite.write("test_leaves.py", _SETTINGS_TESTS)
+    run = suite.run("-W", "default", "--accel-leaks", mode)
+    assert run.count() == ({"PASSED": 3, "ERROR": 2} if mode == "fail" else {"PASSED": 3}), run.text
     on_both = "ranks 0-1 left torch's default dtype changed from torch.float32 to torch.float64; it has been put back"
-    assert (on_both in run.text) == (mode == "warn")
-    assert ("rank 1 left the working directory changed from" in run.text) == (mode == "warn")
-    shown = re.findall(r"test_(\w+)\.py:\d+: LeftoverWarning: ", run.text)
-    assert shown.count("default") == (6 if mode == "warn" else 0)
-    assert "ignore" not in shown
+    assert (on_both in run.text) == (mode != "off")
+    assert ("rank 1 left the working directory changed from" in run.text) == (mode != "off")
+    assert run.text.count("LeftoverWarning: ") == (6 if mode == "warn" else 0)
+
+
+@pytest.mark.nightly
+def test_warning_filters_make_a_leak_an_error_or_hide_it(suite: Suite) -> None:
+    suite.write("test_leaves.py", _SETTINGS_TESTS)
+    assert suite.run("-W", "error").count() == {"PASSED": 3, "ERROR": 2}
+    run = suite.run("-W", "error", "-W", "ignore::pytest_accel.LeftoverWarning")
+    assert run.count() == {"PASSED": 3}, run.text
 
 
 _PROCESS_TESTS = """
@@ -138,241 +139,251 @@ _PROCESS_TESTS = """
         assert not SEEN
         assert "forgotten" not in {thread.name for thread in threading.enumerate()}
 """
-_GROUP_TESTS = """
-    import pytest
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    pytestmark = pytest.mark.distributed(2, device="cpu")
-    SEEN = []
-
-
-    def count():
-        return len(dist.distributed_c10d._world.pg_map)
-
-
-    def total(group=None):
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor, group=group)
-        return tensor.item()
-
-
-    def test_mesh():
-        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
-        assert total(mesh.get_group("data")) == 2
-        SEEN.append("mesh")
-
-
-    def test_after_mesh():
-        assert (SEEN, count(), total()) == (["mesh"], 1, 2)
-
-
-    def test_group():
-        assert total(dist.new_group([0, 1])) == 2
-
-
-    def test_new_group_is_a_new_one():
-        assert (SEEN, count()) == (["mesh"], 1)
-        assert total(dist.new_group([0, 1])) == 2
-        for group in list(dist.distributed_c10d._world.pg_map)[1:]:
-            dist.destroy_process_group(group)
-
-
-    def test_group_named_after_its_ranks():
-        assert total(dist.new_group([0, 1], use_local_synchronization=True)) == 2
-
-
-    def test_another_world():
-        assert (SEEN, count(), total()) == ([], 1, 2)
-"""
-_RPC_TESTS = """
-    import os
-
-    import pytest
-    import torch
-    import torch.distributed as dist
-    import torch.distributed.rpc as rpc
-
-    pytestmark = [
-        pytest.mark.distributed(2, device="cpu"),
-        pytest.mark.filterwarnings("ignore:You are using a Backend"),
-    ]
-    SEEN = []
-
-
-    def init():
-        rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=2)
-
-
-    def use():
-        other = f"worker{1 - dist.get_rank()}"
-        reference = rpc.remote(other, torch.add, args=(torch.zeros(2), 1))
-        assert rpc.rpc_sync(other, torch.add, args=(reference.to_here(), 1)).sum() == 4
-
-
-    def test_leaves_it_running():
-        init()
-
-
-    @pytest.mark.parametrize("number", range(2))
-    def test_has_references(number):
-        init()
-        use()
-        rpc.shutdown()
-
-
-    @pytest.fixture(scope="class")
-    def agent():
-        init()
-        yield
-        rpc.shutdown()
-
-
-    class TestShares:
-        @pytest.mark.parametrize("number", range(2))
-        def test_one(self, agent, number):
-            use()
-            SEEN.append(number)
-
-
-    def test_is_in_another_process():
-        assert not SEEN
-        init()
-        use()
-        rpc.shutdown()
-
-
-    def test_needs_no_rpc():
-        dist.barrier()
-        SEEN.append("no rpc")
-
-
-    def test_stays_in_its_process():
-        assert SEEN == ["no rpc"]
-"""
-_WIDER_FIXTURE_TESTS = """
-    import os
-    import signal
-
-    import pytest
-    import torch
-
-    pytestmark = pytest.mark.distributed(2, device="cpu")
-    signal.alarm(1000)
-
-
-    @pytest.fixture(scope="module", autouse=True)
-    def doubles(tmp_path_factory):
-        before = os.getcwd()
-        torch.set_default_dtype(torch.float64)
-        os.chdir(tmp_path_factory.mktemp("here"))
-        yield
-        torch.set_default_dtype(torch.float32)
-        os.chdir(before)
-
-
-    @pytest.mark.parametrize("number", range(2))
-    def test_in_wider_fixture(number, monkeypatch):
-        monkeypatch.chdir("/")
-        assert torch.ones(1).dtype == torch.float64
-        signal.alarm(0)  # As if the timer of the module had expired.
-"""
-"""A fixture of the module changes settings for its tests, and undoes this."""
-_IMPORT_TESTS = """
-    import pytest
-    import torch
-
-    torch.set_default_dtype(torch.float16)
-
-
-    @pytest.mark.distributed(2, device="cpu")
-    @pytest.mark.parametrize("number", range(2))
-    def test_counts_in_halves(number):
-        assert torch.ones(1).dtype == torch.float16
-"""
-"""The import changes a setting between two tests that change nothing."""
-_LATE_FIXTURE_TESTS = """
-    import pytest
-    import torch
-
-    pytestmark = pytest.mark.distributed(2, device="cpu")
-
-
-    @pytest.fixture(scope="module", autouse=True)
-    def sets_late():
-        yield
-        torch.set_default_dtype(torch.float64)
-
-
-    def test_keeps_a_fixture():
-        pass
-
-
-    @pytest.mark.skip(reason="never")
-    def test_never():
-        pass
-"""
-"""The fixture is kept for a test that is never sent to the ranks, and torn down late."""
-_OTHER_TESTS = """
-    import pytest
-
-    pytestmark = pytest.mark.distributed(2, device="cpu")
-
-
-    def test_before_the_import():
-        pass
-
-
-    def test_before_the_late_fixture():
-        pass
-
-
-    def test_after_the_late_fixture():
-        pass
-"""
 
 
 @pytest.mark.long
-def test_leaks_and_nothing_else_fail_their_tests_on_request(suite: Suite) -> None:
-    """Also what tests leave running is removed: processes, threads, process groups and RPC."""
-    suite.write("test_leaves.py", _SETTINGS_TESTS)
+def test_processes_and_threads_that_a_test_leaves_are_reported_and_removed(suite: Suite) -> None:
     suite.write("test_starts.py", _PROCESS_TESTS)
-    suite.write("test_groups.py", _GROUP_TESTS)
-    suite.write("test_rpc.py", _RPC_TESTS)
-    suite.write("test_wider.py", _WIDER_FIXTURE_TESTS)
-    suite.write("test_import.py", _IMPORT_TESTS)
-    suite.write("test_late.py", _LATE_FIXTURE_TESTS)
-    suite.write("test_other.py", _OTHER_TESTS)
-    files = [f"test_{name}.py" for name in ("leaves", "starts", "groups", "rpc", "wider")]
-    before_import, before_late, after_late = (
-        f"test_other.py::test_{name}"
-        for name in ("before_the_import", "before_the_late_fixture", "after_the_late_fixture")
+    run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning")
+    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
+        "test_process": "PASSED ERROR",
+        "test_thread": "PASSED ERROR",
+    }, run.text
+    assert len(run.outcomes()) == 9
+    assert "rank 1 left process " in run.text
+    assert "-c import signal; signal.pause()); it has been killed" in run.text
+    assert "ranks 0-1 left the thread 'forgotten' running; its processes have been replaced" in run.text
+
+
+@pytest.mark.long
+def test_process_groups_that_a_test_leaves_are_destroyed(suite: Suite) -> None:
+    suite.write(
+        "test_groups.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+        SEEN = []
+
+
+        def count():
+            return len(dist.distributed_c10d._world.pg_map)
+
+
+        def total(group=None):
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=group)
+            return tensor.item()
+
+
+        def test_mesh():
+            mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+            assert total(mesh.get_group("data")) == 2
+            SEEN.append("mesh")
+
+
+        def test_after_mesh():
+            assert (SEEN, count(), total()) == (["mesh"], 1, 2)
+
+
+        def test_group():
+            assert total(dist.new_group([0, 1])) == 2
+
+
+        def test_new_group_is_a_new_one():
+            assert (SEEN, count()) == (["mesh"], 1)
+            assert total(dist.new_group([0, 1])) == 2
+            for group in list(dist.distributed_c10d._world.pg_map)[1:]:
+                dist.destroy_process_group(group)
+
+
+        def test_group_named_after_its_ranks():
+            assert total(dist.new_group([0, 1], use_local_synchronization=True)) == 2
+
+
+        def test_another_world():
+            assert (SEEN, count(), total()) == ([], 1, 2)
+        """,
     )
-    # test_other.py is imported before test_late.py runs, so that no import changes settings just before the last test.
-    files += [before_import, "test_import.py", before_late, "test_late.py", after_late]
-    run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning", *files)
-    leaks = (
-        "test_leaves_on_both",
-        "test_leaves_on_one",
-        "test_process",
-        "test_thread",
-        "test_group",
-        "test_group_named_after_its_ranks",
-        "test_leaves_it_running",
+    run = suite.run("--accel-leaks", "fail")
+    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
+        "test_group": "PASSED ERROR",
+        "test_group_named_after_its_ranks": "PASSED ERROR",
+    }, run.text
+    assert len(run.outcomes()) == 6
+    assert "ranks 0-1 left process group " in run.text
+
+
+@pytest.mark.long
+def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> None:
+    suite.write(
+        "test_rpc.py",
+        """
+        import os
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+        import torch.distributed.rpc as rpc
+
+        pytestmark = [
+            pytest.mark.distributed(2, device="cpu"),
+            pytest.mark.filterwarnings("ignore:You are using a Backend"),
+        ]
+        SEEN = []
+
+
+        def init():
+            rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=2)
+
+
+        def use():
+            other = f"worker{1 - dist.get_rank()}"
+            reference = rpc.remote(other, torch.add, args=(torch.zeros(2), 1))
+            assert rpc.rpc_sync(other, torch.add, args=(reference.to_here(), 1)).sum() == 4
+
+
+        def test_leaves_it_running():
+            init()
+
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_has_references(number):
+            init()
+            use()
+            rpc.shutdown()
+
+
+        @pytest.fixture(scope="class")
+        def agent():
+            init()
+            yield
+            rpc.shutdown()
+
+
+        class TestShares:
+            @pytest.mark.parametrize("number", range(2))
+            def test_one(self, agent, number):
+                use()
+                SEEN.append(number)
+
+
+        def test_is_in_another_process():
+            assert not SEEN
+            init()
+            use()
+            rpc.shutdown()
+
+
+        def test_needs_no_rpc():
+            dist.barrier()
+            SEEN.append("no rpc")
+
+
+        def test_stays_in_its_process():
+            assert SEEN == ["no rpc"]
+        """,
     )
-    expected = dict.fromkeys(run.outcomes(), "PASSED") | dict.fromkeys(leaks, "PASSED ERROR")
-    assert run.outcomes() == expected | {"test_never": "SKIPPED"}
-    assert len(run.results) == len(run.outcomes()) == 3 + 9 + 6 + 8 + 2 + 2 + 2 + 3
-    for text in (
-        "ranks 0-1 left torch's default dtype changed from torch.float32 to torch.float64; it has been put back",
-        "rank 1 left the working directory changed from",
-        "rank 1 left process ",
-        "-c import signal; signal.pause()); it has been killed",
-        "ranks 0-1 left the thread 'forgotten' running; its processes have been replaced",
-        "ranks 0-1 left process group ",
-        "ranks 0-1 left torch.distributed.rpc running; its processes have been replaced",
-    ):
-        assert text in run.text
-    assert "LeftoverWarning" not in run.text
+    run = suite.run("--accel-leaks", "fail")
+    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_leaves_it_running": "PASSED ERROR"}, (
+        run.text
+    )
+    assert len(run.outcomes()) == 8
+    assert "ranks 0-1 left torch.distributed.rpc running; its processes have been replaced" in run.text
     assert "outside of any test" not in run.text
+
+
+@pytest.mark.nightly
+def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
+    suite.write(
+        "test_wider.py",
+        """
+        import os
+        import signal
+
+        import pytest
+        import torch
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+        signal.alarm(1000)
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def doubles(tmp_path_factory):
+            before = os.getcwd()
+            torch.set_default_dtype(torch.float64)
+            os.chdir(tmp_path_factory.mktemp("here"))
+            yield
+            torch.set_default_dtype(torch.float32)
+            os.chdir(before)
+
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_counts_in_doubles(number, monkeypatch):
+            monkeypatch.chdir("/")
+            assert torch.ones(1).dtype == torch.float64
+            signal.alarm(0)  # As if the timer of the module had expired.
+        """,
+    )
+    run = suite.run("--accel-leaks", "fail")
+    assert run.count() == {"PASSED": 2}, run.text
+
+
+@pytest.mark.long
+def test_changes_made_by_the_import_of_a_test_file_are_no_leak(suite: Suite) -> None:
+    """The import changes a setting between two tests that change nothing."""
+    suite.write("test_a.py", "import pytest\n@pytest.mark.distributed(2, device='cpu')\ndef test_before(): pass\n")
+    suite.write(
+        "test_b.py",
+        """
+        import pytest
+        import torch
+
+        torch.set_default_dtype(torch.float64)
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("number", range(2))
+        def test_counts_in_doubles(number):
+            assert torch.ones(1).dtype == torch.float64
+        """,
+    )
+    run = suite.run("--accel-leaks", "fail")
+    assert run.count() == {"PASSED": 3}, run.text
+
+
+@pytest.mark.long
+def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -> None:
+    """The fixture was kept for a test that was never sent to the ranks."""
+    suite.write(
+        "test_a.py",
+        """
+        import pytest
+        import torch
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def sets_late():
+            yield
+            torch.set_default_dtype(torch.float64)
+
+
+        def test_before():
+            pass
+
+
+        @pytest.mark.skip(reason="never")
+        def test_never():
+            pass
+        """,
+    )
+    template = "@pytest.mark.distributed(2, device='cpu')\ndef test_{}(): pass\n"
+    suite.write("test_b.py", "import pytest\n" + template.format("first") + template.format("after"))
+    # test_b.py is imported before test_a.py runs, so that no import changes settings just before test_after.
+    run = suite.run("--accel-leaks", "fail", "test_b.py::test_first", "test_a.py", "test_b.py::test_after")
+    assert run.count() == {"PASSED": 3, "SKIPPED": 1}, run.text

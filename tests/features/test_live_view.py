@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import faulthandler
 import fcntl
-import io
 import os
 import re
 import select
 import signal
 import struct
 import termios
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyte
 import pytest
 
-from pytest_accel import live_hooks
 from pytest_accel.schedule import durations_file
 from tests.deadline import Deadline
 from tests.faults.conftest import TIMEOUT, Suite
@@ -206,9 +201,13 @@ def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(s
     suite.run("test_it.py::test_unhandled").expect({"test_unhandled": "PASSED"})
 
 
-def test_a_handler_of_the_suite_is_kept(suite: Suite) -> None:
-    register = "signal.signal(signal.SIGUSR1, lambda *_: Path('handled').write_text('x'))"
-    suite.write("conftest.py", f"{_HANDLER_CONFTEST}\n\n{register}\n")
+@pytest.mark.parametrize("handled_by", ["signal", "faulthandler"])
+def test_a_handler_of_the_suite_is_kept(suite: Suite, handled_by: str) -> None:
+    register = {
+        "signal": "signal.signal(signal.SIGUSR1, lambda *_: Path('handled').write_text('x'))",
+        "faulthandler": "faulthandler.register(signal.SIGUSR1, open('handled', 'w'))",
+    }
+    suite.write("conftest.py", f"import faulthandler\n{_HANDLER_CONFTEST}\n\n{register[handled_by]}\n")
     suite.write(
         "test_it.py",
         """
@@ -232,21 +231,6 @@ def test_a_handler_of_the_suite_is_kept(suite: Suite) -> None:
     run = suite.run()
     run.expect({"test_device": "PASSED", "test_signal": "PASSED"})
     assert "accel: 1 running" not in run.text
-
-
-def test_a_handler_of_faulthandler_is_kept(tmp_path: Path) -> None:
-    """Python does not know of this handler."""
-    previous = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    with (tmp_path / "handled").open("w") as handled:
-        faulthandler.register(signal.SIGUSR1, handled)
-        try:
-            restore = live_hooks._handle_signals(partial(pytest.fail, "the handler was replaced"))
-            os.kill(os.getpid(), signal.SIGUSR1)
-            restore()
-            assert "test_a_handler_of_faulthandler_is_kept" in (tmp_path / "handled").read_text()
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
-            signal.signal(signal.SIGUSR1, previous)
 
 
 _ROWS = 12
@@ -353,11 +337,14 @@ def touch(suite: Suite, *names: str) -> None:
     "args",
     [
         (),
+        ("-v",),
+        ("-q",),
         ("-n1",),
-        ("-v", "-o", "console_output_style=count", "--color=yes"),
+        ("-n1", "-v"),
+        ("-o", "console_output_style=count", "--color=yes"),
         ("-rA", "--tb=short", "-o", "log_cli=true"),
     ],
-    ids=["dots", "xdist", "verbose-colours", "live-logs"],
+    ids=["dots", "verbose", "quiet", "xdist", "xdist-verbose", "colours", "live-logs"],
 )
 def test_the_final_output_is_the_same_with_and_without_status_line(suite: Suite, args: tuple[str, ...]) -> None:
     suite.write("test_it.py", _MANY_TESTS)
@@ -375,7 +362,12 @@ def test_the_final_output_is_the_same_with_and_without_status_line(suite: Suite,
     assert "2 failed, 35 passed" in output
 
 
-def test_the_status_line_shows_waiting_time_and_remaining_time(suite: Suite) -> None:
+@pytest.mark.parametrize(
+    ("args", "running", "remaining"), [((), 0, "2.0 h"), (("-n2",), 1, "60 min")], ids=["no-xdist", "xdist"]
+)
+def test_the_status_line_shows_waiting_time_and_remaining_time(
+    suite: Suite, args: tuple[str, ...], running: int, remaining: str
+) -> None:
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write(
         "test_it.py",
@@ -397,54 +389,46 @@ def test_the_status_line_shows_waiting_time_and_remaining_time(suite: Suite) -> 
     # Another session has all devices.
     holder = suite.start("--accel=sim:4,shared", "-k", "four")
     suite.read("at-four")
-    args = ("--accel=sim:4,shared", "--accel-durations=times.json", "-q")
-    screens = [Screen(suite, *args), Screen(suite, *args, "-n2")]
-    for screen, running, remaining in zip(screens, (0, 1), ("2.0 h", "60 min"), strict=True):
-        waits = rf"^accel: {running} running, 1 waiting \(\d+ s\), 0 of 4 devices in use, about (.*) left$"
-        assert (match := re.match(waits, screen.wait_for(waits))) is not None
-        assert match[1] == remaining
+    screen = Screen(suite, "--accel=sim:4,shared", "--accel-durations=times.json", "-q", *args)
+    waits = rf"^accel: {running} running, 1 waiting \(\d+ s\), 0 of 4 devices in use, about (.*) left$"
+    line = screen.wait_for(waits)
     touch(suite, "four", "plain")
-    with ThreadPoolExecutor() as pool:  # A session whose output is not read may not release its devices.
-        assert all("2 passed" in text for text in pool.map(Screen.finish, screens))
+    assert "2 passed" in screen.finish()
     holder.finish().expect({"test_four": "PASSED"})
-
-
-class _AtTerminal(io.StringIO):
-    """Output that goes to a terminal."""
-
-    def isatty(self) -> bool:
-        return True
+    assert (match := re.match(waits, line)) is not None
+    assert match[1] == remaining
 
 
 @pytest.mark.parametrize(
-    ("args", "term", "file", "expected"),
-    [
-        ((), "xterm", _AtTerminal(), True),
-        (("-q", "-q"), "xterm", _AtTerminal(), False),
-        (("-s",), "xterm", _AtTerminal(), False),
-        ((), "dumb", _AtTerminal(), False),
-        ((), None, _AtTerminal(), False),
-        ((), "xterm", io.StringIO(), False),
-    ],
-    ids=["captured", "very-quiet", "uncaptured", "dumb", "no-term", "no-terminal"],
+    ("args", "term"),
+    [(("-s",), "xterm"), (("-q", "-q", "-q"), "xterm"), ((), "dumb"), (("--no-header", "-n2"), "")],
+    ids=["uncaptured", "very-quiet", "dumb", "no-term"],
 )
-def test_some_sessions_have_no_status_line(
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-    args: tuple[str, ...],
-    term: str | None,
-    file: io.StringIO,
-    expected: bool,
-) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.delenv("TERM", raising=False)
-    if term is not None:
-        monkeypatch.setenv("TERM", term)
-    config = pytester.parseconfig(*args)
-    config.pluginmanager.register(pytest.TerminalReporter(config, file), "terminalreporter")
-    assert live_hooks._can_have_status(config) == expected
-    monkeypatch.setenv("CI", "true")
-    assert not live_hooks._can_have_status(config)
+def test_some_sessions_have_no_status_line(suite: Suite, args: tuple[str, ...], term: str) -> None:
+    suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        from pathlib import Path
+
+
+        @pytest.mark.devices
+        def test_device(wait_for):
+            wait_for("go")
+
+
+        def test_plain(wait_for):
+            wait_for("go")
+        """,
+    )
+    screen = Screen(suite, *args, term=term)
+    suite.read("at-go")
+    # The report is written by the thread that would have written the status line.
+    screen.session.process.send_signal(signal.SIGUSR1)
+    screen.wait_for("^accel: [12] running")
+    touch(suite, "go")
+    assert screen.finish().count("accel: ") == 1 + ("sim, 4 devices" in screen.text())
 
 
 def test_a_report_at_a_terminal_is_written_above_the_status_line(suite: Suite) -> None:

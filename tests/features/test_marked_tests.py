@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -> None:
-    """Hooks of a conftest can add marks, too."""
     suite.write(
         "test_marks.py",
         """
@@ -146,62 +145,6 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
             assert device == devices[2 * rank]
         """,
     )
-    suite.write(
-        "conftest.py",
-        """
-        import pytest
-
-
-        def pytest_itemcollected(item):
-            if "hook_at_once" in item.name:
-                item.add_marker(pytest.mark.distributed(2))
-
-
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_collection_modifyitems(items):
-            for item in items:
-                if "hook_early" in item.name:
-                    item.add_marker(pytest.mark.distributed(3))
-                if "hook_closer" in item.name:
-                    item.add_marker(pytest.mark.distributed(1), append=False)
-        """,
-    )
-    suite.write(
-        "late/conftest.py",
-        """
-        import pytest
-
-
-        @pytest.hookimpl(trylast=True)
-        def pytest_collection_modifyitems(items):
-            for item in items:
-                if "hook_late" in item.name:
-                    item.add_marker("devices")
-        """,
-    )
-    suite.write(
-        "late/test_hooks.py",
-        """
-        import pytest
-
-
-        def test_hook_at_once(world_size):
-            assert world_size == 2
-
-
-        def test_hook_early(world_size):
-            assert world_size == 3
-
-
-        @pytest.mark.distributed(2)
-        def test_hook_closer(world_size):
-            assert world_size == 1
-
-
-        def test_hook_late(devices):
-            assert len(devices) == 1
-        """,
-    )
     run = suite.run()
     failed = {name for name, words in run.results.items() if words == ["FAILED"]}
     assert failed == {"test_marks.py::TestCase::test_fails"}
@@ -215,6 +158,68 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
     for rank in (0, 1):
         assert {"tearDown test_in_ranks", "cleanup test_in_ranks"} < set(suite.read(f"unittest.{rank}.log"))
     assert run.count() == {"PASSED": len(run.results) - 3, "FAILED": 1, "SKIPPED": 1, "XFAIL": 1}
+
+
+@pytest.mark.long
+def test_hooks_of_a_conftest_can_add_marks(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+
+        def pytest_itemcollected(item):
+            if "collected" in item.name:
+                item.add_marker(pytest.mark.distributed(2))
+
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if "early" in item.name:
+                    item.add_marker(pytest.mark.distributed(3))
+                if "closer" in item.name:
+                    item.add_marker(pytest.mark.distributed(1), append=False)
+        """,
+    )
+    suite.write(
+        "late/conftest.py",
+        """
+        import pytest
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if "late" in item.name:
+                    item.add_marker("devices")
+        """,
+    )
+    suite.write(
+        "late/test_hooks.py",
+        """
+        import pytest
+
+
+        def test_collected(world_size):
+            assert world_size == 2
+
+
+        def test_early(world_size):
+            assert world_size == 3
+
+
+        @pytest.mark.distributed(2)
+        def test_closer(world_size):
+            assert world_size == 1
+
+
+        def test_late(devices):
+            assert len(devices) == 1
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 4}
 
 
 _WRONG_MARKS = """
@@ -271,7 +276,7 @@ def test_right():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [("--collect-only",), ("-n2",)], ids=["collect-only", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-n2",), ("--collect-only",)], ids=["plain", "xdist", "collect-only"])
 def test_wrong_marks_are_usage_errors(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write("test_wrong.py", _WRONG_MARKS)
     run = suite.run(*options)

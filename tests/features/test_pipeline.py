@@ -47,7 +47,7 @@ JOBS = {
     "cpu": ("--accel", "sim", "--accel-select", "devices == 0 and not marked"),
     "one": ("--accel", "sim:1", "--accel-select", "devices == 1 and fits"),
     "four-1": ("--accel", "sim:4", "--accel-select", "2 <= devices <= 4", "--accel-shard", "1/2", "-n2"),
-    "four-2": ("--accel", "sim:4", "--accel-select", "2 <= devices <= 4", "--accel-shard", "2/2"),
+    "four-2": ("--accel", "sim:4", "--accel-select", "2 <= devices <= 4", "--accel-shard", "2/2", "-n2"),
     "eight": ("--accel", "sim:8", "--accel-select", "devices > 4"),
 }
 
@@ -60,24 +60,19 @@ def _run_command(suite: Suite, *arguments: str) -> tuple[int, str]:
     return completed.returncode, completed.stdout + completed.stderr
 
 
-def _run_jobs(suite: Suite, *jobs: str) -> dict[str, Run]:
-    """Run `jobs` with the durations of the previous pipeline; return the sessions by job."""
+def _run_pipeline(suite: Suite) -> dict[str, Run]:
+    """Run all jobs with the durations of the previous pipeline; return the sessions by job."""
     return {
-        name: suite.run(*JOBS[name], "--accel-durations", "times.json", "--accel-census", f"{name}.json")
-        for name in jobs
+        name: suite.run(*options, "--accel-durations", "times.json", "--accel-census", f"{name}.json")
+        for name, options in JOBS.items()
     }
-
-
-def _passed(runs: dict[str, Run]) -> list[str]:
-    """Return the tests that have passed in `runs`, sorted."""
-    return sorted(test for run in runs.values() for test, words in run.results.items() if words == ["PASSED"])
 
 
 def test_each_test_runs_in_one_job_or_the_census_names_it(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
-    first = _run_jobs(suite, *JOBS)
+    first = _run_pipeline(suite)
     assert {name: run.ret for name, run in first.items()} == dict.fromkeys(JOBS, 0)
-    ran = _passed(first)
+    ran = [test for run in first.values() for test, words in run.results.items() if words == ["PASSED"]]
     assert len(ran) == len(set(ran)) == 11
     assert first["eight"].outcomes() == {"test_ranks[world_size=8]": "PASSED", "test_sixteen": "SKIPPED"}
 
@@ -98,10 +93,11 @@ def test_each_test_runs_in_one_job_or_the_census_names_it(suite: Suite) -> None:
     durations_files = ("times.json", "times.1-of-2.json", "times.2-of-2.json")
     assert _run_command(suite, "durations", "times.json", *durations_files) == (0, "times.json: times of 11 tests\n")
     before = (suite.path / "times.json").read_bytes()
-    second = _run_jobs(suite, "cpu", "four-1", "four-2")
+    second = _run_pipeline(suite)
     divisions = {re.findall(r"division (\w{6})", second[name].text)[0] for name in ("four-1", "four-2")}
     assert len(divisions) == 1
-    assert _passed(second) == _passed({name: first[name] for name in second})
+    ran_again = [test for run in second.values() for test, words in run.results.items() if words == ["PASSED"]]
+    assert sorted(ran_again) == sorted(ran)
     assert (suite.path / "times.json").read_bytes() != before  # Jobs without `--accel-shard` update the file.
     status, text = _run_command(suite, "census", *(file for file in files if file != "four-2.json"))
     assert status == 1

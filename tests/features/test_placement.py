@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
-if TYPE_CHECKING:
-    from tests.features.conftest import Suite
+from tests.features.conftest import Suite
 
 MACHINE = """
     [[device]]
@@ -28,8 +27,19 @@ MACHINE = """
     """
 
 
-def test_a_test_gets_devices_that_belong_together(suite: Suite) -> None:
-    """All devices are free for each test: a test that needs all of them, or too many of them, ends idle processes."""
+@pytest.mark.long(except_for="test_linked_ones")
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_like_ones",
+        pytest.param("test_the_first_one", marks=pytest.mark.nightly),
+        "test_linked_ones",
+        pytest.param("test_neighbours", marks=pytest.mark.nightly),
+        "test_more_than_are_linked",
+    ],
+)
+def test_a_test_gets_devices_that_belong_together(suite: Suite, test: str) -> None:
+    """Each case runs in a session of its own, so that all devices are free."""
     suite.write("machine.toml", MACHINE)
     suite.write(
         "test_it.py",
@@ -37,14 +47,19 @@ def test_a_test_gets_devices_that_belong_together(suite: Suite) -> None:
         import pytest
 
 
+        @pytest.mark.devices(2)
+        def test_like_ones(accel):
+            assert [device.name for device in accel.devices] == ["Slow", "Slow"]
+
+
+        @pytest.mark.devices(1)
+        def test_the_first_one(accel):
+            assert [device.name for device in accel.devices] == ["Fast"]
+
+
         @pytest.mark.devices(2, near="nvlink")
         def test_linked_ones(accel):
             assert [device.name for device in accel.devices] == ["Fast", "Odd"]
-
-
-        @pytest.mark.devices(3, near="nvlink")
-        def test_more_than_are_linked(accel):
-            assert {"Fast", "Odd"} < {device.name for device in accel.devices}
 
 
         @pytest.mark.distributed(2, device="sim")
@@ -53,25 +68,10 @@ def test_a_test_gets_devices_that_belong_together(suite: Suite) -> None:
             assert accel.devices[0].numa == 0
 
 
-        @pytest.mark.devices(4)
-        def test_all(accel):
-            assert len(accel.devices) == 4
-
-
-        @pytest.mark.devices(2)
-        def test_like_ones(accel):
-            assert [device.name for device in accel.devices] == ["Slow", "Slow"]
-
-
-        @pytest.mark.devices(4)
-        def test_all_again(accel):
-            assert len(accel.devices) == 4
-
-
-        @pytest.mark.devices(1)
-        def test_the_first_one(accel):
-            assert [device.name for device in accel.devices] == ["Fast"]
+        @pytest.mark.devices(3, near="nvlink")
+        def test_more_than_are_linked(accel):
+            assert {"Fast", "Odd"} < {device.name for device in accel.devices}
         """,
     )
-    run = suite.run("--accel", "sim:machine.toml")
-    assert run.count() == {"PASSED": 7}, run.text
+    run = suite.run("--accel", "sim:machine.toml", "-k", test)
+    assert run.count() == {"PASSED": 1}, run.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -41,10 +40,9 @@ _TEST = """
 
 @pytest.fixture
 def preload_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """Provide a suite and installed modules that record their importers; ``unfit`` also starts a thread."""
+    """Provide a suite and two installed modules that record their importers; ``unfit`` also starts a thread."""
     site = suite.path / "site-packages"
-    for name in ("heavy", "light", "cupy", "jax"):
-        suite.write(f"site-packages/{name}.py", _RECORD_IMPORT.format(name=str(suite.path / name)))
+    suite.write("site-packages/heavy.py", _RECORD_IMPORT.format(name=str(suite.path / "heavy")))
     suite.write(
         "site-packages/unfit.py",
         _RECORD_IMPORT.format(name=str(suite.path / "unfit"))
@@ -55,97 +53,95 @@ def preload_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return suite
 
 
-def _importers(suite: Suite, name: str) -> tuple[int, int]:
-    """Return the numbers of processes that have imported the module `name`: of the four ranks, and of others."""
+def _importers(suite: Suite, name: str) -> tuple[set[str], set[str]]:
+    """Return the ids of the processes that have imported the module `name`: of ranks, and of others."""
     importers, ranks = set(suite.read(f"{name}.pids")), set(suite.read("ranks.pids"))
-    assert len(ranks) == 4
-    return len(importers & ranks), len(importers - ranks)
+    return importers & ranks, importers - ranks
 
 
-def test_auto_preloads_what_tests_and_conftests_import(preload_suite: Suite) -> None:
-    """A package whose runtime does not survive a fork is left out; the fork server still imports the others."""
-    preload_suite.write("helper.py", "import light\n")
+def test_auto_preloads_what_tests_import(preload_suite: Suite) -> None:
+    preload_suite.write("test_heavy.py", _TEST.format(name="heavy"))
+    run = preload_suite.run()
+    assert run.count() == {"PASSED": 2}
+    ranks, others = _importers(preload_suite, "heavy")
+    assert not ranks
+    assert len(others) == 2  # The driver and the fork server.
+
+
+@pytest.mark.long
+def test_auto_preloads_what_conftests_have_imported(preload_suite: Suite) -> None:
+    preload_suite.write("helper.py", "import heavy\n")
     preload_suite.write("conftest.py", "import helper\n")
-    preload_suite.write("test_heavy.py", _TEST.format(name="cupy, heavy, helper"))
+    preload_suite.write("test_heavy.py", _TEST.format(name="helper"))
     run = preload_suite.run()
     assert run.count() == {"PASSED": 2}
-    assert _importers(preload_suite, "heavy") == (0, 2)  # The driver and the fork server.
-    assert _importers(preload_suite, "light") == (0, 2)
-    assert _importers(preload_suite, "cupy") == (4, 1)
-    assert "accel: preload: cupy is left out: its CUDA runtime does not survive a fork" in run.text
+    ranks, others = _importers(preload_suite, "heavy")
+    assert not ranks
+    assert len(others) == 2
 
 
 @pytest.mark.long
-def test_modules_that_the_setting_names_are_preloaded_and_failures_reported_with_v(preload_suite: Suite) -> None:
-    preload_suite.ini("accel_preload = heavy, own, no_such_module")
-    preload_suite.write("site-packages/own.py", "import sys\nassert sys.argv[0] != '-c'\n")  # Fails in the fork server.
-    preload_suite.write("test_heavy.py", _TEST.format(name="heavy, light, own"))
-    quiet = preload_suite.run("-k", "one", quiet=True)
-    assert "1 passed" in quiet.text
-    assert "accel: preload" not in quiet.text
-    for name in ("heavy", "light", "ranks"):
-        (preload_suite.path / f"{name}.pids").unlink()
-
-    run = preload_suite.run()
+@pytest.mark.parametrize("setting", ["none", pytest.param("json", marks=pytest.mark.nightly)])
+def test_modules_that_are_not_preloaded_are_imported_by_each_rank(preload_suite: Suite, setting: str) -> None:
+    preload_suite.ini(f"accel_preload = {setting}")
+    preload_suite.write("test_heavy.py", _TEST.format(name="heavy").replace(", fresh=True", ""))
+    run = preload_suite.run("--accel-fresh")
     assert run.count() == {"PASSED": 2}
-    assert _importers(preload_suite, "heavy") == (0, 2)
-    assert _importers(preload_suite, "light") == (4, 1)
-    assert "accel: preload: own could not be imported (AssertionError: )" in run.text
+    ranks, others = _importers(preload_suite, "heavy")
+    assert len(ranks) == 4
+    assert len(others) == 1
 
 
 @pytest.mark.long
-def test_modules_that_are_not_preloaded_are_imported_by_each_rank(preload_suite: Suite) -> None:
-    """Plugins are preloaded even then if they are installed and named on the command line, or found by pytest."""
-    preload_suite.ini("accel_preload = none")
-    preload_suite.write("mine.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "mine")))
-    preload_suite.write("test_light.py", _TEST.format(name="light").replace(", fresh=True", ""))
-    run = preload_suite.run("--accel-fresh", "-p", "heavy", "-p", "mine")
+def test_modules_that_the_setting_names_are_preloaded(preload_suite: Suite) -> None:
+    preload_suite.ini("accel_preload = heavy, no_such_module")
+    preload_suite.write("test_heavy.py", _TEST.format(name="heavy"))
+    run = preload_suite.run()
     assert run.count() == {"PASSED": 2}
-    assert _importers(preload_suite, "light") == (4, 1)
-    assert _importers(preload_suite, "heavy") == (0, 2)
-    assert _importers(preload_suite, "mine") == (4, 1)  # The project's own plugin.
+    ranks, others = _importers(preload_suite, "heavy")
+    assert not ranks
+    assert len(others) == 2
 
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the test counts processes as Linux forks them")
-def test_modules_that_start_threads_are_not_preloaded(preload_suite: Suite) -> None:
-    preload_suite.ini("accel_preload = unfit")
+@pytest.mark.parametrize("setting", ["auto", "unfit"])
+def test_modules_that_start_threads_are_not_preloaded(preload_suite: Suite, setting: str) -> None:
+    preload_suite.ini(f"accel_preload = {setting}")
     preload_suite.write("test_unfit.py", _TEST.format(name="unfit"))
     run = preload_suite.run()
     assert run.count() == {"PASSED": 2}
     assert "ranks start without what is preloaded, since importing unfit starts threads" in run.text
-    assert _importers(preload_suite, "unfit")[0] == 4
+    assert len(_importers(preload_suite, "unfit")[0]) == 4
 
 
 @pytest.mark.long
-def test_a_package_that_imports_jax_is_not_preloaded(preload_suite: Suite) -> None:
-    preload_suite.write("site-packages/neural.py", "import jax\n")
-    preload_suite.write("test_neural.py", _TEST.format(name="neural"))
+def test_modules_that_load_another_copy_of_openblas_are_preloaded(preload_suite: Suite) -> None:
+    pytest.importorskip("scipy")
+    preload_suite.write("site-packages/solver.py", "import scipy.linalg\n")
+    preload_suite.write("test_solver.py", _TEST.format(name="solver"))
     run = preload_suite.run()
     assert run.count() == {"PASSED": 2}
-    cause = "imports jax (its runtime has threads, which do not survive a fork)"
-    assert f"accel: preload: ranks start without what is preloaded, since importing neural {cause}" in run.text
-    assert _importers(preload_suite, "jax")[0] == 4
+    assert "accel: preload" not in run.text
 
 
 @pytest.mark.long
-def test_unusual_packages_do_not_make_the_preload_fail(preload_suite: Suite) -> None:
-    """These are a package with vendored packages, one with another copy of OpenBLAS, and one installed by a test.
+def test_an_installed_plugin_on_the_command_line_is_imported_once(preload_suite: Suite) -> None:
+    """The same holds for plugins that pytest finds by itself. Each rank imports the project's own plugins."""
+    preload_suite.ini("accel_preload = none")
+    preload_suite.write("mine.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "mine")))
+    preload_suite.write("test_plugins.py", _TEST.format(name="os"))
+    run = preload_suite.run("-p", "heavy", "-p", "mine")
+    assert run.count() == {"PASSED": 2}
+    ranks, others = _importers(preload_suite, "heavy")
+    assert (len(ranks), len(others)) == (0, 2)
+    ranks, others = _importers(preload_suite, "mine")
+    assert (len(ranks), len(others)) == (4, 1)
 
-    setuptools adds a folder with copies of packages to `sys.path`; the fork server does not find these copies. A rank
-    uses the fork server's cache of installed packages only while its session starts.
-    """
-    preload_suite.write(
-        "site-packages/zoo/__init__.py",
-        "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), 'copies'))\nimport within\n",
-    )
-    preload_suite.write("site-packages/zoo/copies/within/__init__.py", "")
-    # The import of `helper` makes both packages known at once, so they are imported in the order of their names.
-    preload_suite.write("helper.py", "import zoo\n")
-    preload_suite.write("test_zoo.py", _TEST.format(name="helper"))
-    if importlib.util.find_spec("scipy") is not None:
-        preload_suite.write("site-packages/solver.py", "import scipy.linalg\n")
-        preload_suite.write("test_solver.py", _TEST.format(name="solver"))
+
+@pytest.mark.long
+def test_a_test_finds_packages_installed_during_the_session(preload_suite: Suite) -> None:
+    """A rank uses the fork server's cache of installed packages only while its session starts."""
     preload_suite.write(
         "test_finds.py",
         """
@@ -165,6 +161,53 @@ def test_unusual_packages_do_not_make_the_preload_fail(preload_suite: Suite) -> 
             assert "late" in {found.metadata["Name"] for found in metadata.distributions()}
         """,
     )
+    assert preload_suite.run().count() == {"PASSED": 1}
+
+
+@pytest.mark.long
+def test_a_vendored_package_is_not_preloaded(preload_suite: Suite) -> None:
+    """setuptools adds a folder with copies of packages to `sys.path`; the fork server does not find these copies."""
+    preload_suite.write(
+        "site-packages/zoo/__init__.py",
+        "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), 'copies'))\nimport within\n",
+    )
+    preload_suite.write("site-packages/zoo/copies/within/__init__.py", "")
+    # The import of `helper` makes both packages known at once, so they are imported in the order of their names.
+    preload_suite.write("helper.py", "import zoo\n")
+    preload_suite.write("test_zoo.py", _TEST.format(name="helper"))
     run = preload_suite.run()
-    assert run.count() == {"PASSED": len(run.results)}
+    assert run.count() == {"PASSED": 2}
     assert "accel: preload" not in run.text
+
+
+@pytest.mark.long
+def test_a_failed_preload_is_reported_only_if_the_setting_names_the_module(preload_suite: Suite) -> None:
+    preload_suite.write("site-packages/own.py", "import sys\nassert sys.argv[0] != '-c'\n")  # Fails in the fork server.
+    preload_suite.write("test_own.py", _TEST.format(name="own"))
+    quiet = preload_suite.run(quiet=True)
+    assert "2 passed" in quiet.text
+    assert "accel: preload" not in quiet.text
+    assert "accel: preload: own could not be imported (AssertionError: )" in preload_suite.run().text
+
+
+def test_a_package_whose_runtime_does_not_survive_a_fork_is_left_out(preload_suite: Suite) -> None:
+    """The fork server still imports the other packages."""
+    preload_suite.write("site-packages/cupy.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "cupy")))
+    preload_suite.write("test_heavy.py", _TEST.format(name="cupy, heavy"))
+    run = preload_suite.run()
+    assert run.count() == {"PASSED": 2}
+    assert "accel: preload: cupy is left out: its CUDA runtime does not survive a fork" in run.text
+    assert [len(found) for found in _importers(preload_suite, "cupy")] == [4, 1]
+    assert [len(found) for found in _importers(preload_suite, "heavy")] == [0, 2]
+
+
+@pytest.mark.long
+def test_a_package_that_imports_jax_is_not_preloaded(preload_suite: Suite) -> None:
+    preload_suite.write("site-packages/jax.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "jax")))
+    preload_suite.write("site-packages/neural.py", "import jax\n")
+    preload_suite.write("test_neural.py", _TEST.format(name="neural"))
+    run = preload_suite.run()
+    assert run.count() == {"PASSED": 2}
+    cause = "imports jax (its runtime has threads, which do not survive a fork)"
+    assert f"accel: preload: ranks start without what is preloaded, since importing neural {cause}" in run.text
+    assert len(_importers(preload_suite, "jax")[0]) == 4

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rank-sessions.md"
 
 
-def test_the_metric_in_the_documentation_works_under_xdist(suite: Suite) -> None:
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
+def test_the_metric_in_the_documentation_works(suite: Suite, options: tuple[str, ...]) -> None:
     (conftest,) = re.findall(r"^```python conftest\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
     suite.write("conftest.py", conftest)
     suite.write(
@@ -33,7 +34,7 @@ def test_the_metric_in_the_documentation_works_under_xdist(suite: Suite) -> None
             pass
         """,
     )
-    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1", "-n1")
+    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1", *options)
     assert run.count() == {"PASSED": 2}
     found = {
         case.get("name"): [value.get("value") for value in case.iter("property") if value.get("name") == "slowest rank"]
@@ -45,32 +46,67 @@ def test_the_metric_in_the_documentation_works_under_xdist(suite: Suite) -> None
 
 @pytest.mark.long
 def test_data_of_each_phase_and_rank_is_merged(suite: Suite) -> None:
-    """The driver learns from the ranks' progress files that a phase has passed; the data sent with it is not lost.
+    suite.write(
+        "conftest.py",
+        """
+        def pytest_accel_rank_data(item, report):
+            from os import environ
+            return {"plain": [report.when, report.outcome, {"deep": (None, True, 1.5, b"x")}], "rank": environ["RANK"]}
 
-    The bridge for the junit report sends its data under the name ``junit``, which a conftest can use, too.
-    """
+        def pytest_accel_merge(item, report, rank_data):
+            with open("merged.log", "a") as file:
+                for rank, data in rank_data.items():
+                    print(item.name, report.when, rank, data, file=file)
+        """,
+    )
+    suite.write(
+        "test_phases.py",
+        """
+        import os
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+        def test_fails(rank):
+            assert rank == 0
+
+        def test_dies(rank):
+            if rank == 1:
+                os._exit(0)
+        """,
+    )
+    run = suite.run()
+    assert run.outcomes() == {"test_fails": "FAILED", "test_dies": "FAILED"}
+    value = "[{!r}, {!r}, {{'deep': (None, True, 1.5, b'x')}}]"
+    lines = suite.read("merged.log")
+    assert lines[:6] == [
+        f"test_fails {when} {rank} {{'plain': {value.format(when, outcome)}, 'rank': '{rank}'}}"
+        for when, outcomes in (("setup", "pp"), ("call", "pf"), ("teardown", "pp"))
+        for rank, outcome in enumerate({"p": "passed", "f": "failed"}[letter] for letter in outcomes)
+    ]
+    assert not [line for line in lines[6:] if line.startswith("test_dies call 1")]
+
+
+@pytest.mark.long
+def test_data_of_a_phase_that_is_reported_before_the_test_ends_is_merged(suite: Suite) -> None:
+    """The driver learns from the ranks' progress files that a phase has passed; the data sent with it is not lost."""
     suite.write(
         "conftest.py",
         """
         import os
 
         def pytest_accel_rank_data(item, report):
-            from os import environ
-            data = {"plain": [report.when, report.outcome, {"deep": (None, True, 1.5, b"x")}], "rank": environ["RANK"]}
-            return {**data, "junit": "mine"} if item.name == "test_records" else data
+            return {"when": report.when}
 
         def pytest_accel_merge(item, report, rank_data):
             with open("merged.log", "a") as file:
                 for rank, data in rank_data.items():
-                    print(item.name, report.when, rank, data, file=file)
-            if item.name == "test_records" and report.when == "call":
-                with open("records.log", "a") as file:
-                    for rank, data in rank_data.items():
-                        print(rank, sorted(data), data["junit"], file=file)
+                    print(report.when, rank, data["when"], file=file)
 
         def pytest_runtest_logreport(report):
             if "RANK" not in os.environ:
-                open(f"{report.nodeid.rpartition(chr(58))[2]}.{report.when}", "w").close()
+                open(f"reported.{report.when}", "w").close()
         """,
     )
     suite.write(
@@ -81,11 +117,6 @@ def test_data_of_each_phase_and_rank_is_merged(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
-
-        def test_fails(rank):
-            assert rank == 0
-
         def wait_for(name):
             while not os.path.exists(name):
                 time.sleep(0.01)
@@ -93,36 +124,16 @@ def test_data_of_each_phase_and_rank_is_merged(suite: Suite) -> None:
         @pytest.fixture
         def slow():
             yield
-            wait_for("test_slow.call")
+            wait_for("reported.call")
 
+        @pytest.mark.distributed(2, device="cpu")
         def test_slow(slow):
-            wait_for("test_slow.setup")
-
-        def test_records(record_testsuite_property):
-            record_testsuite_property("board", "b1")
-
-        def test_dies(rank):
-            if rank == 1:
-                os._exit(0)
+            wait_for("reported.setup")
         """,
     )
-    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1")
-    results = {"test_fails": "FAILED", "test_slow": "PASSED", "test_records": "PASSED", "test_dies": "FAILED"}
-    assert run.outcomes() == results
-    value = "[{!r}, {!r}, {{'deep': (None, True, 1.5, b'x')}}]"
-    lines = suite.read("merged.log")
-    assert lines[:12] == [
-        f"{test} {when} {rank} {{'plain': {value.format(when, outcome)}, 'rank': '{rank}'}}"
-        for test, call in (("test_fails", "pf"), ("test_slow", "pp"))
-        for when, outcomes in (("setup", "pp"), ("call", call), ("teardown", "pp"))
-        for rank, outcome in enumerate({"p": "passed", "f": "failed"}[letter] for letter in outcomes)
-    ]
-    assert not [line for line in lines if line.startswith("test_dies call 1")]
-    assert suite.read("records.log") == [
-        f"{rank} ['junit', 'plain', 'pytest_accel:junit', 'rank'] mine" for rank in (0, 1)
-    ]
-    properties = xml.etree.ElementTree.parse(suite.path / "junit.xml").iter("property")
-    assert [one.get("value") for one in properties if one.get("name") == "board"] == ["b1"]
+    assert suite.run().outcomes() == {"test_slow": "PASSED"}
+    phases = ("setup", "call", "teardown")
+    assert suite.read("merged.log") == [f"{when} {rank} {when}" for when in phases for rank in (0, 1)]
 
 
 @pytest.mark.long
@@ -214,3 +225,36 @@ def test_wrong_data_and_errors_in_data_hooks_fail_the_test(suite: Suite) -> None
     assert "pytest_accel_merge raised ZeroDivisionError: cannot merge" in run.failure("test_merge_raises_xfail")
     assert "the values differ" in run.failure("test_merge_fails")
     assert "two implementations returned the key 'value'" in run.failure("test_twice")
+
+
+@pytest.mark.long
+def test_keys_of_bridges_do_not_collide_with_those_of_a_conftest(suite: Suite) -> None:
+    """The bridge for the junit report sends its data under the name ``junit``, too."""
+    suite.write(
+        "conftest.py",
+        """
+        def pytest_accel_rank_data(item, report):
+            return {"junit": "mine"} if report.when == "call" else None
+
+        def pytest_accel_merge(item, report, rank_data):
+            if report.when == "call":
+                with open("merged.log", "a") as file:
+                    for rank, data in rank_data.items():
+                        print(rank, sorted(data), data["junit"], file=file)
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_records(record_testsuite_property):
+            record_testsuite_property("board", "b1")
+        """,
+    )
+    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1")
+    assert run.count() == {"PASSED": 1}
+    assert suite.read("merged.log") == [f"{rank} ['junit', 'pytest_accel:junit'] mine" for rank in (0, 1)]
+    properties = xml.etree.ElementTree.parse(suite.path / "junit.xml").iter("property")
+    assert [one.get("value") for one in properties if one.get("name") == "board"] == ["b1"]

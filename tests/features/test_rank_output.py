@@ -46,29 +46,12 @@ _TESTS = """
 
 @pytest.mark.long
 def test_lines_of_ranks_have_a_prefix_and_are_not_interleaved(suite: Suite) -> None:
-    """Very long output is truncated, and the log files contain the output that is shown."""
     suite.write("test_x.py", _TESTS)
-    suite.write(
-        "test_z.py",
-        """
-        import os
+    run = suite.run("-s")
 
-        import pytest
-
-
-        @pytest.mark.distributed(2, device="cpu", fresh=True)
-        def test_flood(rank):
-            if rank == 0:
-                for number in range(64):
-                    os.write(1, b"flood\\n" * (1 << 17))
-                print("the end")
-        """,
-    )
-    run = suite.run("-s", f"--accel-logs={suite.path / 'logs'}")
-    assert "4 passed" in run.text
-    text, _, end = run.text.partition("test_z.py::test_flood")
+    assert "3 passed" in run.text
     for rank in (0, 1):
-        shown = re.findall(rf"^\[rank {rank}\] (.*)$", text, re.MULTILINE)
+        shown = re.findall(rf"^\[rank {rank}\] (.*)$", run.text, re.MULTILINE)
         lines = []
         for number in range(300):
             lines.append(f"line {number} of {rank} {'x' * 200}")
@@ -76,12 +59,7 @@ def test_lines_of_ranks_have_a_prefix_and_are_not_interleaved(suite: Suite) -> N
                 lines.append(f"error {number}")
         assert [line for line in shown if "from" not in line and line != "python"] == lines
         assert shown[-3:] == ["python", "from C", "from write, unfinished"]
-    assert "test_alone all alonePASSED" in text
-    assert "[rank 0] the end\n" in end
-
-    assert "===== test: " not in run.text
-    texts = [path.read_text() for path in (suite.path / "logs").iterdir()]
-    assert sum("test_c_and_no_end\npython\nfrom C\n" in text for text in texts) == 2
+    assert "test_alone all alonePASSED" in run.text
 
 
 @pytest.mark.long
@@ -118,6 +96,29 @@ def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
 
 
 @pytest.mark.long
+def test_very_long_output_is_truncated(suite: Suite) -> None:
+    suite.write(
+        "test_x.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_x(rank):
+            if rank == 0:
+                for number in range(64):
+                    os.write(1, b"flood\\n" * (1 << 17))
+                print("the end")
+        """,
+    )
+    run = suite.run("-s")
+    assert "1 passed" in run.text
+    assert "[rank 0] the end\n" in run.text
+
+
+@pytest.mark.long
 def test_logs_of_ranks_are_kept(suite: Suite) -> None:
     suite.write("sub/test_x.py", _TESTS)
     suite.write(
@@ -144,8 +145,18 @@ def test_logs_of_ranks_are_kept(suite: Suite) -> None:
     assert "from write" not in failure
 
 
+@pytest.mark.nightly
+def test_logs_of_ranks_are_kept_while_output_is_also_shown(suite: Suite) -> None:
+    suite.write("test_x.py", _TESTS)
+    run = suite.run("-s", f"--accel-logs={suite.path / 'logs'}", "-k", "no_end or alone")
+    assert "[rank 1] from write, unfinished\n" in run.text
+    assert "===== test: " not in run.text
+    texts = [path.read_text() for path in (suite.path / "logs").iterdir()]
+    assert sum("test_c_and_no_end\npython\nfrom C\n" in text for text in texts) == 2
+
+
 @pytest.mark.long(except_for="fd")
-@pytest.mark.parametrize("capture", ["fd", "sys"])
+@pytest.mark.parametrize("capture", ["fd", "sys", pytest.param("tee-sys", marks=pytest.mark.nightly)])
 def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: str) -> None:
     suite.write(
         "test_x.py",

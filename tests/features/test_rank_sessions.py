@@ -220,14 +220,16 @@ def _write_scopes_suite(suite: Suite) -> None:
         suite.write(name, _SCOPES[text] if text else "")
 
 
-def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files are imported in the mode ``importlib``, which the sessions of other tests do not use."""
+@pytest.mark.parametrize("mode", [pytest.param("prepend", marks=pytest.mark.nightly), "importlib"])
+def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     _write_scopes_suite(suite)
-    plain = suite.run("--import-mode=importlib")
+    plain = suite.run(f"--import-mode={mode}")
     expected = suite.read("rank.log")
     assert len(expected) == 60
     monkeypatch.setenv("MARKED", "1")
-    marked = suite.run("--import-mode=importlib")
+    marked = suite.run(f"--import-mode={mode}")
     assert plain.count() == marked.count() == {"PASSED": 13}
     assert suite.read("rank.log") == expected  # The driver has set up no fixture.
     assert suite.read("rank0.log") == expected
@@ -344,11 +346,18 @@ def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test(suite: S
 
 
 @pytest.mark.long
-def test_errors_and_hangs_at_the_end_of_a_rank_session_fail_the_session_if_no_test_is_left(suite: Suite) -> None:
-    """A rank session that does not end is killed, and its stack is reported."""
-    suite.write("test_late.py", _LATE_ERRORS.replace("distributed(2)", "distributed(3)"))
+def test_errors_at_the_end_of_a_rank_session_fail_the_session_if_no_test_is_left(suite: Suite) -> None:
+    suite.write("test_a.py", _LATE_ERRORS)
+    run = suite.run("-n1", "-k", "test_begins")  # A worker does not know that this test is the last one.
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    assert "the module's end" in run.text
+    assert "the session's end" in run.text
+
+
+@pytest.mark.nightly
+def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite: Suite) -> None:
     suite.write(
-        "test_hangs.py",
+        "test_it.py",
         """
         import multiprocessing
         import threading
@@ -371,16 +380,12 @@ def test_errors_and_hangs_at_the_end_of_a_rank_session_fail_the_session_if_no_te
                 QUEUE.put(bytes(1 << 20))  # More than a pipe holds: multiprocessing waits until somebody reads it.
         """,
     )
-    run = suite.run("-n1", "--accel=sim:5", "-k", "test_begins")  # A worker does not know which test is the last one.
+    run = suite.run("-n1")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert run.count() == {"PASSED": 2}
-    assert "the module's end" in run.text
-    assert "the session's end" in run.text
+    assert run.count() == {"PASSED": 1}
     message = "of a world of 2 did not end its session within 10 s and was killed"
     assert re.search(rf"^rank 0 {message}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
-    assert re.search(rf"^rank 1 {message}; it was at \S*test_hangs.py:14 in of_session$", run.text, re.MULTILINE), (
-        run.text
-    )
+    assert re.search(rf"^rank 1 {message}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
 
 
 @pytest.mark.long
@@ -516,35 +521,6 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
             assert Path(sys.argv[0]).name in ("pytest", "__main__.py")
         """,
     )
-    suite.write(
-        "inner/test_places.py",
-        """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2)
-
-
-        @pytest.fixture(autouse=True)
-        def place(request):
-            # Looked up anew, where the location is what the rank was told.
-            path, line, name = request.node.reportinfo()
-            assert request.node.location == (str(path.relative_to(request.config.rootpath)), line, name)
-
-
-        def test_first():
-            pass
-
-
-        @pytest.mark.parametrize("number", [1, 2])
-        def test_each(number):
-            pass
-
-
-        class TestIn:
-            def test_it(self):
-                pass
-        """,
-    )
     arguments = ["-k", "not subtests"] if int(pytest.__version__.partition(".")[0]) < 9 else []
     run = suite.run(*arguments)
     assert run.result("test_addmarker") == "XFAIL"
@@ -558,7 +534,6 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
         assert "rank 1 failed" in run.text
     wrong = {name: words for name, words in run.results.items() if words not in (["PASSED"], ["XFAIL"])}
     assert not wrong
-    assert sum("test_places.py::" in name for name in run.results) == 4
 
 
 def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -597,7 +572,7 @@ def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pyt
 
 
         @pytest.mark.distributed(2)
-        def verify_options(request, pytestconfig, tmp_path):
+        def verify_options(request, pytestconfig):
             assert mine.VALUE == 5
             assert request.node.reached
             assert pytestconfig.getoption("--color-of") == "red"
@@ -605,13 +580,10 @@ def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pyt
             assert not pytestconfig.pluginmanager.hasplugin("doctest")
             assert pytestconfig.inipath == pytestconfig.rootpath / "pytest.ini"
             assert pytestconfig.invocation_params.dir == pytestconfig.rootpath / "checks"
-            # The options that the plugin adds stand before the double dash.
-            assert pytestconfig.args == ["check_options.py::verify_options"]
-            assert str(tmp_path).startswith(str(pytestconfig.option.basetemp))
         """,
     )
     monkeypatch.chdir(suite.path / "checks")
-    run = suite.run("--color-of=red", "-o", "weight=7", "--", "check_options.py::verify_options")
+    run = suite.run("--color-of=red", "-o", "weight=7", "check_options.py::verify_options")
     assert run.count() == {"PASSED": 1}
 
 
@@ -670,9 +642,7 @@ def test_a_file_whose_import_fails_only_in_ranks_is_an_error(suite: Suite) -> No
 @pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
 @pytest.mark.skipif(importlib.util.find_spec("hypothesis") is None, reason="needs hypothesis")
 def test_async_tests_and_hypothesis_work_in_ranks(suite: Suite) -> None:
-    for name in ("asyncio", "anyio", "hypothesispytest"):
-        suite.plugin(name)
-    suite.ini("asyncio_default_fixture_loop_scope = function")
+    suite.all_plugins()
     suite.write(
         "test_async.py",
         """
@@ -750,3 +720,54 @@ def test_async_tests_and_hypothesis_work_in_ranks(suite: Suite) -> None:
     drawn = suite.read("drawn0.log")
     assert len(drawn) == 20
     assert drawn == suite.read("drawn1.log")
+
+
+@pytest.mark.long
+def test_a_rank_knows_the_file_and_line_of_its_test(suite: Suite) -> None:
+    suite.write(
+        "inner/test_places.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        @pytest.fixture(autouse=True)
+        def place(request):
+            # Looked up anew, where the location is what the rank was told.
+            path, line, name = request.node.reportinfo()
+            assert request.node.location == (str(path.relative_to(request.config.rootpath)), line, name)
+
+
+        def test_first():
+            pass
+
+
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_each(number):
+            pass
+
+
+        class TestIn:
+            def test_it(self):
+                pass
+        """,
+    )
+    assert suite.run().count() == {"PASSED": 4}
+
+
+@pytest.mark.long
+def test_the_options_of_a_rank_are_inserted_before_a_double_dash(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_folder(tmp_path, request):
+            assert request.config.args == ["test_it.py"]
+            assert str(tmp_path).startswith(str(request.config.option.basetemp))
+        """,
+    )
+    assert suite.run("-s", "--", "test_it.py").count() == {"PASSED": 1}

@@ -23,6 +23,7 @@ _TESTS = """
     import time
 
     import pytest
+    import torch.distributed as dist
 
 
     @pytest.fixture
@@ -31,15 +32,15 @@ _TESTS = """
 
 
     @pytest.mark.distributed(2)
-    def test_ranks(rank, gather):
+    def test_ranks(rank):
         print("hello from", rank)
-        gather(rank)
+        dist.barrier()
 
 
     @pytest.mark.distributed(2)
-    def test_one_rank_fails(rank, gather):
+    def test_one_rank_fails(rank):
         print("hello from", rank)
-        gather(rank)
+        dist.barrier()
         assert rank == 0
 
 
@@ -119,8 +120,8 @@ def _tests(session: Session) -> dict[str, TestRun]:
     return {run.test.partition("::")[2]: run for run in session.tests}
 
 
-def _run_recorded(suite: Suite, *options: str) -> Session:
-    """Run `_TESTS` with `options`; check that the record agrees with the report and the junit file, and return it."""
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["plain", "xdist"])
+def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-record=out/record.jsonl", "--junitxml=junit.xml", *options)
     record = suite.path / "out" / "record.jsonl"
@@ -142,11 +143,12 @@ def _run_recorded(suite: Suite, *options: str) -> Session:
         properties = {one.get("name"): one.get("value") for one in case.iter("property")}
         lanes = [lane.name for lane, _ in tests[case.get("name", "")].lanes if lane.session is None]
         assert properties.get("accel_devices", "") == ",".join(lanes)
-    return session
 
 
-def test_the_record_of_workers_has_devices_and_a_critical_path_without_gaps(suite: Suite) -> None:
-    session = _run_recorded(suite, "-n2")
+def test_the_record_has_the_devices_and_the_worker_of_each_test(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    suite.run("--accel-record=record.jsonl", "-n2")
+    session = _read_session(suite.path / "record.jsonl")
     tests = _tests(session)
     assert session.pool is not None
     assert session.pool.kind == "sim"
@@ -166,19 +168,14 @@ def test_the_record_of_workers_has_devices_and_a_critical_path_without_gaps(suit
     most = max(used for _, used in utilisation([session]))
     assert most == 4
 
-    path = critical_path(session)
-    assert (path[0].span.start, path[-1].span.stop) == session.span
-    for step, following in pairwise(path):
-        assert step.span.stop == following.span.start
-        assert step.span.seconds > 0
-    assert {"test", "ranks", "other"} <= {step.kind for step in path}
-
 
 def test_the_record_has_failures_and_captured_output(suite: Suite) -> None:
-    tests = _tests(_run_recorded(suite))
+    suite.write("test_it.py", _TESTS)
+    suite.run("--accel-record=record.jsonl")
+    tests = _tests(_read_session(suite.path / "record.jsonl"))
     failure = tests["test_one_rank_fails"].failure
     assert failure is not None
-    assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", 23))
+    assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", 24))
     assert "assert 1 == 0" in failure.headline
     assert "assert rank == 0" in failure.failure
     assert failure.output["Captured stdout call [rank 1]"] == "hello from 1\n"
@@ -249,6 +246,18 @@ def test_the_record_has_the_worlds_and_the_reasons_why_they_ended(suite: Suite) 
     assert len({pid for world in pids for pid in world}) == 5
 
 
+def test_the_critical_path_has_no_gaps(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    suite.run("--accel-record=record.jsonl", "-n2")
+    session = _read_session(suite.path / "record.jsonl")
+    path = critical_path(session)
+    assert (path[0].span.start, path[-1].span.stop) == session.span
+    for step, following in pairwise(path):
+        assert step.span.stop == following.span.start
+        assert step.span.seconds > 0
+    assert {"test", "ranks", "other"} <= {step.kind for step in path}
+
+
 def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.plugin("rerunfailures")
@@ -258,13 +267,14 @@ def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
         from pathlib import Path
 
         import pytest
+        import torch.distributed as dist
 
 
         @pytest.mark.distributed(2)
-        def test_second_time(gather):
+        def test_second_time():
             marker = Path(__file__).with_name("was_run")
             first = not marker.exists()
-            gather(None)
+            dist.barrier()
             marker.touch()
             assert not first
         """,

@@ -91,9 +91,7 @@ def _test_order(suite: Suite) -> list[str]:
 
 
 def test_tests_of_one_world_run_one_after_the_other(logging_suite: Suite) -> None:
-    logging_suite.ini("accel_reorder = true")
-    assert logging_suite.run("--collect-only", "-q").text.count("test_all") == 4
-    run = logging_suite.run()
+    run = logging_suite.run("--accel-reorder")
     assert run.count() == {"PASSED": 12, "SKIPPED": 2}
     assert _test_order(logging_suite) == [*_ALL * 2, *_PLAIN * 2, *_ONE * 2]
     places = [name.partition("::")[0] for name in run.results if name.endswith(("plain", "missing"))]
@@ -112,13 +110,21 @@ def test_tests_of_one_world_run_one_after_the_other(logging_suite: Suite) -> Non
         ]
 
 
+@pytest.mark.nightly
+def test_the_ini_file_can_enable_reordering(logging_suite: Suite) -> None:
+    logging_suite.ini("accel_reorder = true")
+    assert logging_suite.run("--collect-only", "-q").text.count("test_all") == 4
+    assert logging_suite.run("-k", "all or one").ret == 0
+    assert _test_order(logging_suite) == [*_ALL * 2, *_ONE * 2]
+
+
 @pytest.mark.long
 def test_without_the_option_the_order_is_unchanged(logging_suite: Suite) -> None:
     assert logging_suite.run("test_a.py").ret == 0
     assert _test_order(logging_suite) == ["all", "plain", "one", "plain in class", "one more", "all again"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_option_has_no_effect_under_xdist(logging_suite: Suite) -> None:
     pytest.importorskip("xdist")
     logging_suite.ini("accel_schedule = off")

@@ -49,7 +49,6 @@ _TESTS = """
     def test_too_large():
         pass
     """
-_FAILED = ["below/test_x.py::test_die", "below/test_x.py::test_end", "below/test_x.py::test_of[it's]"]
 
 
 def _commands(text: str) -> list[str]:
@@ -58,36 +57,58 @@ def _commands(text: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_command_at_the_end_of_the_report_runs_the_test_on_the_same_devices(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "style",
+    [
+        "auto",
+        *(pytest.param(style, marks=pytest.mark.nightly) for style in ("long", "short", "native", "line", "no")),
+    ],
+)
+def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)
-    monkeypatch.setenv("PYTEST_ACCEL", "sim:3")
-    run = suite.run("--accel-order", "free", "--accel-timeout", "70.5")
-    monkeypatch.delenv("PYTEST_ACCEL")
+    run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5")
     commands = _commands(run.text)
-    assert sorted(shlex.split(command)[1] for command in commands) == _FAILED
-    given = "--accel sim:3 --accel-order free --accel-timeout 70.5 --accel-devices"
-    assert all(command.count(given) == 1 for command in commands)
-    (command,) = (command for command in commands if "test_of" in command)
-    failure = run.failure("test_of[it's]")
-    assert failure.rstrip().endswith(command)  # After the captured output.
-    seen = [line for line in failure.splitlines() if line.startswith("seen ")]
-    assert seen
+    if style == "no":
+        assert not commands
+        return
+    assert len(commands) == 3
+    assert sorted(shlex.split(command)[1] for command in commands) == [
+        "below/test_x.py::test_die",
+        "below/test_x.py::test_end",
+        "below/test_x.py::test_of[it's]",
+    ]
+    assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-devices") == 1 for command in commands)
+    if style in ("auto", "long"):
+        # The command comes last, after the captured output.
+        assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
+
+
+@pytest.mark.long
+def test_the_command_runs_the_same_test_on_the_same_devices(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.write("test_x.py", _TESTS)
+    monkeypatch.setenv("PYTEST_ACCEL", "sim:4")
+    run = suite.run("-k", "test_of", "--accel-order", "free")
+    (command,) = _commands(run.text)
+    assert "--accel sim:4 --accel-order free" in command
+    seen = [line for line in run.text.splitlines() if line.startswith("seen ")]
+    monkeypatch.delenv("PYTEST_ACCEL")
 
     again = suite.run(*shlex.split(command)[1:])
-    assert list(again.results) == ["below/test_x.py::test_of[it's]"]
+    assert list(again.results) == ["test_x.py::test_of[it's]"]
     assert [line for line in again.text.splitlines() if line.startswith("seen ")] == seen
     assert _commands(again.text) == [command]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "options", [("--tb=line", "-n1"), ("--tb=short", "--show-capture=no", "--junitxml=x.xml")], ids=["line", "junit"]
-)
-def test_the_command_is_shown_once_in_other_reports(suite: Suite, options: tuple[str, ...]) -> None:
-    suite.write("below/test_x.py", _TESTS)
-    run = suite.run(*options)
-    assert sorted(shlex.split(command)[1] for command in _commands(run.text)) == _FAILED
-    if "--junitxml=x.xml" in options:
-        assert (suite.path / "x.xml").read_text().count("pytest below/test_x.py::test_die") == 1
+@pytest.mark.nightly
+def test_a_junit_file_contains_the_command_once(suite: Suite) -> None:
+    suite.write("test_x.py", _TESTS)
+    run = suite.run("-k", "test_die", "--junitxml=x.xml")
+    assert len(_commands(run.text)) == 1
+    assert (suite.path / "x.xml").read_text().count("pytest test_x.py::test_die") == 1
+
+
+@pytest.mark.nightly
+def test_the_command_is_shown_without_captured_output_and_under_xdist(suite: Suite) -> None:
+    suite.write("test_x.py", _TESTS)
+    assert len(_commands(suite.run("-k", "test_end", "--show-capture=no").text)) == 1
+    assert len(_commands(suite.run("-k", "test_end", "-n", "1").text)) == 1

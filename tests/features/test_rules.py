@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 SUMS = """
-def test_adds_up():
-    import torch
-    import torch.distributed as dist
+import torch
+import torch.distributed as dist
 
+
+def test_adds_up():
     ones = torch.ones(1)
     dist.all_reduce(ones)
     assert ones.item() == 2
@@ -23,8 +24,6 @@ def test_adds_up():
 
 class TestMore:
     def test_name(self, request):
-        import torch.distributed as dist
-
         assert request.node.get_closest_marker("distributed").kwargs == {"timeout": 30}
         assert dist.get_world_size() == 2
 """
@@ -100,21 +99,16 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
         import os
 
         import pytest
-
-
-        def size():
-            import torch.distributed as dist
-
-            return dist.get_world_size()
+        import torch.distributed as dist
 
 
         def test_each_size(world_size):
-            assert size() == world_size
+            assert dist.get_world_size() == world_size
 
 
         @pytest.mark.distributed(3)
         def test_own_mark():
-            assert size() == 3
+            assert dist.get_world_size() == 3
 
 
         @pytest.mark.parametrize("name", ["two words", "x"])
@@ -128,7 +122,7 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
 
 
         def test_by_hook():
-            assert size() == 3
+            assert dist.get_world_size() == 3
         """,
     )
     suite.write(
@@ -156,13 +150,14 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
         """
     )
 
-    run = suite.run("-n", "2")
-    assert run.count() == {"PASSED": 9}, run.text
-    assert run.result("test_each_size[world_size=1]") == "PASSED"
-    assert "adoption" not in run.text
+    for options in ((), ("-n", "2")):
+        run = suite.run(*options)
+        assert run.count() == {"PASSED": 9}, run.text
+        assert run.result("test_each_size[world_size=1]") == "PASSED"
+        assert "adoption" not in run.text
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_marks_added_by_rules_can_be_selected(suite: Suite) -> None:
     suite.write("test_sums.py", SUMS)
     suite.write("test_plain.py", "def test_plain(): pass")
@@ -172,21 +167,22 @@ def test_marks_added_by_rules_can_be_selected(suite: Suite) -> None:
     assert suite.run("-m", "not distributed").count() == {"PASSED": 1}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_rule_that_matches_no_test_is_reported_if_the_whole_suite_was_collected(suite: Suite) -> None:
     suite.write("test_plain.py", "def test_plain(): pass\ndef test_other(): pass")
     suite.write("more/test_more.py", "def test_more(): pass")
     suite.ini("accel_rules =\n    **/test_typo.py: devices(1)\n    more/*: distributed(1)")
 
-    run = suite.run("-k", "other")
-    assert "**/test_typo.py: devices(1): no test matches" in run.text
-    assert "more/*" not in run.text
+    for options in (("-k", "other"), ("-n", "1")):
+        run = suite.run(*options)
+        assert "**/test_typo.py: devices(1): no test matches" in run.text
+        assert "more/*" not in run.text
     assert "no test matches" not in suite.run("test_plain.py").text
     assert "no test matches" not in suite.run("--ignore", "more").text
 
 
-@pytest.mark.long
-def test_a_rule_that_matches_no_test_is_reported_under_xdist_even_if_a_worker_crashes(suite: Suite) -> None:
+@pytest.mark.nightly
+def test_a_rule_that_matches_no_test_is_reported_even_if_a_worker_crashes(suite: Suite) -> None:
     suite.write("test_plain.py", "import os\ndef test_crash(): os._exit(1)\ndef test_plain(): pass")
     suite.ini("accel_rules = **/test_typo.py: devices(1)")
 

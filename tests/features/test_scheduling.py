@@ -67,24 +67,10 @@ def _logged_names(suite: Suite) -> list[str]:
     return [line.split()[0] for line in suite.read("order")]
 
 
-def test_tests_with_many_devices_run_first(suite: Suite) -> None:
-    """Hooks of other plugins are called once for each test, also if it does not run in the order of collection."""
+@pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.nightly)])
+def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
     _write_suite(suite, _MIXED)
-    suite.write(
-        "conftest.py",
-        """
-        import pytest
-
-
-        @pytest.hookimpl(wrapper=True)
-        def pytest_runtest_protocol(item):
-            if hasattr(item.config, "workerinput"):  # And not in a rank.
-                with open("hooks", "a") as file:
-                    file.write(f"{item.name}\\n")
-            return (yield)
-        """,
-    )
-    run = suite.run("-n3")
+    run = suite.run("-n3", f"--dist={dist}")
     assert run.count() == {"PASSED": 12, "SKIPPED": 1}
     order = _logged_names(suite)
     assert Counter(order) == {"plain": 4, "one": 4, "two": 3, "four": 1}
@@ -92,11 +78,17 @@ def test_tests_with_many_devices_run_first(suite: Suite) -> None:
     assert with_devices == ["four", "two", "two", "two"]
     assert order.index("one") > order.index("four")
     assert "AccelScheduling" in run.text
-    calls = Counter(suite.read("hooks"))
-    assert (len(calls), set(calls.values())) == (13, {1})
 
 
-@pytest.mark.long
+@pytest.mark.nightly
+def test_scheduling_can_be_switched_off(suite: Suite) -> None:
+    _write_suite(suite, _MIXED)
+    run = suite.run("-n2", "--accel-schedule=off")
+    assert run.count() == {"PASSED": 12, "SKIPPED": 1}
+    assert "scheduling tests via LoadScheduling" in run.text
+
+
+@pytest.mark.nightly
 def test_a_suite_without_marks_is_scheduled_by_xdist(suite: Suite) -> None:
     """xdist sends each worker two tests first, in the order of collection, if there are few tests."""
     _write_suite(
@@ -148,10 +140,10 @@ def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
     assert set(Counter(_logged_names(suite)).values()) == {1}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
-    suite.plugin("rerunfailures")
+    suite.all_plugins()
     _write_suite(
         suite,
         """
@@ -181,7 +173,7 @@ def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     assert Counter(_logged_names(suite)) == {f"plain{number}": 1 + (number == 3) for number in range(6)} | {"two": 1}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_exitfirst_ends_the_session_at_the_first_failure(suite: Suite) -> None:
     _write_suite(
         suite,
@@ -239,7 +231,7 @@ def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite
                 note("all")
             """,
         )
-    assert suite.run("-n3", "-p", "no:cacheprovider").count() == {"PASSED": 22}  # Durations are then not stored.
+    assert suite.run("-n3").count() == {"PASSED": 22}
     current_module: dict[str, str | None] = {}
     for line in suite.read("order"):
         what, worker = line.split()
@@ -254,7 +246,7 @@ def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite
     assert set(current_module.values()) == {None}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_durations_are_remembered_and_used(suite: Suite) -> None:
     _write_suite(
         suite,
@@ -277,17 +269,47 @@ def test_durations_are_remembered_and_used(suite: Suite) -> None:
             assert False
         """,
     )
-    path = suite.path / ".pytest_cache" / "v" / "accel" / "durations"
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        json.dumps({f"test_suite.py::test_all[{number}]": {"sim": [10.0 * (number + 1)]} for number in range(6)})
-    )
     run = suite.run("-n2")
     assert run.count() == {"PASSED": 7, "FAILED": 1}
-    assert _logged_names(suite) == ["5", "4", "3", "2", "1", "0"]
+    path = suite.path / ".pytest_cache" / "v" / "accel" / "durations"
     found = json.loads(path.read_text())
     assert set(found) == {"test_suite.py::test_plain", *(f"test_suite.py::test_all[{number}]" for number in range(6))}
     assert {tuple(kinds) for name, kinds in found.items() if "test_all" in name} == {("sim",)}
-    assert [len(found[f"test_suite.py::test_all[{number}]"]["sim"]) for number in range(6)] == [2] * 6
     assert set(found["test_suite.py::test_plain"]) == {"none"}
-    assert all(times[-1] >= 0 for kinds in found.values() for times in kinds.values())
+    assert all(len(times) == 1 and times[0] >= 0 for kinds in found.values() for times in kinds.values())
+
+    for number in range(6):
+        found[f"test_suite.py::test_all[{number}]"] = {"sim": [10.0 * (number + 1)]}
+    path.write_text(json.dumps(found))
+    (suite.path / "order").unlink()
+    suite.run("-n2")
+    assert _logged_names(suite) == ["5", "4", "3", "2", "1", "0"]
+    assert len(json.loads(path.read_text())["test_suite.py::test_all[0]"]["sim"]) == 2
+
+
+@pytest.mark.nightly
+def test_scheduling_works_without_a_cache(suite: Suite) -> None:
+    _write_suite(suite, _MIXED)
+    assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}
+
+
+@pytest.mark.long
+def test_hooks_of_other_plugins_are_called_once_for_each_test(suite: Suite) -> None:
+    _write_suite(suite, _MIXED)
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+        from log import note
+
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_protocol(item):
+            if hasattr(item.config, "workerinput"):  # And not in a rank.
+                note(f"hears-of-{item.name}")
+            return (yield)
+        """,
+    )
+    assert suite.run("-n3").count() == {"PASSED": 12, "SKIPPED": 1}
+    reported = Counter(line.split()[0] for line in suite.read("order") if line.startswith("hears-of"))
+    assert (len(reported), set(reported.values())) == (13, {1})

@@ -53,11 +53,12 @@ def test_each_test_is_in_one_part_and_each_job_divides_the_suite_in_the_same_way
     assert set(stored["test_one.py::test_plain[0]"]) == {"none"}
     before = (suite.path / "times.json").read_bytes()
     runs = []
-    for part, options in ((1, ("-n2", "-p", "randomly")), (2, ())):  # The order of the tests differs between the jobs.
-        runs.append(suite.run(*options, "--accel-durations", "times.json", "--accel-shard", f"{part}/2"))
+    for part in (1, 2, 3):
+        extra = () if part == 2 else ("-p", "randomly")  # The order of the tests differs between the jobs.
+        runs.append(suite.run("-n2", *extra, "--accel-durations", "times.json", "--accel-shard", f"{part}/3"))
     # A job does not change the file that the other jobs read: it writes its durations to a file beside it.
     assert (suite.path / "times.json").read_bytes() == before
-    times_of_parts = [json.loads((suite.path / f"times.{part}-of-2.json").read_text())["tests"] for part in (1, 2)]
+    times_of_parts = [json.loads((suite.path / f"times.{part}-of-3.json").read_text())["tests"] for part in (1, 2, 3)]
     assert sorted(name for tests in times_of_parts for name in tests) == sorted(stored)
     assert len({_division(run) for run in runs}) == 1
     ran = [test for run in runs for test in run.results]
@@ -66,8 +67,7 @@ def test_each_test_is_in_one_part_and_each_job_divides_the_suite_in_the_same_way
 
 def test_only_selected_tests_are_divided_into_parts(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
-    # The durations in pytest's cache must have no effect: other jobs have another cache.
-    suite.write(".pytest_cache/v/accel/durations", json.dumps({"test_it.py::test_two[0]": {"sim": [1000.0]}}))
+    suite.run()  # The durations in pytest's cache must have no effect: other jobs have another cache.
     one = suite.run("--accel-select", "marked and fits", "--accel-shard", "1/2")
     other = suite.run("--accel-select", "marked and fits", "--accel-shard", "2/2")
     assert sorted((*one.results, *other.results)) == [

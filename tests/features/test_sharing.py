@@ -29,31 +29,30 @@ WAITING_TESTS = """
             end.write(accel.ids[0])
 
 
-    {other_mark}
+    {mark}
     def test_reads(pipe, accel):
         with open(pipe) as end:
             assert end.read() == accel.ids[0]
     """
 
 
-def waiting_tests(mark: str, other_mark: str) -> str:
-    """Return the code of a test with `mark` and one with `other_mark`, which pass only if they run at the same time."""
-    return WAITING_TESTS.replace("{mark}", mark).replace("{other_mark}", other_mark)
+def waiting_tests(mark: str) -> str:
+    """Return the code of two tests with `mark` that pass only if they run at the same time."""
+    return WAITING_TESTS.replace("{mark}", mark)
 
 
-@pytest.mark.long(except_for="shares")
 @pytest.mark.parametrize(
-    ("marks", "options"),
+    ("mark", "options"),
     [
-        pytest.param(("@pytest.mark.devices(share=0.5)", '@pytest.mark.devices(share="8GiB")'), (), id="shares"),
-        pytest.param(("@pytest.mark.devices", "@pytest.mark.distributed(1)"), ("--accel-share=2",), id="option"),
+        ("@pytest.mark.devices(share=0.5)", ()),
+        pytest.param('@pytest.mark.devices(share="8GiB")', (), marks=pytest.mark.nightly),
+        pytest.param("@pytest.mark.devices", ("--accel-share=2",), marks=pytest.mark.nightly),
+        pytest.param("@pytest.mark.distributed(1)", ("--accel-share=2",), marks=pytest.mark.nightly),
     ],
 )
-def test_two_tests_use_one_device_at_the_same_time(
-    suite: Suite, marks: tuple[str, str], options: tuple[str, ...]
-) -> None:
+def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, options: tuple[str, ...]) -> None:
     suite.write("machine.toml", '[[device]]\nmemory = "16GiB"\n')
-    suite.write("test_it.py", waiting_tests(*marks))
+    suite.write("test_it.py", waiting_tests(mark))
     run = suite.run("--accel=sim:machine.toml", "-n2", "--accel-timeout=60", *options)
     assert run.count() == {"PASSED": 2}, run.text
 
@@ -109,7 +108,7 @@ def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> 
 
 
 @pytest.mark.long
-def test_ranks_share_a_device_under_gloo_but_not_under_nccl(suite: Suite) -> None:
+def test_ranks_share_a_device_under_gloo(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -141,42 +140,52 @@ def test_ranks_share_a_device_under_gloo_but_not_under_nccl(suite: Suite) -> Non
         def test_two_each(accel, devices, gather):
             assert gather(accel.ids) == [("sim-0", "sim-1")] * 2
             assert len(devices) == 2
+        """,
+    )
+    run = suite.run("--accel=sim:2", "--accel-share=4")
+    assert run.count() == {"PASSED": 3}, run.text
 
 
-        @pytest.mark.distributed(3, backend="nccl")
-        def test_nccl(): ...
+@pytest.mark.long
+def test_ranks_under_nccl_do_not_share_a_device(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, backend="nccl")
+        def test_two(): ...
 
 
         @pytest.mark.devices(share=0.5)
-        @pytest.mark.distributed(3, backend="cpu:gloo,cuda:nccl")
+        @pytest.mark.distributed(2, backend="cpu:gloo,cuda:nccl")
         def test_mixed(): ...
 
 
         @pytest.mark.devices(share=0.5)
-        @pytest.mark.distributed(3, backend="nccl", init=False)
+        @pytest.mark.distributed(2, backend="nccl", init=False)
         def test_groups_of_its_own(): ...
         """,
     )
-    run = suite.run("--accel=sim:2", "--accel-share=4", "-rs")
-    assert run.count() == {"PASSED": 4, "SKIPPED": 2}, run.text
-    assert run.result("test_groups_of_its_own") == "PASSED"
-    reason = "of each of 3 sim devices; there are 2: 2 x sim; ranks share a device under backend='gloo' only"
-    assert f"needs 0.25 {reason}" in run.text
-    assert f"needs 0.5 {reason}" in run.text
+    run = suite.run("--accel=sim:1", "--accel-share=2", "-rs")
+    assert run.count() == {"PASSED": 1, "SKIPPED": 2}, run.text
+    reason = "needs 0.5 of each of 2 sim devices; there is 1: sim; ranks share a device under backend='gloo' only"
+    assert reason in run.text
 
 
 @pytest.mark.long
 def test_a_device_that_has_too_little_memory_is_not_shared(suite: Suite) -> None:
     suite.write("machine.toml", '[[device]]\nmemory = "4GiB"\n[[device]]\n')
-    suite.write("test_it.py", waiting_tests(*['@pytest.mark.devices(share="8GiB")'] * 2))
+    suite.write("test_it.py", waiting_tests('@pytest.mark.devices(share="8GiB")'))
     run = suite.run("--accel=sim:machine.toml", "-rs")
     assert run.count() == {"SKIPPED": 2}, run.text
     assert "needs 8 GiB of 1 sim device; there are 2: sim (4 GiB), sim, and none has so much memory" in run.text
 
 
 @pytest.mark.long
-def test_a_share_of_a_cpu_slot_is_the_whole_slot(suite: Suite) -> None:
-    """This holds for the share in a mark and for the one in ``--accel-share``."""
+@pytest.mark.parametrize("options", [("--accel=cpu:2",), ("--accel=cpu:2", "--accel-share=2")])
+def test_a_share_of_a_cpu_slot_is_the_whole_slot(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write(
         "test_it.py",
         """
@@ -194,17 +203,13 @@ def test_a_share_of_a_cpu_slot_is_the_whole_slot(suite: Suite) -> None:
         def test_too_many_ranks(): ...
 
 
-        @pytest.mark.distributed(3)
-        def test_too_many_ranks_by_the_option(): ...
-
-
         @pytest.mark.devices(2)
         def test_devices(accel):
             assert len(accel.ids) == 2
         """,
     )
-    run = suite.run("--accel=cpu:2", "--accel-share=2")
-    assert run.count() == {"PASSED": 2, "SKIPPED": 2}, run.text
+    run = suite.run(*options)
+    assert run.count() == {"PASSED": 2, "SKIPPED": 1}, run.text
 
 
 @pytest.mark.long

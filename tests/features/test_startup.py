@@ -70,7 +70,7 @@ def test_the_devices_are_shown_once_if_a_test_is_marked(suite: Suite, options: t
         import pytest
 
 
-        @pytest.mark.distributed(9)
+        @pytest.mark.distributed(1)
         def test_marked():
             pass
         """,

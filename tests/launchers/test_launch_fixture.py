@@ -24,7 +24,7 @@ print(json.dumps(dict(os.environ)), flush=True)
 """
 WAITS = """
 import os, pathlib, sys, time
-pathlib.Path(f"{sys.argv[-1]}-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+pathlib.Path(sys.argv[-1], f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
 time.sleep(600)
 """
 
@@ -43,11 +43,10 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
     return run
 
 
-@pytest.mark.long
-def test_a_marked_test_launches_on_its_lease_or_is_skipped_without_the_launcher(
-    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.nightly
+def test_one_process_for_each_leased_device(
+    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
 ) -> None:
-    monkeypatch.setenv("PATH", str(pytester.path))
     pytester.makepyfile(
         """
         import json
@@ -90,29 +89,38 @@ def test_a_marked_test_launches_on_its_lease_or_is_skipped_without_the_launcher(
         @pytest.mark.distributed(2)
         def test_two_ranks(launch):
             raise AssertionError("never run")
-
-        @pytest.fixture
-        def after(launch):
-            raise AssertionError("never asked for")
-
-        @pytest.mark.devices(1)
-        @pytest.mark.parametrize("launcher", ["mpirun"])
-        def test_absent(launch, after, launcher):
-            pass
         """
     )
     result = session("--accel", "sim:4")
-    result.assert_outcomes(passed=4, skipped=1, errors=1)
-    result.stdout.fnmatch_lines_random(
-        [
-            "*starts ranks itself, and @pytest.mark.distributed(2) would have 2 copies of the scr*",
-            "SKIPPED * launcher 'mpirun': there is no mpirun or mpiexec beside Python or on PATH",
-        ]
+    result.assert_outcomes(passed=4, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*starts ranks itself, and @pytest.mark.distributed(2) would have 2 copies of the scr*"]
     )
 
 
-@pytest.mark.long
-def test_an_absent_launcher_skips_the_test_and_fails_it_if_skips_are_errors(
+@pytest.mark.nightly
+def test_scripts_on_cpu_slots_run_on_the_slots_cores(
+    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+) -> None:
+    pytester.path.joinpath("cores.py").write_text(
+        "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.devices(1, kind="cpu")
+        def test_slot(launch, accel):
+            (device,) = accel.devices
+            told = launch("cores.py", launcher="python").stdout
+            assert told == f"{sorted(device.cores)} {len(device.cores)}\\n"
+        """
+    )
+    session("--accel", "cpu:2").assert_outcomes(passed=1)
+
+
+@pytest.mark.nightly
+def test_a_launcher_that_is_not_there(
     session: Callable[..., pytest.RunResult], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(pytester.path))
@@ -120,98 +128,103 @@ def test_an_absent_launcher_skips_the_test_and_fails_it_if_skips_are_errors(
         """
         import pytest
 
+        @pytest.fixture
+        def after(launch):
+            raise AssertionError("never asked for")
+
         @pytest.mark.parametrize("launcher", ["srun", "python"])
         def test_parameter(launch, launcher):
             launch("trainer.py", launcher=launcher)
+
+        @pytest.mark.devices(1)
+        @pytest.mark.parametrize("launcher", ["mpirun"])
+        def test_in_a_rank(launch, after, launcher):
+            pass
 
         def test_argument(launch):
             launch("trainer.py", launcher="srun")
         """
     )
-    result = session()
-    result.assert_outcomes(passed=1, skipped=2)
-    result.stdout.fnmatch_lines(["SKIPPED * test_*.py:*: launcher 'srun': there is no srun beside Python or on PATH"])
-    session("--accel-strict").assert_outcomes(passed=1, failed=1, errors=1)
+    result = session("--accel", "sim:1")
+    result.assert_outcomes(passed=1, skipped=3)
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED * test_*_is_not_there.py:*: launcher 'srun': there is no srun beside Python or on PATH",
+            "SKIPPED * launcher 'mpirun': there is no mpirun or mpiexec beside Python or on PATH",
+        ],
+        consecutive=False,
+    )
+    session("--accel", "sim:1", "--accel-strict").assert_outcomes(passed=1, failed=1, errors=2)
 
 
 @pytest.mark.long
-def test_output_is_shown_while_the_script_runs_on_the_cores_of_its_slot(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script waits for a file that this test makes when it has seen the first line."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.path.joinpath("trainer.py").write_text(
-        "import os, pathlib, sys, time\n"
-        "print('the first line', sys.argv[1], flush=True)\n"
-        "while not pathlib.Path(sys.argv[1]).exists():\n"
+        "import pathlib, time\n"
+        "print('the first line', flush=True)\n"
+        "while not pathlib.Path('go').exists():\n"
         "    time.sleep(0.01)\n"
-        "print('the last line', sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])\n"
+        "print('the last line')\n"
     )
     path = pytester.makepyfile(
         """
         import pytest
 
         def test_in_this_process(launch):
-            launch("trainer.py", "go-1", launcher="python")
+            launch("trainer.py", launcher="python")
 
-        @pytest.mark.devices(1, kind="cpu")
-        def test_in_a_rank(launch, accel):
-            (device,) = accel.devices
-            told = launch("trainer.py", "go-2", launcher="python").stdout.splitlines()[-1]
-            assert told == f"the last line {sorted(device.cores)} {len(device.cores)}"
+        @pytest.mark.devices(1)
+        def test_in_a_rank(launch):
+            launch("trainer.py", launcher="python")
         """
     )
-    command = [sys.executable, "-m", "pytest", "-p", "accel", "-s", "--accel", "cpu:2", str(path)]
-    with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        seen = []
-        for line in process.stdout:
-            seen.append(line)
-            if (first := line.partition("the first line ")[2]) != "":
-                (pytester.path / first.strip()).touch()
-    output = "".join(seen)
-    assert process.returncode == 0, output
-    assert output.count("the last line") == 2
-    assert "2 passed" in output
+    for test in ("test_in_this_process", "test_in_a_rank"):
+        go = pytester.path / "go"
+        go.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", "-p", "accel", "-s", "--accel", "sim:1", f"{path}::{test}"]
+        with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            seen = []
+            for line in process.stdout:
+                seen.append(line)
+                if "the first line" in line:
+                    go.touch()
+        assert process.returncode == 0, "".join(seen)
+        assert any("the last line" in line for line in seen)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("marked", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["marked", "unmarked"])
 def test_a_killed_test_process_leaves_no_launched_process(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool
 ) -> None:
-    """The first test process that is killed is a rank, and the second one is that of the session."""
+    from pytest_accel.launch.launch_api import missing
+
+    if (reason := missing(launcher)) is not None:
+        pytest.skip(reason)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.path.joinpath("trainer.py").write_text(WAITS)
+    mark = "@pytest.mark.devices(2)\n" if marked else ""
     path = pytester.makepyfile(
-        """
-        import os
-        import pathlib
-
-        import pytest
-
-        HERE = pathlib.Path(__file__).parent
-
-        @pytest.mark.devices(2)
-        def test_in_a_rank(launch):
-            (HERE / "rank").write_text(str(os.getpid()))
-            launch("trainer.py", HERE / "of-rank", launcher="torchrun", nproc=2)
-
-        def test_in_the_session(launch):
-            (HERE / "session").write_text(str(os.getpid()))
-            launch("trainer.py", HERE / "of-session", launcher="python")
-        """
+        f"import os\nimport pathlib\nimport pytest\n\n{mark}def test_it(launch):\n"
+        "    here = pathlib.Path(__file__).parent\n"
+        "    (here / 'tester').write_text(str(os.getpid()))\n"
+        f"    launch('trainer.py', here, launcher={launcher!r}, nproc=2)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "accel", "-v", "--accel", "sim:2", str(path)]
+    command = [sys.executable, "-m", "pytest", "-p", "accel", "--accel", "sim:2", str(path)]
     with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) as process:
-        for tester, files in (("rank", ("of-rank-0", "of-rank-1")), ("session", ("of-session-0",))):
-            trainers = [psutil.Process(wait_for_number(pytester.path / file)) for file in files]
-            os.kill(wait_for_number(pytester.path / tester), signal.SIGKILL)
-            _, alive = psutil.wait_procs(trainers, timeout=scaled(_TIMEOUT))
-            assert alive == [], tester
+        files = [pytester.path / f"rank-{rank}" for rank in range(2)]
+        trainers = [psutil.Process(wait_for_number(file)) for file in files]
+        os.kill(wait_for_number(pytester.path / "tester"), signal.SIGKILL)
+        _, alive = psutil.wait_procs(trainers, timeout=scaled(_TIMEOUT))
+        assert alive == []
         assert process.stdout is not None
         output = process.stdout.read()
-    assert process.returncode == -signal.SIGKILL
-    assert "::test_in_a_rank FAILED" in output
+    if marked:
+        assert "SIGKILL" in output
 
 
 def wait_for_number(path: Path) -> int:
@@ -224,26 +237,30 @@ def wait_for_number(path: Path) -> int:
         time.sleep(0.02)
 
 
-@pytest.mark.long
-def test_launched_scripts_are_measured_for_coverage(
-    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
-) -> None:
+@pytest.mark.nightly
+def test_launched_scripts_are_measured_for_coverage(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pytest_cov")
+    for name in [name for name in os.environ if name.startswith("COV")]:
+        monkeypatch.delenv(name)
     pytester.path.joinpath(".coveragerc").write_text("[run]\nsource = .\npatch =\n    subprocess\n    _exit\n")
-    for name in ("in_rank.py", "in_session.py"):
-        pytester.path.joinpath(name).write_text("import sys\n\nif len(sys.argv) > 5:\n    print(5)\nprint(json := 1)\n")
+    pytester.path.joinpath("work.py").write_text(
+        "import sys\n\nif len(sys.argv) > 5:\n    print(5)\nprint(json := 1)\n"
+    )
     pytester.makepyfile(
         """
         import pytest
 
         @pytest.mark.devices(1)
         def test_in_a_rank(launch):
-            launch("in_rank.py", launcher="python", output=True)
+            launch("work.py", launcher="python", output=True)
 
         def test_in_this_process(launch):
-            launch("in_session.py", launcher="python", output=True)
+            launch("work.py", launcher="python", output=True)
         """
     )
-    result = session("-p", "pytest_cov", "--cov", "--cov-report=term-missing", "--accel", "sim:1")
-    result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines([rf"in_{place}\.py +4 +1 +75% +4" for place in ("rank", "session")])
+    for test in ("test_in_a_rank", "test_in_this_process"):
+        result = pytester.runpytest_subprocess(
+            "--cov", "--cov-report=term-missing", "--accel", "sim:1", "-p", "no:randomly", "-k", test
+        )
+        result.assert_outcomes(passed=1, deselected=1)
+        result.stdout.re_match_lines([r"work\.py +4 +1 +75% +4"])

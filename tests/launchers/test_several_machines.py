@@ -194,40 +194,28 @@ TWO_NODE_RESULTS = {
 }
 
 
-PLAIN_TEST = """
-    import os
-    import socket
-
-
-    def test_plain():
-        assert socket.gethostname() == "near-node"
-        assert not {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"} & os.environ.keys()
-"""
-
-
-def expect_plain_session(run: Run, launcher: str) -> None:
-    """Check that the processes on both machines have made one session, which has run `PLAIN_TEST` once."""
-    run.expect({"test_plain": "PASSED"})
+def expect_two_node_session(suite: Suite, run: Run, launcher: str) -> None:
+    """Check that `TWO_NODE_TESTS` have run in one session, which has reported everything once."""
+    run.expect(TWO_NODE_RESULTS)
     assert run.text.count("test session starts") == 1
     assert f"accel: {launcher}, 2 ranks on 2 nodes: near-node (rank 0), far-node (rank 1)\n" in run.text
-    assert run.text.count("1 passed") == 1
+    assert f"needs 3 ranks; {launcher} has started 2" in run.text
     assert run.code == 0
+    cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")
+    assert sorted(str(case.get("name")) for case in cases) == sorted(TWO_NODE_RESULTS)
 
 
 @pytest.mark.long
 def test_torchrun_starts_one_session_on_two_machines(suite: Suite, two_machines: Machines) -> None:
-    suite.write("test_it.py", PLAIN_TEST)
+    suite.write("test_it.py", TWO_NODE_TESTS)
 
-    run = suite.start(program=torchrun(two_machines, 1)).finish()
+    run = suite.start("--junitxml=report.xml", program=torchrun(two_machines, 1)).finish()
 
-    expect_plain_session(run, "torchrun")
+    expect_two_node_session(suite, run, "torchrun")
 
 
 @pytest.mark.long
-def test_failures_on_the_remote_machine_are_reported_and_counted_like_local_ones(
-    suite: Suite, two_machines: Machines
-) -> None:
-    """The session ends after the last failure that it allows."""
+def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -278,18 +266,10 @@ def test_failures_on_the_remote_machine_are_reported_and_counted_like_local_ones
 
         def test_passes(gather):
             assert gather(1) == [1, 1]
-
-
-        def test_fails_too(rank):
-            assert rank == 0
-
-
-        def test_next():
-            pass
         """,
     )
 
-    run = suite.start("--maxfail=7", program=srun(two_machines)).finish()
+    run = suite.start(program=srun(two_machines)).finish()
 
     run.expect(
         {
@@ -300,7 +280,6 @@ def test_failures_on_the_remote_machine_are_reported_and_counted_like_local_ones
             "test_differs": "FAILED",
             "test_leaves_a_process": "PASSED ERROR",
             "test_passes": "PASSED",
-            "test_fails_too": "FAILED",
         }
     )
     assert "rank 1: failed at test_it.py:13\n" in run.failure("test_fails")
@@ -314,7 +293,7 @@ def test_failures_on_the_remote_machine_are_reported_and_counted_like_local_ones
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=pytest.mark.nightly)])
 def test_mpirun_starts_one_session_on_two_machines(
     suite: Suite, two_machines: Machines, tmp_path: Path, flavour: str
 ) -> None:
@@ -332,18 +311,18 @@ def test_mpirun_starts_one_session_on_two_machines(
         flags = ["--mca", "plm_rsh_agent", shell, "--hostfile", str(hosts), "-npernode", "1"]
         flags += [word for name, value in rendezvous.items() for word in ("-x", f"{name}={value}")]
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
-    suite.write("test_it.py", PLAIN_TEST)
+    suite.write("test_it.py", TWO_NODE_TESTS)
 
     command = (*two_machines.on(0), program, *flags, "-n", "2", *PYTEST)
-    run = suite.start(program=command, environment=environment).finish()
+    run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
 
-    expect_plain_session(run, "mpirun")
+    expect_two_node_session(suite, run, "mpirun")
 
 
 @pytest.mark.long
 def test_srun_starts_one_session_on_two_machines(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
     nodes = [slurm.Node(*fields) for fields in zip(NAMES, ADDRESSES, map(two_machines.on, range(2)), strict=True)]
-    suite.write("test_it.py", PLAIN_TEST)
+    suite.write("test_it.py", TWO_NODE_TESTS)
     home = tmp_path / "home"
     home.mkdir()
     secret = home / ".pytest-accel-secret"
@@ -361,9 +340,9 @@ def test_srun_starts_one_session_on_two_machines(suite: Suite, two_machines: Mac
             "--ntasks=2",
             *PYTEST,
         )
-        run = suite.start(program=command, environment=environment).finish()
+        run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
 
-    expect_plain_session(run, "srun")
+    expect_two_node_session(suite, run, "srun")
 
 
 @pytest.mark.long
@@ -413,9 +392,8 @@ def test_slurm_accepts_the_example_batch_files(suite: Suite, two_machines: Machi
     assert run.code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_machines: Machines) -> None:
-    suite.write("test_two.py", TWO_NODE_TESTS)
     suite.write(
         "test_it.py",
         """
@@ -448,8 +426,8 @@ def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_
             assert gather(socket.gethostname()) == ["near-node", "far-node"]
 
 
-        @pytest.mark.distributed(5)
-        def test_more_ranks_than_started():
+        @pytest.mark.distributed(3, nodes=3)
+        def test_more_nodes():
             pass
 
 
@@ -460,27 +438,21 @@ def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_
     )
 
     # The processes also have the secret in the store of torchrun's agents.
-    environment = {"PYTEST_ACCEL_SECRET": SECRET}
-    run = suite.start("--junitxml=report.xml", program=torchrun(two_machines, 2), environment=environment).finish()
+    run = suite.start(program=torchrun(two_machines, 2), environment={"PYTEST_ACCEL_SECRET": SECRET}).finish()
 
     run.expect(
         {
-            **TWO_NODE_RESULTS,
             "test_all": "PASSED",
             "test_as_few_nodes_as_do": "PASSED",
             "test_one_on_each": "PASSED",
-            "test_more_ranks_than_started": "SKIPPED",
+            "test_more_nodes": "SKIPPED",
             "test_fails_on_one": "FAILED",
         }
     )
     assert "accel: torchrun, 4 ranks on 2 nodes: near-node (ranks 0-1), far-node (ranks 2-3)\n" in run.text
     assert "needs 3 nodes; torchrun has started ranks on 2" in run.text
-    assert "needs 5 ranks; torchrun has started 4" in run.text
     assert "rank 2: failed at test_it.py:38\n" in run.failure("test_fails_on_one")
-    assert run.text.count("test session starts") == 1
     assert run.code == 1
-    names = [case.get("name") for case in ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")]
-    assert sorted(map(str, names)) == sorted(run.results)
 
 
 ENDLESS = """
@@ -519,7 +491,23 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two_
     assert run.code == 1
 
 
-@pytest.mark.long
+@pytest.mark.nightly
+def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, two_machines: Machines) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = suite.start(program=srun(two_machines))
+    suite.read("rank-0")
+    suite.read("rank-1")
+    agent = launched_process(suite, "SLURM_PROCID", "1")
+
+    agent.kill()
+    run = session.finish()
+
+    assert f"srun has lost rank 1 (pid {agent.pid} on far-node)" in run.text
+    assert "test_next" not in run.results
+    assert run.code == 1
+
+
+@pytest.mark.nightly
 def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_killed(
     suite: Suite, two_machines: Machines
 ) -> None:
@@ -533,10 +521,22 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
     assert session.finish().code == 128 + signal.SIGKILL
 
 
-@pytest.mark.long
-def test_a_dead_fork_server_of_the_remote_machine_is_replaced_and_a_killed_launched_process_is_named(
-    suite: Suite, two_machines: Machines
-) -> None:
+@pytest.mark.nightly
+def test_ctrl_c_ends_both_machines(suite: Suite, two_machines: Machines) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = suite.start(program=srun(two_machines))
+    suite.read("rank-0")
+    suite.read("rank-1")
+
+    launched_process(suite, "SLURM_PROCID", "0").send_signal(signal.SIGINT)
+    run = session.finish()
+
+    assert "KeyboardInterrupt" in run.text
+    assert run.code == pytest.ExitCode.INTERRUPTED
+
+
+@pytest.mark.nightly
+def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -553,82 +553,70 @@ def test_a_dead_fork_server_of_the_remote_machine_is_replaced_and_a_killed_launc
 
 
         @pytest.mark.distributed(2, nodes=2)
-        def test_has_another_server(gather):
+        def test_next(gather):
             assert gather(1) == [1, 1]
-
-
-        @pytest.mark.distributed(2, nodes=2)
-        def test_loses_its_launched_process(rank):
-            Path(__file__).with_name(f"later-rank-{rank}").write_text("here\\n")
-            threading.Event().wait()
-
-
-        def test_next():
-            pass
         """,
     )
     session = suite.start(program=srun(two_machines))
     suite.read("rank-0")
     suite.read("rank-1")
 
-    agent = launched_process(suite, "SLURM_PROCID", "1")
-    (server,) = agent.children()
+    (server,) = (child for child in launched_process(suite, "SLURM_PROCID", "1").children())
     server.kill()
-    suite.read("later-rank-0")
-    suite.read("later-rank-1")
-    agent.kill()
     run = session.finish()
 
-    assert run.results["test_loses_its_server"] == "FAILED"
-    assert run.results["test_has_another_server"] == "PASSED"
+    run.expect({"test_loses_its_server": "FAILED", "test_next": "PASSED"})
     assert "ended with the fork server, which is gone" in run.failure("test_loses_its_server")
-    assert f"srun has lost rank 1 (pid {agent.pid} on far-node)" in run.text
-    assert "test_next" not in run.results
     assert run.code == 1
 
 
-@pytest.mark.long
-def test_ctrl_c_ends_both_machines_and_shows_what_their_ranks_have_written(
+@pytest.mark.nightly
+def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two_machines: Machines) -> None:
+    suite.write("test_it.py", TWO_NODE_TESTS)
+
+    run = suite.start("-k", "both or folder", program=srun(two_machines, private=[str(suite.temporary)])).finish()
+
+    run.expect({"test_both": "PASSED", "test_a_folder": "ERROR"})
+    assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
+    assert run.code == 1
+
+    # The machines share the suite's folder, like a checkout on a cluster.
+    options = ("-k", "both or folder", f"--basetemp={suite.path / 'tmp'}")
+    run = suite.start(*options, program=srun(two_machines, private=[str(suite.temporary)])).finish()
+
+    run.expect({"test_both": "PASSED", "test_a_folder": "PASSED"})
+    assert run.code == 0
+
+
+@pytest.mark.nightly
+def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(
     suite: Suite, two_machines: Machines
 ) -> None:
-    """Breakpoints of remote ranks are skipped. A temporary folder that the machines do not share is an error."""
     suite.write(
         "test_it.py",
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, nodes=2)
 
-
+        @pytest.mark.distributed(2, nodes=2)
         def test_writes(rank):
             print(f"from rank {rank}")
             if rank == 1:
                 breakpoint()
-
-
-        def test_a_folder(shared_tmp_path):
-            pass
         """,
     )
-    suite.write("test_later.py", ENDLESS)
-    session = suite.start("-s", program=srun(two_machines, private=[str(suite.temporary)]))
-    suite.read("rank-0")
-    suite.read("rank-1")
 
-    launched_process(suite, "SLURM_PROCID", "0").send_signal(signal.SIGINT)
-    run = session.finish()
+    run = suite.start("-s", program=srun(two_machines)).finish()
 
+    run.expect({})
     assert "[rank 0] from rank 0\n" in run.text
     assert "[rank 1] from rank 1\n" in run.text
-    assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
-    assert "KeyboardInterrupt" in run.text
-    assert "1 passed, 1 error in" in run.text
-    assert run.code == pytest.ExitCode.INTERRUPTED
+    assert "1 passed" in run.text
+    assert run.code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_each_machine_leases_its_own_devices(suite: Suite, two_machines: Machines) -> None:
-    """They share only a folder for --basetemp, like a checkout on a cluster."""
     suite.write(
         "test_it.py",
         """
@@ -673,18 +661,11 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two_machines: Machine
         @pytest.mark.parametrize("number", range(2))
         def test_near(number):
             assert socket.gethostname() == "near-node"
-
-
-        @pytest.mark.distributed(2, nodes=2)
-        def test_a_folder(shared_tmp_path, rank, gather):
-            (shared_tmp_path / f"rank-{rank}").touch()
-            gather(None)
-            assert {path.name for path in shared_tmp_path.iterdir()} == {"rank-0", "rank-1"}
         """,
     )
 
-    options = ("--accel=sim:4,shared", "--accel-spread", "--accel-wait=20", f"--basetemp={suite.path / 'tmp'}")
-    run = suite.start(*options, program=srun(two_machines, private=[str(suite.temporary)])).finish()
+    program = srun(two_machines, private=[str(suite.temporary)])
+    run = suite.start("--accel=sim:4,shared", "--accel-spread", "--accel-wait=20", program=program).finish()
 
     run.expect(
         {
@@ -694,18 +675,42 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two_machines: Machine
             "test_too_many": "SKIPPED",
             "test_near[0]": "PASSED",
             "test_near[1]": "PASSED",
-            "test_a_folder": "PASSED",
         }
     )
     assert "needs 5 sim devices; there are 4: 4 x sim (on near-node)" in run.text
     assert run.code == 0
 
 
-@pytest.mark.long
-def test_machines_with_different_arguments_are_refused(suite: Suite, two_machines: Machines) -> None:
-    suite.write("test_it.py", PLAIN_TEST)
+@pytest.mark.nightly
+def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Suite, two_machines: Machines) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
 
-    run = suite.start(program=srun(two_machines, far_args=["-k", "plain"])).finish()
+        pytestmark = pytest.mark.distributed(2, nodes=2)
+
+
+        def test_fails(rank):
+            assert rank == 0
+
+
+        def test_next():
+            pass
+        """,
+    )
+
+    run = suite.start("-x", program=srun(two_machines)).finish()
+
+    run.expect({"test_fails": "FAILED"})
+    assert run.code == 1
+
+
+@pytest.mark.nightly
+def test_machines_with_different_arguments_are_refused(suite: Suite, two_machines: Machines) -> None:
+    suite.write("test_it.py", TWO_NODE_TESTS)
+
+    run = suite.start(program=srun(two_machines, far_args=["-k", "both"])).finish()
 
     assert run.text.count("ERROR: the processes that srun has started differ in their arguments: rank 0 has -v ") == 1
     assert run.code == pytest.ExitCode.USAGE_ERROR
@@ -713,7 +718,7 @@ def test_machines_with_different_arguments_are_refused(suite: Suite, two_machine
 
 @pytest.mark.long
 def test_a_missing_address_or_secret_is_a_usage_error(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
-    suite.write("test_it.py", PLAIN_TEST)
+    suite.write("test_it.py", TWO_NODE_TESTS)
 
     run = suite.start(program=srun(two_machines, with_address=False)).finish()
 
@@ -745,7 +750,7 @@ def attacker(two_machines: Machines, machine: int, script: str, *args: str) -> I
 @pytest.mark.long
 def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
     """The impostor relays the challenges of two callers to each other, and sends a pickle to the first."""
-    suite.write("test_it.py", PLAIN_TEST)
+    suite.write("test_it.py", TWO_NODE_TESTS)
     marker = tmp_path / "mark"
 
     with attacker(
@@ -816,9 +821,9 @@ def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two_machines: Machines,
 def test_slow_strangers_do_not_delay_the_start_of_the_session(
     suite: Suite, two_machines: Machines, tmp_path: Path
 ) -> None:
-    suite.write("test_it.py", PLAIN_TEST)
+    suite.write("test_it.py", TWO_NODE_TESTS)
     ready = tmp_path / "ready"
-    session = suite.start(program=srun(two_machines, start_file=ready))
+    session = suite.start("--junitxml=report.xml", program=srun(two_machines, start_file=ready))
 
     with attacker(
         two_machines,
@@ -852,4 +857,4 @@ def test_slow_strangers_do_not_delay_the_start_of_the_session(
         ready.touch()
         run = session.finish()
 
-    expect_plain_session(run, "srun")
+    expect_two_node_session(suite, run, "srun")

@@ -220,7 +220,7 @@ def test_helpers_of_transformers_work_in_ranks(pair: Pair) -> None:
     assert "test requires multiple CUDA GPUs" in run.text
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @needs("lightning", "torchmetrics")
 def test_helpers_of_lightning_work_in_ranks(pair: Pair) -> None:
     pair.write("test_it.py", _LIGHTNING)
