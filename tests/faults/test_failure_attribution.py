@@ -82,9 +82,10 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
 
 
 @pytest.mark.long
-def test_a_failing_teardown_does_not_stop_the_timeout(suite: Suite) -> None:
+def test_failures_are_reported_where_they_happened(suite: Suite) -> None:
+    """The cases are a hang next to a failing teardown, a test that a rank lacks, and collectives that differ."""
     suite.write(
-        "test_it.py",
+        "test_teardown.py",
         """
         import threading
 
@@ -108,15 +109,8 @@ def test_a_failing_teardown_does_not_stop_the_timeout(suite: Suite) -> None:
                 threading.Event().wait()
         """,
     )
-    run = suite.run()
-    run.expect({"test_hang": "FAILED ERROR"})
-    assert "timed out after 2 s: rank 1 is at test_it.py:21; rank 0 had finished" in run.failure("test_hang")
-
-
-@pytest.mark.long
-def test_a_test_that_a_rank_does_not_have_is_an_error_of_this_test_only(suite: Suite) -> None:
     suite.write(
-        "test_it.py",
+        "test_missing.py",
         """
         import os
 
@@ -147,11 +141,55 @@ def test_a_test_that_a_rank_does_not_have_is_an_error_of_this_test_only(suite: S
             seen.append("before")
         """,
     )
+    suite.write(
+        "test_collectives.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        impatient = pytest.mark.distributed(2, timeout=2)
+
+
+        @impatient
+        def test_shapes(rank):
+            dist.barrier()
+            dist.all_reduce(torch.ones(3 if rank == 0 else 4))
+
+
+        @impatient
+        def test_operations(rank):
+            if rank == 0:
+                dist.all_reduce(torch.ones(3))
+            else:
+                dist.broadcast(torch.ones(3), src=0)
+        """,
+    )
     run = suite.run()
-    run.expect({"test_before": "PASSED", "test_of_the_others": "ERROR", "test_after": "PASSED"})
-    report = run.failure("test_of_the_others")
-    assert "has no test test_of_the_others in this rank; its tests here: test_before, test_after" in report
+    run.expect(
+        {
+            "test_hang": "FAILED ERROR",
+            "test_before": "PASSED",
+            "test_of_the_others": "ERROR",
+            "test_after": "PASSED",
+            "test_shapes": "FAILED",
+            "test_operations": "FAILED",
+        }
+    )
+    hang = "timed out after 2 s: rank 1 is at test_teardown.py:21; rank 0 had finished"
+    assert hang in run.failure("test_hang")
+    missing = run.failure("test_of_the_others")
+    assert "has no test test_of_the_others in this rank; its tests here: test_before, test_after" in missing
     assert "rank 1 could not run the test" in run.text
+    hint = "with --accel-debug, such a call raises an error on every rank"
+    report = run.failure("test_shapes").splitlines()
+    at = report.index("the ranks called all_reduce #2 with different shapes: rank 0 float32[3], rank 1 float32[4]")
+    assert report[at + 1] == hint
+    assert "rank 0: passed" in report
+    assert "rank 1 is in all_reduce #2 (float32[4]); all ranks of the group have reached it" in report
+    report = run.failure("test_operations").splitlines()
+    calls = "rank 0 all_reduce (float32[3]), rank 1 broadcast (float32[3])"
+    assert f"the ranks called different operations as collective #1: {calls}" in report
 
 
 @pytest.mark.long
@@ -236,43 +274,3 @@ def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
     assert 'conftest.py", line 22, in broken_end' in teardown_failure
     assert "_pytest" not in teardown_failure
     assert "\nthe fixture 'process_group' needs" in run.failure("test_no_group")
-
-
-@pytest.mark.long
-def test_a_timeout_names_the_collectives_that_differ(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-        import torch
-        import torch.distributed as dist
-
-        impatient = pytest.mark.distributed(2, timeout=2)
-
-
-        @impatient
-        def test_shapes(rank):
-            dist.barrier()
-            dist.all_reduce(torch.ones(3 if rank == 0 else 4))
-
-
-        @impatient
-        def test_operations(rank):
-            if rank == 0:
-                dist.all_reduce(torch.ones(3))
-            else:
-                dist.broadcast(torch.ones(3), src=0)
-
-        """,
-    )
-    run = suite.run()
-    run.expect({"test_shapes": "FAILED", "test_operations": "FAILED"})
-    hint = "with --accel-debug, such a call raises an error on every rank"
-    report = run.failure("test_shapes").splitlines()
-    at = report.index("the ranks called all_reduce #2 with different shapes: rank 0 float32[3], rank 1 float32[4]")
-    assert report[at + 1] == hint
-    assert "rank 0: passed" in report
-    assert "rank 1 is in all_reduce #2 (float32[4]); all ranks of the group have reached it" in report
-    report = run.failure("test_operations").splitlines()
-    calls = "rank 0 all_reduce (float32[3]), rank 1 broadcast (float32[3])"
-    assert f"the ranks called different operations as collective #1: {calls}" in report

@@ -108,14 +108,28 @@ def test_only_what_ranks_made_has_been_removed():
         os.unlink(f"/dev/shm/{RUN}_{name}")
 
 
-@pytest.mark.distributed(2)
-def test_server_is_killed(rank):
-    share(f"orphan_{rank}")
+def kill_server(rank, name):
+    share(f"{name}_{rank}")
     dist.barrier()
-    eventually(lambda: is_seen("orphan_0") and is_seen("orphan_1"))
+    eventually(lambda: is_seen(f"{name}_0") and is_seen(f"{name}_1"))
     if rank == 1:
         os.kill(os.getppid(), signal.SIGKILL)
     signal.pause()
+
+
+# The first fork server is a copy, whose parent removes the files. The second is not a copy.
+@pytest.mark.distributed(2)
+def test_copied_server_is_killed(rank):
+    kill_server(rank, "copy")
+
+
+def test_orphans_of_the_copy_have_been_removed():
+    eventually(lambda: not left(""))
+
+
+@pytest.mark.distributed(2)
+def test_server_without_a_copy_is_killed(rank):
+    kill_server(rank, "alone")
 
 
 def test_orphans_have_been_removed():
@@ -124,36 +138,6 @@ def test_orphans_have_been_removed():
     )
     run = suite.start("-W", "ignore::pytest_accel.LeftoverWarning").finish(timeout=150)
     passed = dict.fromkeys(run.results, "PASSED")
-    run.expect(passed | {"test_dies": "FAILED", "test_server_is_killed": "FAILED"})
-    assert len(passed) == 9
-
-
-@pytest.mark.nightly
-def test_files_are_removed_if_a_fork_server_without_a_copy_is_killed(suite: Suite) -> None:
-    """Kill a fork server that is a copy, whose parent removes the files, and then one that is not a copy."""
-    (suite.path / "test_it.py").write_text(
-        HEAD.replace("RUN_ID", suite.run_id)
-        + """
-@pytest.mark.distributed(2)
-@pytest.mark.parametrize("server", ["copy", "alone"])
-def test_server_is_killed(rank, server):
-    share(f"{server}_{rank}")
-    dist.barrier()
-    eventually(lambda: is_seen(f"{server}_0") and is_seen(f"{server}_1"))
-    if rank == 1:
-        os.kill(os.getppid(), signal.SIGKILL)
-    signal.pause()
-
-
-def test_all_are_removed():
-    eventually(lambda: not left(""))
-"""
-    )
-    run = suite.start().finish(timeout=150)
-    run.expect(
-        {
-            "test_server_is_killed[copy]": "FAILED",
-            "test_server_is_killed[alone]": "FAILED",
-            "test_all_are_removed": "PASSED",
-        }
-    )
+    failed = ("test_dies", "test_copied_server_is_killed", "test_server_without_a_copy_is_killed")
+    run.expect(passed | dict.fromkeys(failed, "FAILED"))
+    assert len(passed) == 11
