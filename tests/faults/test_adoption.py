@@ -49,14 +49,51 @@ class Case(MultiProcessTestCase):
 INI = "[pytest]\naccel = sim:4\nfilterwarnings = error\naccel_adopt = torch\n"
 
 
-def write_adopted_tests(suite: Suite, files: dict[str, str], more_ini: str = "") -> None:
-    """Write test files, each with `HEAD` before its text, and an ini file that adopts torch's test cases."""
+def write_adopted_tests(suite: Suite, tests: str, more_ini: str = "") -> None:
+    """Write `tests` after `HEAD` to a test file, and an ini file that adopts torch's test cases."""
     suite.write("pytest.ini", INI + more_ini)
-    for name, text in files.items():
-        (suite.path / name).write_text(HEAD + text)
+    suite.write("test_torch.py", "")
+    (suite.path / "test_torch.py").write_text(HEAD + tests)
 
 
-WARM_TESTS = """
+@pytest.mark.nightly
+def test_an_adopted_class_has_the_same_verdicts_as_without_adoption(suite: Suite) -> None:
+    write_adopted_tests(
+        suite,
+        """
+class TestBoth(Case):
+    def test_adds_up(self):
+        self.make_group()
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        self.assertEqual(ones.item(), 2)
+
+    def test_fails_on_rank_1(self):
+        self.make_group()
+        self.assertEqual(self.rank, 0)
+
+    @skip_if_lt_x_gpu(2)
+    def test_skips(self):
+        pass
+""",
+    )
+
+    adopted = suite.run()
+    not_adopted = suite.start("-o", "accel_adopt=").finish(timeout=300)  # Slow: torch starts six interpreters.
+
+    expected = {"test_adds_up": "PASSED", "test_fails_on_rank_1": "FAILED", "test_skips": "SKIPPED"}
+    adopted.expect(expected)
+    not_adopted.expect(expected)
+    assert "rank 1: " in adopted.text
+    assert "Process 1 exited with error code 10" in not_adopted.text
+    assert "Scalars are not equal!" in adopted.failure("TestBoth.test_fails_on_rank_1")
+
+
+@pytest.mark.long
+def test_each_test_has_new_groups_and_files_in_the_same_ranks(suite: Suite) -> None:
+    write_adopted_tests(
+        suite,
+        """
 seen = []
 
 
@@ -124,8 +161,21 @@ class TestPlain(DistributedTestBase):
 def test_other(rank):
     assert len(seen) == 5 - 1 and not dist.is_initialized()
     assert os.environ["RANK"] == str(rank)
-"""
-RPC_TESTS = """
+""",
+    )
+
+    run = suite.run()
+
+    assert set(run.results.values()) == {"PASSED"}, run.text
+    assert len(run.results) == 9
+    assert list(suite.temporary.glob("tmp*")) == []  # Without adoption, torch would leave these files.
+
+
+@pytest.mark.long
+def test_rpc_classes_run_in_new_processes(suite: Suite) -> None:
+    write_adopted_tests(
+        suite,
+        """
 import torch.distributed.rpc as rpc
 from torch.testing._internal.dist_utils import dist_init, worker_name
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
@@ -156,8 +206,19 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
     @dist_init(setup_rpc=False)
     def test_without(self):
         assert not begun
-"""
-SPAWNED_TESTS = """
+""",
+    )
+
+    run = suite.run()
+
+    run.expect({"test_references": "PASSED", "test_references_once_more": "PASSED", "test_without": "PASSED"})
+
+
+@pytest.mark.nightly
+def test_a_rank_runs_a_test_as_a_process_spawned_by_torch_does(suite: Suite) -> None:
+    write_adopted_tests(
+        suite,
+        """
 class TestParent(MultiProcessTestCase):
     @property
     def world_size(self):
@@ -196,41 +257,33 @@ class TestUnstarted(MultiProcessTestCase):
 
     def test_nothing_runs(self):
         pass
-"""
+
+
+class TestBadSetUp(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        raise ValueError("no set up")
+
+    def test_never(self):
+        pass
+""",
+    )
+
+    run = suite.run("-rs")
+
+    run.expect({"test_child": "PASSED", "test_nothing_runs": "SKIPPED", "test_never": "FAILED"})
+    assert "its setUp has started no processes" in run.text
+    assert "ranks 0-1: failed" in run.failure("TestBadSetUp.test_never")
 
 
 @pytest.mark.long
-def test_ranks_run_adopted_tests_as_processes_spawned_by_torch_do(suite: Suite) -> None:
-    """Each test has new groups and files in the same ranks. Only RPC classes have new ranks for each test."""
-    files = {"test_warm.py": WARM_TESTS, "test_rpc.py": RPC_TESTS, "test_spawned.py": SPAWNED_TESTS}
-    write_adopted_tests(suite, files)
-
-    run = suite.run("-rs", *files)
-
-    warm = ["1_leaves_its_groups", "2_ends_its_groups", "3_leaves_its_environment", "4_is_in_the_same_processes"]
-    warm += ["5_knows_its_rank_alone", "in_the_environment", "of_its_own", "file", "other"]
-    rpc = ["references", "references_once_more", "without"]
-    run.expect({f"test_{name}": "PASSED" for name in [*warm, *rpc, "child"]} | {"test_nothing_runs": "SKIPPED"})
-    assert list(suite.temporary.glob("tmp*")) == []  # Without adoption, torch would leave these files.
-    assert "its setUp has started no processes" in run.text
-
-
-EXIT_TESTS = """
+def test_the_exit_of_each_rank_counts(suite: Suite) -> None:
+    write_adopted_tests(
+        suite,
+        """
 class TestEnds(Case):
-    def test_adds_up(self):
-        self.make_group()
-        ones = torch.ones(1)
-        dist.all_reduce(ones)
-        self.assertEqual(ones.item(), 2)
-
-    def test_fails_on_rank_1(self):
-        self.make_group()
-        self.assertEqual(self.rank, 0)
-
-    @skip_if_lt_x_gpu(2)
-    def test_too_few_gpus(self):
-        pass
-
     def test_exit_0(self):
         sys.exit(0)
 
@@ -279,19 +332,41 @@ class TestDies(MultiProcessTestCase):
 
     def test_abort(self):
         os.abort()
+""",
+        "accel_rules = **::test_hang: distributed(timeout=3)\n",
+    )
+
+    run = suite.run("-rs")
+
+    run.expect(
+        {
+            "test_exit_0": "PASSED",
+            "test_exit_3": "FAILED",
+            "test_skip_on_1": "FAILED",
+            "test_skip_of_torch": "SKIPPED",
+            "test_no_mpi": "SKIPPED",
+            "test_ends_quietly": "FAILED",
+            "test_segfault": "FAILED",
+            "test_hang": "FAILED",
+            "test_after_all": "PASSED",
+            "test_abort": "PASSED",
+        }
+    )
+    assert "the rank called sys.exit(3)" in run.failure("TestEnds.test_exit_3")
+    assert "the ranks disagree in the call phase: rank 1 skipped" in run.failure("TestEnds.test_skip_on_1")
+    assert "Skipped due to odd world size." in run.text
+    assert "rank 1 exited with status 0" in run.failure("TestEnds.test_ends_quietly")
+    assert "rank 1 was killed by SIGSEGV" in run.failure("TestEnds.test_segfault")
+    hang = run.failure("TestEnds.test_hang")
+    assert "3 s" in hang
+    assert re.search(r"at test_torch\.py:\d+ in test_hang", hang)
 
 
-class TestBadSetUp(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        raise ValueError("no set up")
-
-    def test_never(self):
-        pass
-"""
-UNSUPPORTED_TESTS = """
+@pytest.mark.nightly
+def test_unsupported_classes_are_not_adopted(suite: Suite) -> None:
+    write_adopted_tests(
+        suite,
+        """
 class TestUnknown(MultiProcessTestCase):
     @property
     def world_size(self):
@@ -316,8 +391,32 @@ class TestThreads(MultiThreadedTestCase):
 class TestMarked(Case):
     def test_size(self):
         pass
-"""
-FORGED_TESTS = """
+""",
+    )
+
+    run = suite.run("-n", "1")
+
+    run.expect({"test_alone": "PASSED", "test_threads": "PASSED", "test_size": "FAILED"})
+    assert "test_torch.py::TestUnknown is not adopted: reading its world_size raised KeyError: " in run.text
+    assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
+
+
+@pytest.mark.nightly
+def test_an_unknown_harness_is_a_usage_error(suite: Suite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
+
+    run = suite.run()
+
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert "ini option accel_adopt: must be torch or empty, got 'jax'" in run.text
+
+
+@pytest.mark.long
+def test_ranks_reject_unsigned_values_in_the_store(suite: Suite) -> None:
+    """Rank 0 sends the test's file name and environment through the world's store, to which others can write too."""
+    write_adopted_tests(
+        suite,
+        """
 import json
 
 from pytest_accel.rank.context import RANK
@@ -335,79 +434,11 @@ def forged(pytestconfig):
 class TestForged(Case):
     def test_environment(self):
         assert "LD_PRELOAD" not in os.environ
-"""
-
-
-@pytest.mark.long
-def test_exits_of_ranks_unsupported_classes_and_forged_values_are_reported(suite: Suite) -> None:
-    """Rank 0 sends the test's file name and environment through the world's store, to which others can write too."""
-    files = {"test_exits.py": EXIT_TESTS, "test_unsupported.py": UNSUPPORTED_TESTS, "test_forged.py": FORGED_TESTS}
-    write_adopted_tests(suite, files, "accel_rules = **::test_hang: distributed(timeout=3)\n")
-
-    run = suite.run("-rs", "-n1")
-
-    run.expect(
-        {
-            "test_adds_up": "PASSED",
-            "test_fails_on_rank_1": "FAILED",
-            "test_exit_0": "PASSED",
-            "test_exit_3": "FAILED",
-            "test_skip_on_1": "FAILED",
-            "test_skip_of_torch": "SKIPPED",
-            "test_too_few_gpus": "SKIPPED",
-            "test_no_mpi": "SKIPPED",
-            "test_ends_quietly": "FAILED",
-            "test_segfault": "FAILED",
-            "test_hang": "FAILED",
-            "test_after_all": "PASSED",
-            "test_abort": "PASSED",
-            "test_never": "FAILED",
-            "test_alone": "PASSED",
-            "test_threads": "PASSED",
-            "test_size": "FAILED",
-            "test_environment": "FAILED",
-        }
+""",
     )
-    failure = run.failure("TestEnds.test_fails_on_rank_1")
-    assert "rank 1: " in failure
-    assert "Scalars are not equal!" in failure
-    assert "the rank called sys.exit(3)" in run.failure("TestEnds.test_exit_3")
-    assert "the ranks disagree in the call phase: rank 1 skipped" in run.failure("TestEnds.test_skip_on_1")
-    assert "Skipped due to odd world size." in run.text
-    assert "rank 1 exited with status 0" in run.failure("TestEnds.test_ends_quietly")
-    assert "rank 1 was killed by SIGSEGV" in run.failure("TestEnds.test_segfault")
-    hang = run.failure("TestEnds.test_hang")
-    assert "3 s" in hang
-    assert re.search(r"at test_exits\.py:\d+ in test_hang", hang)
-    assert "ranks 0-1: failed" in run.failure("TestBadSetUp.test_never")
-    assert "test_unsupported.py::TestUnknown is not adopted: reading its world_size raised KeyError: " in run.text
-    assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
-    message = r"E .*'adopted \d+ start' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
-    assert re.search(message, run.failure("TestForged.test_environment"))
-
-
-@pytest.mark.long
-def test_torch_starts_the_processes_if_the_option_is_empty(suite: Suite) -> None:
-    tests = """
-class TestAlone(Case):
-    world_size = 1  # Each process that torch starts imports torch anew, which takes seconds.
-
-    def test_fails(self):
-        self.assertEqual(self.rank, 1)
-"""
-    write_adopted_tests(suite, {"test_it.py": tests})
-
-    run = suite.start("-o", "accel_adopt=").finish(timeout=150)
-
-    run.expect({"test_fails": "FAILED"})
-    assert "Process 0 exited with error code 10" in run.text
-
-
-@pytest.mark.long
-def test_an_unknown_harness_is_a_usage_error(suite: Suite) -> None:
-    suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
 
     run = suite.run()
 
-    assert run.code == pytest.ExitCode.USAGE_ERROR
-    assert "ini option accel_adopt: must be torch or empty, got 'jax'" in run.text
+    run.expect({"test_environment": "FAILED"})
+    message = r"E .*'adopted 1 start' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
+    assert re.search(message, run.text), run.text

@@ -61,6 +61,10 @@ _TESTS = """
         lose_the_server(rank, "teardown")
 
 
+    def test_setup(lost_in_setup):
+        pass
+
+
     def test_call(rank):
         lose_the_server(rank, "call")
         tensor = torch.ones(1)
@@ -72,7 +76,8 @@ _TESTS = """
         pass
 
 
-    def test_lost_in_setup_fails_the_second_time(lost_in_setup, rank):
+    def test_fails_the_second_time(rank):
+        lose_the_server(rank, "fails")
         assert rank == 0
 
 
@@ -91,40 +96,52 @@ _TESTS = """
 """
 
 
-def test_a_test_is_retried_if_the_fork_server_dies_and_its_second_result_counts(suite: Suite) -> None:
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("setup", marks=pytest.mark.nightly),
+        "call",
+        pytest.param("teardown", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite, phase: str) -> None:
     suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel-retry-dead", "--junitxml=report.xml")
-    run.expect(
-        {
-            "test_call": "PASSED",
-            "test_teardown": "PASSED",
-            "test_lost_in_setup_fails_the_second_time": "FAILED",
-            "test_each_time": "FAILED",
-            "test_own_fault": "FAILED",
-        }
-    )
-    phases = {
-        "test_call": "",
-        "test_teardown": " in the teardown phase",
-        "test_lost_in_setup_fails_the_second_time": " in the setup phase",
-        "test_each_time": "",
+    run = suite.run("--accel-retry-dead", "-k", f"test_{phase}", "--junitxml=report.xml")
+    run.expect({f"test_{phase}": "PASSED"})
+    when = "" if phase == "call" else f" in the {phase} phase"
+    reason = f"ranks 0-1 {_SERVER_LOST}{when} (the fork server was lost)"
+    assert _retried_tests(run) == {f"test_{phase}": reason}
+    properties = xml.etree.ElementTree.parse(suite.path / "report.xml").findall(".//property[@name='accel_retried']")
+    assert [found.attrib["value"] for found in properties] == [reason]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("test", ["test_fails_the_second_time", "test_each_time", "test_own_fault"])
+def test_the_result_of_the_retry_counts(suite: Suite, test: str) -> None:
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("--accel-retry-dead", "-k", test)
+    run.expect({test: "FAILED"})
+    expected_texts = {
+        "test_fails_the_second_time": "AssertionError",
+        "test_each_time": f"ranks 0-1 {_SERVER_LOST}",
+        "test_own_fault": "rank 1 exited with status 0",
     }
-    reasons = {test: f"ranks 0-1 {_SERVER_LOST}{when} (the fork server was lost)" for test, when in phases.items()}
-    assert _retried_tests(run) == reasons
-    assert "AssertionError" in run.failure("test_lost_in_setup_fails_the_second_time")
-    assert f"ranks 0-1 {_SERVER_LOST}" in run.failure("test_each_time")
-    assert "rank 1 exited with status 0" in run.failure("test_own_fault")
-    properties = {
-        case.attrib["name"]: found.attrib["value"]
-        for case in xml.etree.ElementTree.parse(suite.path / "report.xml").iter("testcase")
-        for found in case.iterfind(".//property[@name='accel_retried']")
-    }
-    assert properties == reasons
+    assert expected_texts[test] in run.failure(test)
+    assert set(_retried_tests(run)) == {test} - {"test_own_fault"}
 
 
 def _retried_tests(run: Run) -> dict[str, str]:
     """Return the tests that the summary lists as retried, with the reason of each."""
     return dict(re.findall(r"^test_it\.py::(\w+): (.*)$", run.text.partition(_HEADLINE)[2], re.MULTILINE))
+
+
+@pytest.mark.nightly
+def test_without_the_option_the_death_is_reported_and_not_retried(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("-k", "test_call or test_own_fault")
+    run.expect({"test_call": "FAILED", "test_own_fault": "FAILED"})
+    assert _SERVER_LOST in run.failure("test_call")
+    assert _HEADLINE not in run.text
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
-def test_reports_of_dead_and_hanging_ranks_show_stacks_source_lines_and_output(suite: Suite) -> None:
+def test_the_report_of_a_dead_rank_shows_the_stacks_of_the_other_ranks(suite: Suite) -> None:
     suite.write(
-        "test_death.py",
+        "test_it.py",
         """
         import os
         import signal
@@ -37,8 +37,22 @@ def test_reports_of_dead_and_hanging_ranks_show_stacks_source_lines_and_output(s
             stands_here(shared_tmp_path, rank)
         """,
     )
+    run = suite.run()
+    run.expect({"test_death": "FAILED"})
+    report = run.failure("test_death")
+    assert "rank 2 was killed by SIGKILL" in report
+    assert "ranks 0-1: passed" in report
+    _, _, stacks = report.partition("[ranks 0-1] stacks at that time")
+    assert re.search(r"^> +while not os\.stat\(stack\)\.st_size: pass$", stacks, re.MULTILINE)
+    assert "test_it.py:12 in stands_here" in stacks
+    assert ">       stands_here(shared_tmp_path, rank)" in stacks
+    assert "_pytest" not in stacks
+
+
+@pytest.mark.long
+def test_a_hang_shows_native_frames(suite: Suite) -> None:
     suite.write(
-        "test_hang.py",
+        "test_it.py",
         """
         import time
 
@@ -54,8 +68,26 @@ def test_reports_of_dead_and_hanging_ranks_show_stacks_source_lines_and_output(s
             dist.all_reduce(torch.ones(1))
         """,
     )
+    run = suite.run()
+    run.expect({"test_hang": "FAILED"})
+    report = run.failure("test_hang")
+    message = "timed out after 2 s: rank 1 is at test_it.py:12; rank 0 is stuck in all_reduce #1 at test_it.py:13"
+    assert f"E   {message}\n\ntest_it.py:12: RankHung" in report
+    assert f"FAILED test_it.py::test_hang - {message}" in run.text
+    assert ">       dist.all_reduce(torch.ones(1))" in report.partition("[rank 0] stacks")[2]
+    waiting, sleeping = report.partition("[rank 0] native frames")[2].split("[rank 1] native frames")
+    assert "Work::wait (libtorch_cpu.so)" in waiting
+    assert "all_reduce (torch/distributed/distributed_c10d.py:" in waiting
+    assert "pybind11" not in waiting
+    assert "nanosleep (libc.so.6)" in sleeping
+    assert "test_hang (test_it.py:12)" in sleeping
+    assert "_pytest" not in report.partition("- rerun -")[0]
+    assert max(map(len, report.splitlines())) <= 160
+
+
+def test_a_crash_shows_the_source_lines_and_the_output(suite: Suite) -> None:
     suite.write(
-        "test_crash.py",
+        "test_it.py",
         """
         import ctypes
         import os
@@ -88,40 +120,15 @@ def test_reports_of_dead_and_hanging_ranks_show_stacks_source_lines_and_output(s
         """,
     )
     run = suite.run()
-    tests = ("test_death", "test_hang", "test_crash", "test_child_crashes")
-    run.expect(dict.fromkeys(tests, "FAILED"))
-
-    report = run.failure("test_death")
-    assert "rank 2 was killed by SIGKILL" in report
-    assert "ranks 0-1: passed" in report
-    _, _, stacks = report.partition("[ranks 0-1] stacks at that time")
-    assert re.search(r"^> +while not os\.stat\(stack\)\.st_size: pass$", stacks, re.MULTILINE)
-    assert "test_death.py:12 in stands_here" in stacks
-    assert ">       stands_here(shared_tmp_path, rank)" in stacks
-    assert "_pytest" not in stacks
-
-    report = run.failure("test_hang")
-    message = "timed out after 2 s: rank 1 is at test_hang.py:12; rank 0 is stuck in all_reduce #1 at test_hang.py:13"
-    assert f"E   {message}\n\ntest_hang.py:12: RankHung" in report
-    assert f"FAILED test_hang.py::test_hang - {message}" in run.text
-    assert ">       dist.all_reduce(torch.ones(1))" in report.partition("[rank 0] stacks")[2]
-    waiting, sleeping = report.partition("[rank 0] native frames")[2].split("[rank 1] native frames")
-    assert "Work::wait (libtorch_cpu.so)" in waiting
-    assert "all_reduce (torch/distributed/distributed_c10d.py:" in waiting
-    assert "pybind11" not in waiting
-    assert "nanosleep (libc.so.6)" in sleeping
-    assert "test_hang (test_hang.py:12)" in sleeping
-    assert "_pytest" not in report.partition("- rerun -")[0]
-    assert max(map(len, report.splitlines())) <= 160
-
+    run.expect({"test_crash": "FAILED", "test_child_crashes": "FAILED"})
     report = run.failure("test_crash")
-    message = "rank 1 was killed by SIGSEGV at test_crash.py:12 in crash"
-    assert f"FAILED test_crash.py::test_crash - {message}" in run.text
+    message = "rank 1 was killed by SIGSEGV at test_it.py:12 in crash"
+    assert f"FAILED test_it.py::test_crash - {message}" in run.text
     assert "rank 1 of 2 on sim\n\n    def test_crash(rank):\n" in report
-    assert ">       crash(rank)\n\ntest_crash.py:18: \n" in report
-    assert ">           ctypes.string_at(0)\n\ntest_crash.py:12: \n" in report
+    assert ">       crash(rank)\n\ntest_it.py:18: \n" in report
+    assert ">           ctypes.string_at(0)\n\ntest_it.py:12: \n" in report
     assert f"E   {message}\n" in report
-    assert "rank 1: died\nrank 0: lost its connection after rank 1 died, at test_crash.py:19\n" in report
+    assert "rank 1: died\nrank 0: lost its connection after rank 1 died, at test_it.py:19\n" in report
     assert "before the crash of 1" in report
     for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "last output"):
         assert text not in report.partition("- Captured log call")[0]
@@ -130,8 +137,7 @@ def test_reports_of_dead_and_hanging_ranks_show_stacks_source_lines_and_output(s
     assert "Fatal Python error: Segmentation fault" in report.partition("[rank 1] last output")[2]
 
 
-@pytest.mark.long(except_for="line")
-@pytest.mark.parametrize("style", ["line", "no"])
+@pytest.mark.parametrize("style", ["long", "short", "line", "native", "no"])
 def test_a_hang_is_shown_with_every_traceback_style(suite: Suite, style: str) -> None:
     suite.write(
         "test_it.py",

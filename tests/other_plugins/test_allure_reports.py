@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -95,22 +97,6 @@ _SUITE = """
         with allure.step("here"):
             pass
     """
-_FAILING_RANKS = """
-    import os
-
-    import allure
-    import pytest
-
-    @pytest.mark.distributed(2, device="cpu")
-    def test_one_fails():
-        allure.attach("before", "before")
-        assert os.environ.get("RANK") != "1", "rank 1 has another number"
-
-    @pytest.mark.distributed(2, device="cpu")
-    def test_one_dies():
-        if os.environ.get("RANK") == "1":
-            os._exit(3)
-    """
 
 
 _VOLATILE_KEYS = ("uuid", "start", "stop", "timestamp")
@@ -168,15 +154,10 @@ def test_allure_has_one_result_for_each_test(pair: Pair) -> None:
     expected, fixtures, global_entries = _read_results(pair.plain.path / "results")
     assert len(global_entries) == 2
     for workers in ((), ("-n2",)):
-        if workers:
-            pair.marked.write("test_ranks_fail.py", _FAILING_RANKS)
         run = pair.marked.run(*options, *workers)
-        outcomes = {name: result for name, result in run.outcomes().items() if not name.startswith("test_one")}
-        assert (run.ret, outcomes) == (plain.ret, plain.outcomes())
+        assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
         results, merged_fixtures, merged_global_entries = _read_results(pair.marked.path / "results")
         assert merged_global_entries == global_entries
-        if workers:
-            _check_tracebacks(results.pop("test_one_fails"), results.pop("test_one_dies"))
         assert results.keys() == expected.keys()
         differs = results.pop("test_differs_by_rank")
         for name, result in results.items():
@@ -211,8 +192,29 @@ def test_allure_has_one_result_for_each_test(pair: Pair) -> None:
             ]
 
 
-def _check_tracebacks(failed: dict[str, Any], died: dict[str, Any]) -> None:
-    """Check the results of a test that fails on rank 1, and of a test that kills rank 1."""
+def test_allure_shows_tracebacks_of_ranks(pair: Pair) -> None:
+    pair.plugin("allure_pytest")
+    pair.write(
+        "test_it.py",
+        """
+        import os
+        import allure
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_one_fails():
+            allure.attach("before", "before")
+            assert os.environ.get("RANK") != "1", "rank 1 has another number"
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_one_dies():
+            if os.environ.get("RANK") == "1":
+                os._exit(3)
+        """,
+    )
+    assert pair.marked.run("--alluredir=results").ret == 1
+    results, *_ = _read_results(pair.marked.path / "results")
+    failed, died = results["test_one_fails"], results["test_one_dies"]
     assert (failed["status"], died["status"]) == ("failed", "broken")
     trace = failed["statusDetails"]["trace"]
     assert 'assert os.environ.get("RANK") != "1"' in trace
@@ -220,3 +222,11 @@ def _check_tracebacks(failed: dict[str, Any], died: dict[str, Any]) -> None:
     assert "rank 0: passed" in trace
     assert failed["attachments"] == [{"name": "before", "source": "before"}]
     assert "rank 1 exited with status 3" in died["statusDetails"]["message"]
+
+
+@pytest.mark.nightly
+def test_allure_without_alluredir_changes_no_outcome(pair: Pair) -> None:
+    pair.plugin("allure_pytest")
+    pair.write("test_it.py", _SUITE)
+    plain, run = pair.plain.run(), pair.marked.run()
+    assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -25,7 +27,17 @@ _HEAD = """
             assert dist.get_world_size() == 2
             dist.barrier()
 """
-_SMALL_FIXTURES = """
+
+
+@needs("pytest_mock", "pytest_subprocess", "pytest_env", "pytest_freezer", "faker")
+def test_fixtures_of_plugins_work_in_ranks(pair: Pair) -> None:
+    pair.plugin("pytest_mock", "pytest_subprocess.fixtures", "pytest_env.plugin", "pytest_freezer")
+    pair.plugin("faker.contrib.pytest.plugin")
+    pair.ini("env =\n  SERVICE=from the ini file")
+    pair.write(
+        "test_fixtures.py",
+        _HEAD
+        + """
     import datetime
     import subprocess
 
@@ -86,8 +98,21 @@ _SMALL_FIXTURES = """
 
 
     test_unmarked.pytestmark = []
-    """
-_FACTORIES = """
+    """,
+    )
+    _, marked = pair.run_both()
+    assert marked.count() == {"PASSED": 7, "FAILED": 3}
+    # Faker has the same seed in all ranks and in the plain session.
+    assert pair.plain.read("names.1") == pair.marked.read("names.0") == pair.marked.read("names.1") != []
+
+
+@needs("pytest_factoryboy")
+def test_factories_of_pytest_factoryboy_work_in_ranks(pair: Pair) -> None:
+    pair.plugin("pytest_factoryboy.plugin")
+    pair.write(
+        "test_books.py",
+        _HEAD
+        + """
     import factory
     from pytest_factoryboy import register
 
@@ -142,8 +167,19 @@ _FACTORIES = """
 
     def test_unmarked(book):
         assert book.author.name == "Ada"
-    """
-_HTTP_SERVERS = """
+    """,
+    )
+    _, marked = pair.run_both()
+    assert marked.count() == {"PASSED": 3, "FAILED": 1}
+
+
+@needs("pytest_httpserver")
+def test_each_rank_has_its_own_http_server(pair: Pair) -> None:
+    pair.plugin("pytest_httpserver.pytest_plugin")
+    pair.write(
+        "test_server.py",
+        _HEAD
+        + """
     import urllib.request
 
 
@@ -178,96 +214,17 @@ _HTTP_SERVERS = """
     def test_unmarked(httpserver):
         httpserver.expect_request("/").respond_with_data("hello")
         assert get(httpserver.url_for("/")) == b"hello"
-    """
-_ALLURE = """
-    import allure
+    """,
+    )
+    _, marked = pair.run_both()
+    assert marked.count() == {"PASSED": 3, "FAILED": 1}
 
 
-    @two
-    @allure.title("Number {number}")
-    @pytest.mark.parametrize("number", [1])
-    def test_steps(number):
-        with allure.step("outer"):
-            allure.attach("words", "text")
-        allure.dynamic.parameter("seed", 3)
-        in_ranks()
-
-
-    @two
-    def test_fails_in_a_step():
-        with allure.step("last"):
-            assert not LAST
-
-
-    def test_unmarked():
-        with allure.step("here"):
-            pass
-    """
-_EXTERNAL_PROCESSES = """
-    import sys
-
-    from xprocess import ProcessStarter
-
-
-    @pytest.fixture(scope="module")
-    def external(xprocess):
-        class Starter(ProcessStarter):
-            pattern = "ready"
-            args = [sys.executable, "-uc", "import time; print('ready'); time.sleep(600)"]
-
-        pid, log = xprocess.ensure("sleeper", Starter)
-        yield pid
-        xprocess.getinfo("sleeper").terminate()
-
-
-    @two
-    def test_passes(external, request):
-        assert os.path.exists(f"/proc/{external}") or sys.platform != "linux"
-        if "RANK" in os.environ:
-            assert len(set(request.getfixturevalue("gather")(external))) == 2
-
-
-    @two
-    def test_fails(external):
-        assert not LAST
-
-
-    def test_unmarked(external):
-        assert external
-    """
-
-
-@needs("pytest_mock", "pytest_subprocess", "pytest_env", "pytest_freezer", "faker")
-@needs("pytest_factoryboy", "pytest_httpserver", "xprocess", "allure_pytest")
-def test_fixtures_of_plugins_work_in_ranks(pair: Pair) -> None:
-    """Each rank has its own HTTP server and its own external process. Without an option, allure writes nothing."""
-    pair.plugin("pytest_mock", "pytest_subprocess.fixtures", "pytest_env.plugin", "pytest_freezer")
-    pair.plugin("faker.contrib.pytest.plugin", "pytest_factoryboy.plugin", "pytest_httpserver.pytest_plugin")
-    pair.plugin("xprocess.pytest_xprocess", "allure_pytest")
-    pair.ini("env =\n  SERVICE=from the ini file")
-    pair.write("test_small.py", _HEAD + _SMALL_FIXTURES)
-    pair.write("test_factories.py", _HEAD + _FACTORIES)
-    pair.write("test_http_servers.py", _HEAD + _HTTP_SERVERS)
-    pair.write("test_external.py", _HEAD + _EXTERNAL_PROCESSES)
-    pair.write("test_allure.py", _HEAD + _ALLURE)
-    plain, marked = pair.run_both()
-    assert marked.results == plain.results
-    words: dict[str, list[str]] = {}
-    for name, (word,) in marked.results.items():
-        words.setdefault(name.partition("::")[0], []).append(word)
-    assert {name: (found.count("PASSED"), found.count("FAILED")) for name, found in words.items()} == {
-        "test_small.py": (7, 3),
-        "test_factories.py": (3, 1),
-        "test_http_servers.py": (3, 1),
-        "test_external.py": (2, 1),
-        "test_allure.py": (2, 1),
-    }
-    # Faker has the same seed in all ranks and in the plain session.
-    assert pair.plain.read("names.1") == pair.marked.read("names.0") == pair.marked.read("names.1") != []
-
-
+@pytest.mark.parametrize(
+    "options", [("--disable-socket",), pytest.param(("--allow-hosts=192.0.2.2", "-n2"), marks=pytest.mark.nightly)]
+)
 @needs("pytest_socket", "pytest_rerunfailures")
-def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair) -> None:
+def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, options: tuple[str, ...]) -> None:
     pair.plugin("pytest_socket", "pytest_rerunfailures")
     pair.write(
         "test_network.py",
@@ -321,14 +278,6 @@ def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair) -> None:
 
 
     @two
-    @pytest.mark.allow_hosts(["192.0.2.2"])
-    def test_other_hosts_are_blocked():
-        in_ranks()
-        with pytest.raises(pytest_socket.SocketConnectBlockedError), pytest.warns(UserWarning):
-            called(("192.0.2.1", 80))
-
-
-    @two
     @pytest.mark.enable_socket
     def test_enabled():
         with socket.socket() as here:
@@ -362,5 +311,48 @@ def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair) -> None:
         in_ranks()
     """,
     )
-    _, marked = pair.run_both("--disable-socket")
-    assert marked.count() == {"PASSED": 8, "FAILED": 1, "RERUN": 1}
+    _, marked = pair.run_both(*options)
+    assert marked.count() == {"PASSED": 7, "FAILED": 1, "RERUN": 1}
+
+
+@needs("xprocess")
+def test_each_rank_has_its_own_external_process(pair: Pair) -> None:
+    pair.plugin("xprocess.pytest_xprocess")
+    pair.write(
+        "test_external.py",
+        _HEAD
+        + """
+    import sys
+
+    from xprocess import ProcessStarter
+
+
+    @pytest.fixture(scope="module")
+    def external(xprocess):
+        class Starter(ProcessStarter):
+            pattern = "ready"
+            args = [sys.executable, "-uc", "import time; print('ready'); time.sleep(600)"]
+
+        pid, log = xprocess.ensure("sleeper", Starter)
+        yield pid
+        xprocess.getinfo("sleeper").terminate()
+
+
+    @two
+    def test_passes(external, request):
+        assert os.path.exists(f"/proc/{external}") or sys.platform != "linux"
+        if "RANK" in os.environ:
+            assert len(set(request.getfixturevalue("gather")(external))) == 2
+
+
+    @two
+    def test_fails(external):
+        assert not LAST
+
+
+    def test_unmarked(external):
+        assert external
+    """,
+    )
+    _, marked = pair.run_both()
+    assert marked.count() == {"PASSED": 2, "FAILED": 1}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -94,13 +96,6 @@ _SUITE = """
     def test_last():
         times("last")
     """
-_MIN_PASSES = """
-
-    @two
-    @pytest.mark.flaky(max_runs=3, min_passes=2)
-    def test_min_passes():
-        times("min_passes")
-    """
 
 
 def _assert_equal_counts(pair: Pair, *names: str) -> None:
@@ -112,32 +107,43 @@ def _assert_equal_counts(pair: Pair, *names: str) -> None:
 _COUNTED = ("once", "always", "passes", "skips", "expected", "not_flaky", "after_setup", "setup", "teardown", "last")
 
 
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("pytest_rerunfailures")
-def test_rerunfailures_reruns_marked_tests_like_unmarked_ones_under_xdist(pair: Pair) -> None:
+def test_rerunfailures_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_rerunfailures")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(reruns=1)")
-    plain, marked = pair.run_both("-rR", "-n2")
+    plain, marked = pair.run_both("-rR", *workers)
     assert marked.results == plain.results
     assert marked.count() == {"RERUN": 4, "PASSED": 5, "FAILED": 2, "SKIPPED": 1, "XFAIL": 1}
     _assert_equal_counts(pair, *_COUNTED)
 
 
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("flaky")
-def test_flaky_reruns_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+def test_flaky_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("flaky.flaky_pytest_plugin")
-    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=2)" + _MIN_PASSES)
-    plain, marked = pair.run_both()
+    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=2)")
+    plain, marked = pair.run_both(*workers)
     assert "test_once failed (1 runs remaining out of 2)" in plain.text
     assert "test_once failed (1 runs remaining out of 2)" in marked.text
-    _assert_equal_counts(pair, *_COUNTED, "min_passes")
-    assert pair.plain.read("min_passes.1") == ["xx"]
+    _assert_equal_counts(pair, *_COUNTED)
 
 
+@needs("flaky")
+def test_flaky_reruns_marked_tests_until_min_passes(pair: Pair) -> None:
+    pair.plugin("flaky.flaky_pytest_plugin")
+    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=3, min_passes=2)")
+    pair.run_both()
+    assert pair.plain.read("passes.1") == ["xx"]
+    _assert_equal_counts(pair, *_COUNTED)
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("pytest_retry")
-def test_pytest_retry_reruns_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+def test_pytest_retry_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_retry.retry_plugin")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(retries=1)")
-    plain, marked = pair.run_both()
+    plain, marked = pair.run_both(*workers)
     assert "test_once passed on attempt 2!" in plain.text
     assert "test_once passed on attempt 2!" in marked.text
     assert "ranks 0-1: failed" in marked.failure("test_always")
@@ -158,7 +164,7 @@ _DYING = """
 
 
     def times(name):
-        path = Path(f"{Path(__file__).stem}.{name}.{os.environ['RANK']}")
+        path = Path(f"{name}.{os.environ['RANK']}")
         path.write_text(f"{path.read_text()}x" if path.exists() else "x")
         return len(path.read_text())
 
@@ -193,29 +199,36 @@ _DYING = """
 
 @needs("pytest_rerunfailures")
 def test_rerunfailures_reruns_all_ranks_if_one_fails_or_dies(suite: Suite) -> None:
-    """With `only_rerun`, the type and the message of a rank's error decide whether the test is rerun."""
     suite.plugin("pytest_rerunfailures")
-    suite.write("test_option.py", _DYING % ("", "", "", ""))
-    of_type, of_message = (
-        f"@pytest.mark.flaky(reruns=1, only_rerun='{error}')" for error in ("Flaky", "ValueError: every")
-    )
-    suite.write("test_type.py", _DYING % (of_type, of_type, of_type, ""))
-    suite.write("test_message.py", _DYING % (of_message, of_message, of_message, ""))
+    suite.write("test_flaky.py", _DYING % ("", "", "", ""))
     run = suite.run("--reruns=1")
-    assert run.results == {
-        "test_option.py::test_once": ["RERUN", "PASSED"],
-        "test_option.py::test_always": ["RERUN", "FAILED"],
-        "test_option.py::test_dies": ["RERUN", "PASSED"],
-        "test_option.py::test_stable": ["PASSED"],
-        "test_type.py::test_once": ["RERUN", "PASSED"],
-        "test_type.py::test_always": ["FAILED"],
-        "test_type.py::test_dies": ["FAILED"],
-        "test_type.py::test_stable": ["PASSED"],
-        "test_message.py::test_once": ["FAILED"],
-        "test_message.py::test_always": ["RERUN", "FAILED"],
-        "test_message.py::test_dies": ["FAILED"],
-        "test_message.py::test_stable": ["PASSED"],
+    assert {name.partition("::")[2]: words for name, words in run.results.items()} == {
+        "test_once": ["RERUN", "PASSED"],
+        "test_always": ["RERUN", "FAILED"],
+        "test_dies": ["RERUN", "PASSED"],
+        "test_stable": ["PASSED"],
     }
-    assert "6 failed, 6 passed, 5 rerun" in run.text
+    assert "1 failed, 3 passed, 3 rerun" in run.text
     for rank in (0, 1):
-        assert suite.read(f"test_option.setup.{rank}") == ["xx"]  # The whole test is rerun, and exactly once.
+        assert suite.read(f"setup.{rank}") == ["xx"]  # The whole test is rerun, and exactly once.
+
+
+@pytest.mark.nightly
+@needs("pytest_rerunfailures")
+def test_only_rerun_matches_errors_of_ranks(suite: Suite) -> None:
+    suite.plugin("pytest_rerunfailures")
+    flaky = "@pytest.mark.flaky(reruns=2, only_rerun='Flaky')"
+    suite.write("test_flaky.py", _DYING % (flaky, flaky, flaky, ""))
+    run = suite.run("-n1")
+    assert {name.partition("::")[2]: words for name, words in run.results.items()} == {
+        "test_once": ["RERUN", "PASSED"],
+        "test_always": ["FAILED"],
+        "test_dies": ["FAILED"],
+        "test_stable": ["PASSED"],
+    }
+    for name in ("once", "dies"):
+        (suite.path / f"{name}.1").unlink()
+    (suite.path / "test_flaky.py").write_text((suite.path / "test_flaky.py").read_text().replace(flaky, ""))
+    run = suite.run("--reruns=1", "--only-rerun=ValueError: every", "-k", "once or always")
+    assert run.result("test_once") == "FAILED"
+    assert run.result("test_always") == "RERUN FAILED"
