@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -45,10 +47,13 @@ _TESTS = """
     """
 
 
-def test_statistics_of_marked_and_unmarked_tests_are_equal(pair: Pair) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+def test_statistics_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("_hypothesis_pytestplugin")
     pair.write("test_it.py", _TESTS)
-    plain, marked = pair.run_both("--hypothesis-show-statistics", "-Wdefault")
+    args = ("--hypothesis-show-statistics", "-Wdefault", *workers)
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
+    assert marked.outcomes() == plain.outcomes()
     assert _parse_statistics(marked) == _parse_statistics(plain)
     assert len(_parse_statistics(plain)) == 3
     assert "Highest target score: 9" in _parse_statistics(marked)["test_it.py::test_passes"]

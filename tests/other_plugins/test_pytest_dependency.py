@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -102,52 +104,58 @@ _SUITE = """
         def test_in_class(self):
             note("test_in_class")
     """
-_CALLS = """
-    import pytest
-    from conftest import early
-    from pytest_dependency import depends
 
 
-    @pytest.mark.dependency
-    def test_before():
-        pass
-
-
-    @pytest.mark.distributed(2, device="cpu")
-    @pytest.mark.parametrize("function", [early, depends], ids=["early", "late"])
-    def test_calls(request, function):
-        function(request, ["test_before"])
-
-
-    def test_calls_in_the_driver(request):
-        depends(request, ["test_before"])
-    """
-
-
-def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair) -> None:
-    """A call of `depends` in a rank fails, because the rank does not know the outcomes of other tests."""
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.nightly)])
+def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_dependency")
-    pair.write("conftest.py", "from pytest_dependency import depends as early")
     pair.write("test_depends.py", _SUITE)
-    pair.write("test_calls.py", _CALLS)
-    plain, marked = pair.plain.run(), pair.marked.run("-rs")
-    assert plain.count() == {"PASSED": 12, "FAILED": 1, "SKIPPED": 4, "ERROR": 1}
-    calls = {f"test_calls[{name}]": "FAILED" for name in ("early", "late")}
-    assert marked.outcomes() == {**plain.outcomes(), **calls}
-    assert marked.ret == plain.ret
-    for name in calls:
-        failure = marked.failure(name)
-        assert "mark the test with @pytest.mark.dependency(depends=['test_before']) instead" in failure
+    _, marked = pair.run_both("-rs", *workers)
+    assert marked.count() == {"PASSED": 8, "FAILED": 1, "SKIPPED": 4, "ERROR": 1}
     assert "test_on_a_failure depends on test_fails" in marked.text
     # Ranks run no test that the driver skips, not even when they run ahead.
     assert sorted(set(pair.marked.read("ran.log"))) == ["test_in_class", "test_on_another_world", "test_on_unmarked"]
 
 
-def test_role_that_the_user_sets_replaces_the_bridge(pair: Pair) -> None:
+def test_calling_depends_in_a_rank_fails(pair: Pair) -> None:
+    pair.plugin("pytest_dependency")
+    pair.write("conftest.py", "from pytest_dependency import depends as early")
+    pair.write(
+        "test_depends.py",
+        """
+        import pytest
+        from conftest import early
+        from pytest_dependency import depends
+
+
+        @pytest.mark.dependency
+        def test_before():
+            pass
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("function", [early, depends], ids=["early", "late"])
+        def test_calls(request, function):
+            function(request, ["test_before"])
+
+
+        def test_unmarked(request):
+            depends(request, ["test_before"])
+        """,
+    )
+    run = pair.marked.run()
+    assert run.count() == {"PASSED": 2, "FAILED": 2}
+    for name in ("early", "late"):
+        failure = run.failure(f"test_calls[{name}]")
+        assert "mark the test with @pytest.mark.dependency(depends=['test_before']) instead" in failure
+
+
+@pytest.mark.parametrize("role", ["+", "-"])
+def test_role_that_the_user_sets_replaces_the_bridge(pair: Pair, role: str) -> None:
     """Ranks call the plugin's own hooks (`+`) or none of them (`-`). The bridge is inactive in both cases."""
-    suite = pair.marked
-    suite.plugin("pytest_dependency")
-    suite.write(
+    pair.plugin("pytest_dependency")
+    pair.marked.ini(f"accel_rank_plugins = {role}pytest_dependency")
+    pair.write(
         "test_depends.py",
         """
         import pytest
@@ -180,15 +188,8 @@ def test_role_that_the_user_sets_replaces_the_bridge(pair: Pair) -> None:
             depends(request, ["test_before"])
         """,
     )
-    expected = {
-        "test_before": "PASSED",
-        "test_fails": "FAILED",
-        "test_on_a_mark": "PASSED",
-        "test_on_a_failure": "SKIPPED",
-        "test_calls": "PASSED",
-    }
-    assert suite.run("-o", "accel_rank_plugins=+pytest_dependency").outcomes() == expected
-    del expected["test_calls"]
-    without = suite.run("-rs", "-o", "accel_rank_plugins=-pytest_dependency", "-k", "not test_calls")
-    assert without.outcomes() == expected
-    assert "test_on_a_failure depends on test_fails" in without.text
+    if role == "+":
+        pair.run_both("-rs")
+    else:
+        _, marked = pair.run_both("-rs", "-k", "not test_calls")
+        assert "test_on_a_failure depends on test_fails" in marked.text

@@ -89,9 +89,10 @@ _TESTS = {
 _HEAD = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\n'
 
 
-@needs("pytest_deadfixtures", *(name.partition(".")[0] for name in _TESTS))
-def test_small_plugins_work_in_marked_tests(pair: Pair) -> None:
-    pair.plugin("pytest_deadfixtures", *_TESTS)
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@needs(*(name.partition(".")[0] for name in _TESTS))
+def test_small_plugins_work_in_marked_tests(pair: Pair, workers: tuple[str, ...]) -> None:
+    pair.plugin(*_TESTS)
     pair.ini("remote_data_strict = true\nastropy_header = true")
     for module, text in _TESTS.items():
         name = module.partition(".")[0].removeprefix("pytest_")
@@ -99,7 +100,7 @@ def test_small_plugins_work_in_marked_tests(pair: Pair) -> None:
         for suite in (pair.plain, pair.marked):
             with (suite.path / f"test_{name}.py").open("a") as file:
                 file.write(_dedented(text))
-    plain, marked = (one.run("-Wdefault", "-rs") for one in (pair.plain, pair.marked))
+    plain, marked = (one.run("-Wdefault", "-rs", *workers) for one in (pair.plain, pair.marked))
     assert marked.results == plain.results
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
     assert {name for name, words in marked.outcomes().items() if words != "PASSED"} == {
@@ -152,7 +153,6 @@ def test_openfiles_fails_marked_tests_that_leave_files_open(pair: Pair) -> None:
 def test_items_that_check_files_are_not_marked(pair: Pair) -> None:
     """The items of these plugins do not get the marks of the file's tests."""
     pair.plugin("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins.collect")
-    pair.write("mypy.ini", "[mypy]\nfollow_imports = skip")  # To analyse pytest takes long.
     pair.write(
         "test_it.py",
         """
@@ -198,6 +198,7 @@ def test_options_that_do_not_work_with_marked_tests_are_refused(pair: Pair) -> N
     text = run.text + run.errors
     assert "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out" in text
     assert "--update-examples would have each rank of a marked test change the files" in text
+    assert pair.marked.run().count() == {"PASSED": 1}
 
 
 def _dedented(text: str) -> str:
