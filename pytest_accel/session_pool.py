@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from pytest_accel.nodes.launched_session import LaunchedSession
     from pytest_accel.nodes.ray_session import RaySession
 
+_IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
+"""Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
+for the module, too, which torch has imported. Where the warning is due, this process shows it."""
+
 
 class SessionPool:
     """The pool of a session and the coverage of its ranks. The `AccelSession` of the controller owns it."""
@@ -99,7 +103,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     args = [str(argument) for argument in config.invocation_params.args]
     if LAUNCHED in config.stash:
         args = without_local_rank(args)
-    options = []
+    options = ["-W", _IMPORTED_AHEAD]
     for plugin in config.invocation_params.plugins or ():
         # PyCharm passes its plugin to `pytest.main`. Ranks load it, too, since the command line may have its options.
         if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:

@@ -29,7 +29,7 @@ _HEAD = """
 
 @needs("pytest_asyncio")
 def test_pytest_asyncio_runs_marked_coroutines(pair: Pair) -> None:
-    pair.plugin("pytest_asyncio.plugin")
+    pair.plugin("asyncio")  # The name of the entry point is that of a module that the fork server has imported.
     pair.ini("asyncio_default_fixture_loop_scope = function")
     pair.write(
         "test_loops.py",
