@@ -330,9 +330,15 @@ class CollectionHooks:
         self._has_import_hooks = False
         """True if the fork server must not preload modules, because an import finder may change them."""
 
-    def pytest_collect_file(self, file_path: Path) -> None:
-        if not self._runs_tests or file_path.suffix != ".py":
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Start the fork server if a file is about to be collected whose text has marks of this plugin.
+
+        `pytest_collect_file` would be too early: pytest calls it for all files in the folder of a file that the command
+        line names.
+        """
+        if not self._runs_tests or not isinstance(collector, pytest.File) or collector.path.suffix != ".py":
             return
+        file_path = collector.path
         marks = preload_discovery.marks_in(file_path)
         modules: set[str] = set()
         if self._adoption is not None:
