@@ -49,18 +49,7 @@ class Case(MultiProcessTestCase):
 INI = "[pytest]\naccel = sim:4\nfilterwarnings = error\naccel_adopt = torch\n"
 
 
-def write_adopted_tests(suite: Suite, tests: str, more_ini: str = "") -> None:
-    """Write `tests` after `HEAD` to a test file, and an ini file that adopts torch's test cases."""
-    suite.write("pytest.ini", INI + more_ini)
-    suite.write("test_torch.py", "")
-    (suite.path / "test_torch.py").write_text(HEAD + tests)
-
-
-@pytest.mark.nightly
-def test_an_adopted_class_has_the_same_verdicts_as_without_adoption(suite: Suite) -> None:
-    write_adopted_tests(
-        suite,
-        """
+BOTH = """
 class TestBoth(Case):
     def test_adds_up(self):
         self.make_group()
@@ -75,25 +64,131 @@ class TestBoth(Case):
     @skip_if_lt_x_gpu(2)
     def test_skips(self):
         pass
-""",
-    )
+"""
+"""Tests with the same verdicts whether they are adopted or not."""
+PARENT = """
+class TestParent(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return int(os.environ.get("SIZE", "3"))
 
-    adopted = suite.run()
-    not_adopted = suite.start("-o", "accel_adopt=").finish(timeout=300)  # Slow: torch starts six interpreters.
+    def setUp(self):
+        super().setUp()
+        assert self.rank == self.MAIN_PROCESS_RANK and self.is_master is False
+        self.of_the_parent = True
+        # Another name in each process: the children have their one parent's.
+        os.environ["FOLDER"] = tempfile.mkdtemp()
+        os.environ["MASTER_PORT"] = str(os.getpid())
+        self._spawn_processes()
+        os.environ["LATER"] = "1"
 
-    expected = {"test_adds_up": "PASSED", "test_fails_on_rank_1": "FAILED", "test_skips": "SKIPPED"}
-    adopted.expect(expected)
-    not_adopted.expect(expected)
-    assert "rank 1: " in adopted.text
-    assert "Process 1 exited with error code 10" in not_adopted.text
-    assert "Scalars are not equal!" in adopted.failure("TestBoth.test_fails_on_rank_1")
+    def tearDown(self):
+        assert self.of_the_parent
+        os.rmdir(os.environ["FOLDER"])
+        super().tearDown()
+
+    def test_child(self):
+        assert not hasattr(self, "of_the_parent") and not hasattr(self, "processes")
+        assert "LATER" not in os.environ
+        assert self.world_size == 3 and 0 <= self.rank < 3
+        store = dist.FileStore(self.file_name, 3)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=3)
+        told = [None] * 3
+        dist.all_gather_object(told, (os.environ["FOLDER"], os.environ["MASTER_PORT"]))
+        assert len(set(told)) == 1
+        assert os.path.isdir(os.environ["FOLDER"])
+        assert torch.initial_seed() == 1234
 
 
-@pytest.mark.long
-def test_each_test_has_new_groups_and_files_in_the_same_ranks(suite: Suite) -> None:
-    write_adopted_tests(
-        suite,
-        """
+class TestUnstarted(MultiProcessTestCase):
+    world_size = 2
+
+    def test_nothing_runs(self):
+        pass
+
+
+class TestBadSetUp(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        raise ValueError("no set up")
+
+    def test_never(self):
+        pass
+"""
+ENDS = """
+class TestEnds(Case):
+    def test_exit_0(self):
+        sys.exit(0)
+
+    def test_exit_3(self):
+        if self.rank == 1:
+            sys.exit(3)
+
+    def test_skip_on_1(self):
+        if self.rank == 1:
+            raise unittest.SkipTest("not here")
+
+    def test_skip_of_torch(self):
+        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
+
+    @requires_mpi()
+    def test_no_mpi(self):
+        pass
+
+    def test_ends_quietly(self):
+        if self.rank == 1:
+            os._exit(0)
+
+    def test_segfault(self):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def test_hang(self):
+        self.make_group()
+        if self.rank == 0:
+            dist.barrier()
+        else:
+            signal.pause()
+
+    def test_after_all(self):
+        self.make_group()
+        dist.barrier()
+
+
+class TestDies(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self.special_return_code_checks = {self.test_abort.__wrapped__: -signal.SIGABRT}
+        self._spawn_processes()
+
+    def test_abort(self):
+        os.abort()
+"""
+FORGED = """
+import json
+
+from pytest_accel.rank.context import RANK
+
+
+@pytest.fixture(autouse=True)
+def forged(pytestconfig):
+    context = pytestconfig.stash[RANK]
+    if context.rank == 1:
+        name = f"adopted {context.tests} start"
+        context.store.get(name)
+        context.store.set(name, json.dumps([tempfile.mktemp(), {"LD_PRELOAD": "/of/a/stranger"}]))
+
+
+class TestForged(Case):
+    def test_environment(self):
+        assert "LD_PRELOAD" not in os.environ
+"""
+"""Rank 0 sends the test's file name and environment through the world's store, to which others can write too."""
+WARM = """
 seen = []
 
 
@@ -161,21 +256,8 @@ class TestPlain(DistributedTestBase):
 def test_other(rank):
     assert len(seen) == 5 - 1 and not dist.is_initialized()
     assert os.environ["RANK"] == str(rank)
-""",
-    )
-
-    run = suite.run()
-
-    assert set(run.results.values()) == {"PASSED"}, run.text
-    assert len(run.results) == 9
-    assert list(suite.temporary.glob("tmp*")) == []  # Without adoption, torch would leave these files.
-
-
-@pytest.mark.long
-def test_rpc_classes_run_in_new_processes(suite: Suite) -> None:
-    write_adopted_tests(
-        suite,
-        """
+"""
+RPC = """
 import torch.distributed.rpc as rpc
 from torch.testing._internal.dist_utils import dist_init, worker_name
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
@@ -206,140 +288,41 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
     @dist_init(setup_rpc=False)
     def test_without(self):
         assert not begun
-""",
-    )
-
-    run = suite.run()
-
-    run.expect({"test_references": "PASSED", "test_references_once_more": "PASSED", "test_without": "PASSED"})
+"""
 
 
-@pytest.mark.nightly
-def test_a_rank_runs_a_test_as_a_process_spawned_by_torch_does(suite: Suite) -> None:
-    write_adopted_tests(
-        suite,
-        """
-class TestParent(MultiProcessTestCase):
-    @property
-    def world_size(self):
-        return int(os.environ.get("SIZE", "3"))
-
-    def setUp(self):
-        super().setUp()
-        assert self.rank == self.MAIN_PROCESS_RANK and self.is_master is False
-        self.of_the_parent = True
-        # Another name in each process: the children have their one parent's.
-        os.environ["FOLDER"] = tempfile.mkdtemp()
-        os.environ["MASTER_PORT"] = str(os.getpid())
-        self._spawn_processes()
-        os.environ["LATER"] = "1"
-
-    def tearDown(self):
-        assert self.of_the_parent
-        os.rmdir(os.environ["FOLDER"])
-        super().tearDown()
-
-    def test_child(self):
-        assert not hasattr(self, "of_the_parent") and not hasattr(self, "processes")
-        assert "LATER" not in os.environ
-        assert self.world_size == 3 and 0 <= self.rank < 3
-        store = dist.FileStore(self.file_name, 3)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=3)
-        told = [None] * 3
-        dist.all_gather_object(told, (os.environ["FOLDER"], os.environ["MASTER_PORT"]))
-        assert len(set(told)) == 1
-        assert os.path.isdir(os.environ["FOLDER"])
-        assert torch.initial_seed() == 1234
-
-
-class TestUnstarted(MultiProcessTestCase):
-    world_size = 2
-
-    def test_nothing_runs(self):
-        pass
-
-
-class TestBadSetUp(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        raise ValueError("no set up")
-
-    def test_never(self):
-        pass
-""",
-    )
-
-    run = suite.run("-rs")
-
-    run.expect({"test_child": "PASSED", "test_nothing_runs": "SKIPPED", "test_never": "FAILED"})
-    assert "its setUp has started no processes" in run.text
-    assert "ranks 0-1: failed" in run.failure("TestBadSetUp.test_never")
+def write_adopted_tests(suite: Suite, more_ini: str = "", **files: str) -> None:
+    """Write test files, each with `HEAD`, and an ini file that adopts torch's test cases."""
+    suite.write("pytest.ini", INI + more_ini)
+    for name, tests in files.items():
+        (suite.path / f"{name}.py").write_text(HEAD + tests)
 
 
 @pytest.mark.long
-def test_the_exit_of_each_rank_counts(suite: Suite) -> None:
+def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Suite) -> None:
     write_adopted_tests(
         suite,
-        """
-class TestEnds(Case):
-    def test_exit_0(self):
-        sys.exit(0)
-
-    def test_exit_3(self):
-        if self.rank == 1:
-            sys.exit(3)
-
-    def test_skip_on_1(self):
-        if self.rank == 1:
-            raise unittest.SkipTest("not here")
-
-    def test_skip_of_torch(self):
-        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
-
-    @requires_mpi()
-    def test_no_mpi(self):
-        pass
-
-    def test_ends_quietly(self):
-        if self.rank == 1:
-            os._exit(0)
-
-    def test_segfault(self):
-        if self.rank == 1:
-            os.kill(os.getpid(), signal.SIGSEGV)
-
-    def test_hang(self):
-        self.make_group()
-        if self.rank == 0:
-            dist.barrier()
-        else:
-            signal.pause()
-
-    def test_after_all(self):
-        self.make_group()
-        dist.barrier()
-
-
-class TestDies(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self.special_return_code_checks = {self.test_abort.__wrapped__: -signal.SIGABRT}
-        self._spawn_processes()
-
-    def test_abort(self):
-        os.abort()
-""",
         "accel_rules = **::test_hang: distributed(timeout=3)\n",
+        test_both=BOTH,
+        test_parent=PARENT,
+        test_ends=ENDS,
+        test_forged=FORGED,
     )
 
     run = suite.run("-rs")
+    not_adopted = suite.start("-o", "accel_adopt=", "test_both.py").finish(
+        timeout=300
+    )  # torch starts six interpreters.
 
+    both = {"test_adds_up": "PASSED", "test_fails_on_rank_1": "FAILED", "test_skips": "SKIPPED"}
+    not_adopted.expect(both)
+    assert "Process 1 exited with error code 10" in not_adopted.text
     run.expect(
         {
+            **both,
+            "test_child": "PASSED",
+            "test_nothing_runs": "SKIPPED",
+            "test_never": "FAILED",
             "test_exit_0": "PASSED",
             "test_exit_3": "FAILED",
             "test_skip_on_1": "FAILED",
@@ -350,8 +333,13 @@ class TestDies(MultiProcessTestCase):
             "test_hang": "FAILED",
             "test_after_all": "PASSED",
             "test_abort": "PASSED",
+            "test_environment": "FAILED",
         }
     )
+    assert "rank 1: " in run.failure("TestBoth.test_fails_on_rank_1")
+    assert "Scalars are not equal!" in run.failure("TestBoth.test_fails_on_rank_1")
+    assert "its setUp has started no processes" in run.text
+    assert "ranks 0-1: failed" in run.failure("TestBadSetUp.test_never")
     assert "the rank called sys.exit(3)" in run.failure("TestEnds.test_exit_3")
     assert "the ranks disagree in the call phase: rank 1 skipped" in run.failure("TestEnds.test_skip_on_1")
     assert "Skipped due to odd world size." in run.text
@@ -359,15 +347,27 @@ class TestDies(MultiProcessTestCase):
     assert "rank 1 was killed by SIGSEGV" in run.failure("TestEnds.test_segfault")
     hang = run.failure("TestEnds.test_hang")
     assert "3 s" in hang
-    assert re.search(r"at test_torch\.py:\d+ in test_hang", hang)
+    assert re.search(r"at test_ends\.py:\d+ in test_hang", hang)
+    unsigned = r"E .*'adopted \d+ start' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
+    assert re.search(unsigned, run.failure("TestForged.test_environment"))
 
 
-@pytest.mark.nightly
+@pytest.mark.long
+def test_each_test_has_new_groups_and_files_in_the_same_ranks_unless_it_uses_rpc(suite: Suite) -> None:
+    write_adopted_tests(suite, test_warm=WARM, test_rpc=RPC)
+
+    run = suite.run()
+
+    assert set(run.results.values()) == {"PASSED"}, run.text
+    assert len(run.results) == 9 + 3
+    assert list(suite.temporary.glob("tmp*")) == []  # Without adoption, torch would leave these files.
+
+
+@pytest.mark.long
 def test_unsupported_classes_are_not_adopted(suite: Suite) -> None:
     write_adopted_tests(
         suite,
-        """
-class TestUnknown(MultiProcessTestCase):
+        test_torch="""class TestUnknown(MultiProcessTestCase):
     @property
     def world_size(self):
         return int(os.environ["NO_SUCH_VARIABLE"])
@@ -401,7 +401,7 @@ class TestMarked(Case):
     assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_an_unknown_harness_is_a_usage_error(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
 
@@ -409,36 +409,3 @@ def test_an_unknown_harness_is_a_usage_error(suite: Suite) -> None:
 
     assert run.code == pytest.ExitCode.USAGE_ERROR
     assert "ini option accel_adopt: must be torch or empty, got 'jax'" in run.text
-
-
-@pytest.mark.long
-def test_ranks_reject_unsigned_values_in_the_store(suite: Suite) -> None:
-    """Rank 0 sends the test's file name and environment through the world's store, to which others can write too."""
-    write_adopted_tests(
-        suite,
-        """
-import json
-
-from pytest_accel.rank.context import RANK
-
-
-@pytest.fixture(autouse=True)
-def forged(pytestconfig):
-    context = pytestconfig.stash[RANK]
-    if context.rank == 1:
-        name = f"adopted {context.tests} start"
-        context.store.get(name)
-        context.store.set(name, json.dumps([tempfile.mktemp(), {"LD_PRELOAD": "/of/a/stranger"}]))
-
-
-class TestForged(Case):
-    def test_environment(self):
-        assert "LD_PRELOAD" not in os.environ
-""",
-    )
-
-    run = suite.run()
-
-    run.expect({"test_environment": "FAILED"})
-    message = r"E .*'adopted 1 start' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
-    assert re.search(message, run.text), run.text
