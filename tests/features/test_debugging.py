@@ -19,12 +19,13 @@ _TESTS = """
     from pathlib import Path
 
     import pytest
-    import torch.distributed as dist
 
     pytestmark = pytest.mark.distributed(2, device="cpu")
 
 
     def test_fail(rank):
+        import torch.distributed as dist
+
         value = f"value of {rank}"
         if rank == 1:
             assert value == "wrong"
@@ -37,6 +38,8 @@ _TESTS = """
 
 
     def test_break(rank):
+        import torch.distributed as dist
+
         value = f"value of {rank}"
         if rank == 1:
             breakpoint()
@@ -46,6 +49,8 @@ _TESTS = """
 
 
     def test_break_everywhere(rank):
+        import torch.distributed as dist
+
         value = f"value of {rank}"
         breakpoint()
         dist.barrier()
@@ -53,6 +58,8 @@ _TESTS = """
 
     @pytest.mark.distributed(2, device="cpu", timeout=2)
     def test_impatient(rank):
+        import torch.distributed as dist
+
         if rank == 0:
             breakpoint()
             time.sleep(0.5)  # Its clock has time for that again.
@@ -60,10 +67,14 @@ _TESTS = """
 
 
     def test_short(rank):
+        import torch.distributed as dist
+
         dist.barrier()
 
 
     def test_waits(rank):
+        import torch.distributed as dist
+
         dist.barrier()
         while rank == 1 and not Path("seen").exists():
             time.sleep(0.02)
@@ -101,16 +112,20 @@ class Terminal:
 
 
 @pytest.mark.long
-def test_pdb_opens_in_the_first_rank_that_fails(suite: Suite) -> None:
-    terminal = Terminal(suite, "--pdb", "-k", "test_fail or short")
+def test_pdb_opens_in_the_first_rank_that_fails_and_quitting_it_ends_the_session(suite: Suite) -> None:
+    terminal = Terminal(suite, "--pdb", "-k", "test_fail or both or short")
     assert "assert 'value of 1' == 'wrong'" in terminal.wait_for("(Pdb) ")
     terminal.type("p value.upper()")
     terminal.wait_for("'VALUE OF 1'")
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("q")
     rest = terminal.finish()
-    assert "1 failed, 1 passed" in rest
-    assert terminal.child.exitstatus == 1
+    assert "Exit: Quitting debugger" in rest
+    assert "1 failed" in rest
+    assert "passed" not in rest
+    assert terminal.child.exitstatus == 2
 
 
 @pytest.mark.long
@@ -134,6 +149,7 @@ def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
     terminal.wait_for("(Mine) ")
     terminal.type("c")
     assert "1 failed, 1 passed" in terminal.finish()
+    assert terminal.child.exitstatus == 1
 
 
 @pytest.mark.nightly
@@ -148,16 +164,6 @@ def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> 
     rest = terminal.finish()
     assert "(Pdb)" not in rest
     assert "1 failed" in rest
-
-
-@pytest.mark.long
-def test_quitting_the_debugger_ends_the_session(suite: Suite) -> None:
-    terminal = Terminal(suite, "--pdb", "-k", "both or short")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("q")
-    rest = terminal.finish()
-    assert "Exit: Quitting debugger" in rest
-    assert terminal.child.exitstatus == 2
 
 
 @pytest.mark.long
@@ -184,8 +190,8 @@ def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: 
 
 
 @pytest.mark.nightly
-def test_a_breakpoint_that_is_set_in_the_debugger_works(suite: Suite) -> None:
-    terminal = Terminal(suite, "-k", "break and not everywhere")
+def test_a_breakpoint_that_is_set_in_the_debugger_works_and_other_ranks_skip_theirs(suite: Suite) -> None:
+    terminal = Terminal(suite, "-k", "break", "--accel-pdb-rank=1")
     terminal.wait_for("(Pdb) ")
     line = (suite.path / "test_x.py").read_text().splitlines().index('        value += " and more"') + 2
     terminal.type(f"b {line}")
@@ -196,20 +202,14 @@ def test_a_breakpoint_that_is_set_in_the_debugger_works(suite: Suite) -> None:
     terminal.wait_for("'value of 1 and more'")
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
-    assert "1 passed" in terminal.finish()
-
-
-@pytest.mark.nightly
-def test_other_ranks_skip_their_breakpoints(suite: Suite) -> None:
-    terminal = Terminal(suite, "-k", "everywhere", "--accel-pdb-rank=1")
     terminal.wait_for("(Pdb) ")
-    terminal.type("p value")
-    terminal.wait_for("'value of 1'")
+    terminal.type("p value + '!'")
+    terminal.wait_for("'value of 1!'")
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
     rest = terminal.finish()
     assert "(Pdb)" not in rest
-    assert "1 passed" in rest
+    assert "2 passed" in rest
 
 
 @pytest.mark.long
