@@ -23,7 +23,6 @@ _TESTS = """
     import time
 
     import pytest
-    import torch.distributed as dist
 
 
     @pytest.fixture
@@ -33,12 +32,16 @@ _TESTS = """
 
     @pytest.mark.distributed(2)
     def test_ranks(rank):
+        import torch.distributed as dist
+
         print("hello from", rank)
         dist.barrier()
 
 
     @pytest.mark.distributed(2)
     def test_one_rank_fails(rank):
+        import torch.distributed as dist
+
         print("hello from", rank)
         dist.barrier()
         assert rank == 0
@@ -120,8 +123,8 @@ def _tests(session: Session) -> dict[str, TestRun]:
     return {run.test.partition("::")[2]: run for run in session.tests}
 
 
-@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["plain", "xdist"])
-def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...]) -> None:
+def _agreeing_tests(suite: Suite, *options: str) -> tuple[Session, dict[str, TestRun]]:
+    """Run the tests with `options`; check that the record agrees with pytest's own report, and return what it has."""
     suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-record=out/record.jsonl", "--junitxml=junit.xml", *options)
     record = suite.path / "out" / "record.jsonl"
@@ -143,13 +146,33 @@ def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...
         properties = {one.get("name"): one.get("value") for one in case.iter("property")}
         lanes = [lane.name for lane, _ in tests[case.get("name", "")].lanes if lane.session is None]
         assert properties.get("accel_devices", "") == ",".join(lanes)
+    return session, tests
 
 
-def test_the_record_has_the_devices_and_the_worker_of_each_test(suite: Suite) -> None:
-    suite.write("test_it.py", _TESTS)
-    suite.run("--accel-record=record.jsonl", "-n2")
-    session = _read_session(suite.path / "record.jsonl")
-    tests = _tests(session)
+def test_the_record_of_one_process_has_failures_and_captured_output(suite: Suite) -> None:
+    _, tests = _agreeing_tests(suite)
+    failure = tests["test_one_rank_fails"].failure
+    assert failure is not None
+    place = next(number for number, line in enumerate(suite.read("test_it.py"), 1) if "assert rank == 0" in line)
+    assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", place))
+    assert "assert 1 == 0" in failure.headline
+    assert "assert rank == 0" in failure.failure
+    assert failure.output["Captured stdout call [rank 1]"] == "hello from 1\n"
+    death = tests["test_one_rank_ends"].failure
+    assert death is not None
+    assert [rank.ending for rank in death.ranks] == ["passed", "died"]
+    assert death.failed_ranks == (1,)
+    assert tests["test_errs"].failure is not None
+    assert tests["test_xfails"].phases[1].xfail == "known"
+    assert tests["test_skips"].skip == "of its own accord"
+    assert tests["test_too_many"].missing == "needs 9 sim devices; there are 4: 4 x sim"
+    passed = tests["test_ranks"].phases[-1]
+    assert passed.output == {}  # Only the size of the output is recorded.
+    assert passed.output_sizes == {f"Captured stdout call [rank {rank}]": len("hello from 0\n") for rank in (0, 1)}
+
+
+def test_the_record_of_two_workers_has_devices_and_a_critical_path(suite: Suite) -> None:
+    session, tests = _agreeing_tests(suite, "-n2")
     assert session.pool is not None
     assert session.pool.kind == "sim"
     assert [(lane.kind, lane.name, lane.host) for lane in session.devices] == [
@@ -168,28 +191,12 @@ def test_the_record_has_the_devices_and_the_worker_of_each_test(suite: Suite) ->
     most = max(used for _, used in utilisation([session]))
     assert most == 4
 
-
-def test_the_record_has_failures_and_captured_output(suite: Suite) -> None:
-    suite.write("test_it.py", _TESTS)
-    suite.run("--accel-record=record.jsonl")
-    tests = _tests(_read_session(suite.path / "record.jsonl"))
-    failure = tests["test_one_rank_fails"].failure
-    assert failure is not None
-    assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", 24))
-    assert "assert 1 == 0" in failure.headline
-    assert "assert rank == 0" in failure.failure
-    assert failure.output["Captured stdout call [rank 1]"] == "hello from 1\n"
-    death = tests["test_one_rank_ends"].failure
-    assert death is not None
-    assert [rank.ending for rank in death.ranks] == ["passed", "died"]
-    assert death.failed_ranks == (1,)
-    assert tests["test_errs"].failure is not None
-    assert tests["test_xfails"].phases[1].xfail == "known"
-    assert tests["test_skips"].skip == "of its own accord"
-    assert tests["test_too_many"].missing == "needs 9 sim devices; there are 4: 4 x sim"
-    passed = tests["test_ranks"].phases[-1]
-    assert passed.output == {}  # Only the size of the output is recorded.
-    assert passed.output_sizes == {f"Captured stdout call [rank {rank}]": len("hello from 0\n") for rank in (0, 1)}
+    path = critical_path(session)
+    assert (path[0].span.start, path[-1].span.stop) == session.span
+    for step, following in pairwise(path):
+        assert step.span.stop == following.span.start
+        assert step.span.seconds > 0
+    assert {"test", "ranks", "other"} <= {step.kind for step in path}
 
 
 def test_the_record_has_the_worlds_and_the_reasons_why_they_ended(suite: Suite) -> None:
@@ -246,18 +253,6 @@ def test_the_record_has_the_worlds_and_the_reasons_why_they_ended(suite: Suite) 
     assert len({pid for world in pids for pid in world}) == 5
 
 
-def test_the_critical_path_has_no_gaps(suite: Suite) -> None:
-    suite.write("test_it.py", _TESTS)
-    suite.run("--accel-record=record.jsonl", "-n2")
-    session = _read_session(suite.path / "record.jsonl")
-    path = critical_path(session)
-    assert (path[0].span.start, path[-1].span.stop) == session.span
-    for step, following in pairwise(path):
-        assert step.span.stop == following.span.start
-        assert step.span.seconds > 0
-    assert {"test", "ranks", "other"} <= {step.kind for step in path}
-
-
 def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.plugin("rerunfailures")
@@ -267,11 +262,12 @@ def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
         from pathlib import Path
 
         import pytest
-        import torch.distributed as dist
 
 
         @pytest.mark.distributed(2)
         def test_second_time():
+            import torch.distributed as dist
+
             marker = Path(__file__).with_name("was_run")
             first = not marker.exists()
             dist.barrier()
