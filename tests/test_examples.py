@@ -105,7 +105,8 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
     pytest.importorskip("bokeh")
     (tmp_path / "test_more.py").write_text(_DEATH_AND_WAITS)
     run(
-        *("examples", "examples/failing", str(tmp_path), "-n2", "--accel", "sim:4", f"--junitxml={tmp_path}/junit.xml"),
+        *("examples/test_model_split.py", "examples/test_sampler.py", "examples/failing", str(tmp_path)),
+        *("-n2", "--accel", "sim:4", f"--junitxml={tmp_path}/junit.xml"),
         *(f"--accel-report={tmp_path}/report.html", f"--accel-trace={tmp_path}/trace.json"),
         status=1,
         extra={"GITHUB_STEP_SUMMARY": f"{tmp_path}/summary.md"},
@@ -140,7 +141,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
     assert any(event["ph"] == "s" and event["name"] == "wait" for event in trace)
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_scripts_run_under_every_installed_launcher() -> None:
     # Without srun, which may be installed without a cluster. The tests of tests/launchers set one up.
     output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", "-k", "not srun", status=0)

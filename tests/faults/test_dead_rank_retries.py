@@ -24,8 +24,6 @@ _TESTS = """
 
     import psutil
     import pytest
-    import torch
-    import torch.distributed as dist
 
     pytestmark = pytest.mark.distributed(2)
 
@@ -39,6 +37,8 @@ _TESTS = """
 
 
     def lose_the_server(rank, name):
+        import torch.distributed as dist
+
         dist.barrier()  # else the other rank may be a phase behind, and that is what would be told
         if rank == 0 and first_time(name):
             end_the_server()
@@ -66,6 +66,9 @@ _TESTS = """
 
 
     def test_call(rank):
+        import torch
+        import torch.distributed as dist
+
         lose_the_server(rank, "call")
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
@@ -82,6 +85,8 @@ _TESTS = """
 
 
     def test_each_time(rank):
+        import torch.distributed as dist
+
         dist.barrier()
         if rank == 0:
             end_the_server()
@@ -89,6 +94,8 @@ _TESTS = """
 
 
     def test_own_fault(rank):
+        import torch.distributed as dist
+
         assert rank == 0 or first_time("own-fault"), "was retried"
         if rank == 1:
             os._exit(0)
@@ -171,12 +178,13 @@ def test_an_out_of_memory_kill_is_reported_and_retried(suite: Suite, limited_mem
         from pathlib import Path
 
         import pytest
-        import torch
-        import torch.distributed as dist
 
 
         @pytest.mark.distributed(2)
         def test_wants_too_much(rank):
+            import torch
+            import torch.distributed as dist
+
             if rank == 1:
                 with Path(__file__).with_name("times").open("a") as times:
                     times.write("x")

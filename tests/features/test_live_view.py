@@ -42,11 +42,12 @@ def wait_for():
 """
 _TESTS = """
 import pytest
-import torch.distributed as dist
 
 
 @pytest.mark.distributed(2)
 def test_ranks(rank, wait_for):
+    import torch.distributed as dist
+
     dist.barrier()
     if rank == 1:
         wait_for("ranks")

@@ -49,7 +49,6 @@ _TESTS = """
     import os
 
     import pytest
-    import torch.distributed as dist
 
 
     @pytest.fixture
@@ -60,11 +59,15 @@ _TESTS = """
     @pytest.mark.distributed(2)
     @pytest.mark.parametrize("number", range(4))
     def test_ranks(number):
+        import torch.distributed as dist
+
         dist.barrier()
 
 
     @pytest.mark.distributed(2)
     def test_one_rank_fails(rank):
+        import torch.distributed as dist
+
         print("hello from", rank)
         dist.barrier()
         assert rank == 0

@@ -20,13 +20,14 @@ _TESTS = """
     import os
 
     import pytest
-    import torch
-    import torch.distributed as dist
 
 
     @pytest.mark.distributed(2)
     @pytest.mark.parametrize("number", range(3))
     def test_ranks(number):
+        import torch
+        import torch.distributed as dist
+
         dist.barrier()
         dist.all_reduce(torch.ones(1))
 

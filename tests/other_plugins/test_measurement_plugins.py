@@ -388,9 +388,7 @@ _HARVEST = """
         Path("out.json").write_text(json.dumps(told))
     """
 _HARVESTED = """
-    import numpy
     import pytest
-    import torch
 
     def test_plain(results_bag, size):
         results_bag.score = 0.5 * size
@@ -437,10 +435,11 @@ def test_harvest_refuses_values_that_cannot_be_sent_from_ranks(suite: Suite) -> 
         """
         import numpy
         import pytest
-        import torch
 
         @pytest.mark.distributed(2)
         def test_each_rank(results_bag, rank):
+            import torch
+
             results_bag.loss = torch.tensor(rank + 1.5)
             results_bag.score = numpy.float64(0.5)
             results_bag[f"of {rank}"] = numpy.int64(rank)

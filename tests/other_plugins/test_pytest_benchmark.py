@@ -61,14 +61,15 @@ _RANKS = """
     import time
 
     import pytest
-    import torch
-    import torch.distributed as dist
 
     def clock():
         # Each rank measures other times, from which it would conclude another number of rounds.
         return time.perf_counter() / 1000 ** int(os.environ.get("RANK", "0"))
 
     def reduce():
+        import torch
+        import torch.distributed as dist
+
         ones = torch.ones(2)
         dist.all_reduce(ones)
         return ones[0].item()
@@ -80,6 +81,8 @@ _RANKS = """
 
     @pytest.mark.distributed(2)
     def test_first_rank_alone(benchmark, rank):
+        import torch.distributed as dist
+
         if rank == 0:
             benchmark(sum, range(10))
         dist.barrier()
@@ -243,10 +246,11 @@ def test_all_ranks_run_as_many_rounds_as_rank_0(suite: Suite, precision: str) ->
 
 _DYNAMIC_REQUESTS = """
     import pytest
-    import torch
-    import torch.distributed as dist
 
     def reduce():
+        import torch
+        import torch.distributed as dist
+
         ones = torch.ones(2)
         dist.all_reduce(ones)
         return ones[0].item()

@@ -10,6 +10,8 @@ import pytest
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.other_plugins.conftest import Pair
 
 _TESTS = {
@@ -150,8 +152,9 @@ def test_openfiles_fails_marked_tests_that_leave_files_open(pair: Pair) -> None:
 
 
 @needs("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins")
-def test_items_that_check_files_are_not_marked(pair: Pair) -> None:
+def test_items_that_check_files_are_not_marked(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The items of these plugins do not get the marks of the file's tests."""
+    monkeypatch.setenv("MYPY_CACHE_DIR", str(tmp_path / "mypy"))  # One cache for both sessions, since mypy is slow.
     pair.plugin("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins.collect")
     pair.write(
         "test_it.py",
