@@ -22,6 +22,10 @@ MIGRATION = sorted(page for page in (ROOT / "docs" / "how-to" / "migrate").glob(
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-test.md"
 L4 = ("name NVIDIA L4", f"memory {45 * 2**29} {22 * 2**30}", "capability 8 9")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+MEASURING_PYTEST = (
+    *("pytest", "-p", "accel", "-p", "xdist", "-p", "pytest_cov"),
+    *("--cov", "--cov-report=term-missing", "--accel", "none"),
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -148,6 +152,7 @@ def coverage_settings(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     # A test run that is itself measured, or distributed by xdist, sets such variables for its child processes.
     for name in [name for name in os.environ if name.startswith(("COV", "PYTEST_XDIST"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (settings,) = blocks(ROOT / "docs" / "how-to" / "coverage.md", "ini")
     pytester.path.joinpath(".coveragerc").write_text(settings, encoding="utf-8")
     return pytester
@@ -171,8 +176,7 @@ def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, launc
         """
     )
 
-    command = (sys.executable, *launcher, "-m", "pytest", "--cov", "--cov-report=term-missing", "--accel", "none")
-    result = coverage_settings.run(*command)
+    result = coverage_settings.run(sys.executable, *launcher, "-m", *MEASURING_PYTEST)
 
     result.assert_outcomes(passed=1)
     assert ("accel: torchrun, 2 ranks" in result.outlines) == bool(launcher)
@@ -206,8 +210,7 @@ def test_coverage_of_replaced_ranks_is_kept(coverage_settings: pytest.Pytester, 
         """
     )
 
-    command = (sys.executable, "-m", "pytest", "--cov", "--cov-report=term-missing", "--accel", "none", *options)
-    result = coverage_settings.run(*command)
+    result = coverage_settings.run(sys.executable, "-m", *MEASURING_PYTEST, *options)
 
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"mypackage/work\.py +2 +0 +100%"])

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+_PLUGINS = ("-p", "accel", "-p", "xdist", "-p", "hypothesispytest")
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(package) is None for package in ("accelerate", "hypothesis", "sklearn")),
@@ -26,8 +27,9 @@ pytestmark = pytest.mark.skipif(
 def run(*arguments: str, status: int, extra: Mapping[str, str] | None = None) -> pytest.LineMatcher:
     """Run pytest and return its output; fail unless it exits with `status`. `extra` are environment variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
-    environment |= {"COLUMNS": "200", **(extra or {})}
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
+    # Loading all plugins that are installed takes longer than the examples.
+    environment |= {"COLUMNS": "200", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **(extra or {})}
+    command = [sys.executable, "-m", "pytest", *_PLUGINS, "-v", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return pytest.LineMatcher(done.stdout.splitlines())
@@ -36,7 +38,7 @@ def run(*arguments: str, status: int, extra: Mapping[str, str] | None = None) ->
 @pytest.mark.long
 def test_the_examples_without_accelerators_have_the_documented_output() -> None:
     """README.md shows this output as a picture."""
-    output = run("examples", "examples/failing", "--accel", "none", "-p", "no:randomly", status=1)
+    output = run("examples", "examples/failing", "--accel", "none", status=1)
     output.fnmatch_lines_random(
         [
             "*test_ddp_equals_training_in_one_process[[]world_size=4[]] PASSED *",
@@ -144,7 +146,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_scripts_run_under_every_installed_launcher() -> None:
     # Without srun, which may be installed without a cluster. The tests of tests/launchers set one up.
-    output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", "-k", "not srun", status=0)
+    output = run("examples/launchers", "--accel", "none", "-k", "not srun", status=0)
     output.fnmatch_lines(
         [
             "*::test_training_with_two_ranks_on_the_cpu[[]torchrun[]] PASSED *",

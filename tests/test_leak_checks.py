@@ -14,15 +14,16 @@ WITHOUT_WAIT = CONFTEST.replace("_TIMEOUT = 15.0\n", "_TIMEOUT = 0.0\n")
 
 
 @pytest.fixture
-def inner(pytester: pytest.Pytester) -> pytest.Pytester:
+def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Return a pytester whose suite has the checks, without their timeout."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     assert WITHOUT_WAIT != CONFTEST
     pytester.makeconftest(WITHOUT_WAIT)
     return pytester
 
 
 def run(inner: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return inner.runpytest_subprocess("-p", "no:randomly", "-p", "no:asyncio", *arguments)
+    return inner.runpytest_subprocess("-p", "accel", *arguments)
 
 
 def test_tests_that_leave_nothing_behind_pass(inner: pytest.Pytester) -> None:

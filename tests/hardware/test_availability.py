@@ -199,9 +199,10 @@ def test_a_session_names_the_holder_of_the_device_that_it_waited_for(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers["new"]))
     monkeypatch.setenv("FAKE_NVML", str(machine))
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     pytester.makepyfile("import pytest\n\n\n@pytest.mark.devices\ndef test_it(): ...\n")
-    options = ("--accel=cuda", "--accel-busy=wait", "--accel-wait=0.2", "-p", "no:randomly", "-p", "no:asyncio")
+    options = ("--accel=cuda", "--accel-busy=wait", "--accel-wait=0.2", "-p", "accel")
     run = pytester.runpytest_subprocess(*options)
     run.assert_outcomes(errors=1)
     run.stdout.fnmatch_lines(
