@@ -171,7 +171,7 @@ def _can_have_status(config: pytest.Config) -> bool:
     return (
         type(reporter) is pytest.TerminalReporter
         and bool(reporter.isatty)  # A method that is also a truth value; a plain one before pytest 9.
-        and os.environ.get("TERM", "dumb") != "dumb"
+        and os.environ.get("TERM", "") not in ("", "dumb")
         and "CI" not in os.environ
         and config.get_verbosity() > -2
         and getattr(config.option, "capture", "no") != "no"

@@ -234,6 +234,8 @@ def test_a_handler_of_the_suite_is_kept(suite: Suite, handled_by: str) -> None:
     assert "accel: 1 running" not in run.text
 
 
+_ERASE = b"\x1b[K"
+"""The control sequence that erases a line. It is sent with each status line."""
 _ROWS = 12
 """Rows of the screen: fewer than a session writes, so that the status line makes it scroll."""
 _STATUS_AT_ONCE = """
@@ -288,6 +290,8 @@ class Screen:
         os.close(theirs)
         self._screen = pyte.HistoryScreen(80, _ROWS, history=10_000, ratio=0.5)
         self._stream = pyte.ByteStream(self._screen)
+        self.output = b""
+        """All that the session has written, with control sequences."""
         self.ended = False
 
     @property
@@ -322,9 +326,12 @@ class Screen:
     def _read(self) -> None:
         if select.select([self._ours], [], [], 1.0)[0]:
             try:
-                self._stream.feed(os.read(self._ours, 65536))
+                written = os.read(self._ours, 65536)
             except OSError:  # No process has the terminal open any more.
                 self.ended = True
+            else:
+                self.output += written
+                self._stream.feed(written)
 
 
 def touch(suite: Suite, *names: str) -> None:
@@ -360,6 +367,7 @@ def test_the_final_output_is_the_same_with_and_without_status_line(suite: Suite,
     suite.write("conftest.py", _WAIT + _STATUS_NEVER)
     assert output == Screen(suite, *args).finish()
     assert " running, " not in output
+    assert _ERASE in screen.output
     assert "2 failed, 35 passed" in output
 
 
@@ -430,6 +438,7 @@ def test_some_sessions_have_no_status_line(suite: Suite, args: tuple[str, ...], 
     screen.wait_for("^accel: [12] running")
     touch(suite, "go")
     assert screen.finish().count("accel: ") == 1 + ("sim, 4 devices" in screen.text())
+    assert _ERASE not in screen.output
 
 
 def test_a_report_at_a_terminal_is_written_above_the_status_line(suite: Suite) -> None:

@@ -181,7 +181,7 @@ def test_a_vendored_package_is_not_preloaded(preload_suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_failed_preload_is_reported_only_if_the_setting_names_the_module(preload_suite: Suite) -> None:
+def test_a_failed_preload_is_reported_in_verbose_sessions_only(preload_suite: Suite) -> None:
     preload_suite.write("site-packages/own.py", "import sys\nassert sys.argv[0] != '-c'\n")  # Fails in the fork server.
     preload_suite.write("test_own.py", _TEST.format(name="own"))
     quiet = preload_suite.run(quiet=True)
