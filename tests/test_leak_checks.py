@@ -23,7 +23,7 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 def run(inner: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return inner.runpytest_subprocess("-p", "accel", *arguments)
+    return inner.runpytest_subprocess("-p", "accel", "-p", "xdist", *arguments)
 
 
 def test_tests_that_leave_nothing_behind_pass(inner: pytest.Pytester) -> None:

@@ -13,13 +13,14 @@ _SETTINGS_TESTS = """
     import os
 
     import pytest
-    import torch
 
     pytestmark = pytest.mark.distributed(2, device="cpu")
     STARTED = os.getpid(), os.getcwd()
 
 
     def test_leaves_on_both(tmp_path_factory):
+        import torch
+
         torch.set_default_dtype(torch.float64)
         torch.set_default_device("meta")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -33,6 +34,8 @@ _SETTINGS_TESTS = """
 
 
     def test_finds_all_put_back():
+        import torch
+
         assert (os.getpid(), os.getcwd()) == STARTED
         assert torch.get_default_dtype() == torch.float32
         assert torch.ones(1).device.type == "cpu"
