@@ -143,7 +143,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
     assert any(event["ph"] == "s" and event["name"] == "wait" for event in trace)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_scripts_run_under_every_installed_launcher() -> None:
     # Without srun, which may be installed without a cluster. The tests of tests/launchers set one up.
     output = run("examples/launchers", "--accel", "none", "-k", "not srun", status=0)

@@ -106,9 +106,9 @@ _TESTS = """
 @pytest.mark.parametrize(
     "phase",
     [
-        pytest.param("setup", marks=pytest.mark.long),
+        pytest.param("setup", marks=pytest.mark.nightly),
         "call",
-        pytest.param("teardown", marks=pytest.mark.long),
+        pytest.param("teardown", marks=pytest.mark.nightly),
     ],
 )
 def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite, phase: str) -> None:
@@ -122,7 +122,7 @@ def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite, phase: str) -> 
     assert [found.attrib["value"] for found in properties] == [reason]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("test", ["test_fails_the_second_time", "test_each_time", "test_own_fault"])
 def test_the_result_of_the_retry_counts(suite: Suite, test: str) -> None:
     suite.write("test_it.py", _TESTS)
@@ -142,7 +142,7 @@ def _retried_tests(run: Run) -> dict[str, str]:
     return dict(re.findall(r"^test_it\.py::(\w+): (.*)$", run.text.partition(_HEADLINE)[2], re.MULTILINE))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_without_the_option_the_death_is_reported_and_not_retried(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
     run = suite.run("-k", "test_call or test_own_fault")

@@ -39,8 +39,10 @@ def test_{SITE}_{WAY}():
 
 
 @pytest.mark.long(except_for="one-module")
-@pytest.mark.parametrize("site", ["module", "conftest"])
-@pytest.mark.parametrize("ranks", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all")])
+@pytest.mark.parametrize("site", ["module", pytest.param("conftest", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.nightly)]
+)
 def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: str, ranks: set[int]) -> None:
     for fault, (code, _) in FAULTS.items():
         failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", code)
@@ -126,7 +128,7 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
     ("code", "text"),
     [
         ("os._exit(0)", r"exited with status 0"),
-        ("os._exit(5)", r"exited with status 5"),
+        pytest.param("os._exit(5)", r"exited with status 5", marks=pytest.mark.nightly),
         ("os.abort()", r"SIGABRT"),
     ],
 )
@@ -237,11 +239,11 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     ("code", "status", "text"),
     [
         ("pytest.exit('by hand', returncode=7)", 7, "by hand"),
-        ("pytest.exit('by hand')", 2, "by hand"),
+        pytest.param("pytest.exit('by hand')", 2, "by hand", marks=pytest.mark.nightly),
         ("raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
     ],
 )
-@pytest.mark.parametrize("ranks", [{1}, {0, 1}], ids=["one", "all"])
+@pytest.mark.parametrize("ranks", [{1}, pytest.param({0, 1}, marks=pytest.mark.nightly)], ids=["one", "all"])
 def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
     suite: Suite, code: str, status: int, text: str, ranks: set[int]
 ) -> None:

@@ -52,9 +52,9 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("backend", "remedy"),
     [
-        ("mpi", "use a torch that is built with mpi"),
-        ("cpu:ucc", "use a torch that is built with ucc"),
-        ("ccl", "install oneccl_bindings_for_pytorch"),
+        pytest.param("mpi", "use a torch that is built with mpi", marks=pytest.mark.nightly),
+        pytest.param("cpu:ucc", "use a torch that is built with ucc", marks=pytest.mark.nightly),
+        pytest.param("ccl", "install oneccl_bindings_for_pytorch", marks=pytest.mark.nightly),
         ("glooo", "import the package that registers it"),
     ],
 )

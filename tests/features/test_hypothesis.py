@@ -307,7 +307,7 @@ def test_afterwards():
     assert "rank 0: failed as a consequence: an example failed on rank 1" in text
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_example_is_rejected_on_one_rank_before_a_collective(suite: Suite) -> None:
     _write(
         suite,

@@ -265,6 +265,7 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
         assert total == pytest.approx(session.span.seconds, abs=0.005 * steps.count())
 
 
+@pytest.mark.long
 def test_a_click_on_a_test_shows_its_failure(folder: Path, session: Session, browser: Browser) -> None:
     with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
         page.locator(".slick-row", has_text="test_one_rank_fails").click()
@@ -285,6 +286,7 @@ def test_a_click_on_a_test_shows_its_failure(folder: Path, session: Session, bro
         assert chosen.locator(".l1").inner_text() == "test_it.py::test_one_rank_ends"
 
 
+@pytest.mark.long
 def test_the_tooltip_of_a_bar_describes_its_test(folder: Path, session: Session, browser: Browser) -> None:
     with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
         page.mouse.move(*_bar_center(page, "test_it.py::test_one_rank_fails"))
@@ -297,6 +299,7 @@ def test_the_tooltip_of_a_bar_describes_its_test(folder: Path, session: Session,
         assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
 
 
+@pytest.mark.long
 def test_the_table_is_filtered_and_sorted(folder: Path, session: Session, browser: Browser) -> None:
     with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
         verdicts = _source(page, "tests")["verdict"]
@@ -319,6 +322,7 @@ def test_the_table_is_filtered_and_sorted(folder: Path, session: Session, browse
         assert descending == sorted(_source(page, "tests")["test"], reverse=True)[: len(descending)]
 
 
+@pytest.mark.long
 def test_the_legend_hides_bars(folder: Path, session: Session, browser: Browser) -> None:
     with _open_page(browser, folder / "report.html") as page:
         visible = """() => Bokeh.documents[0].get_model_by_name("timeline").renderers
@@ -329,6 +333,7 @@ def test_the_legend_hides_bars(folder: Path, session: Session, browser: Browser)
         assert page.evaluate(visible) == [name for name in before if name != "failed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", _SIZES, ids=str)
 def test_the_page_follows_the_colour_scheme_and_fits(
     folder: Path, session: Session, browser: Browser, size: tuple[int, int]
@@ -366,6 +371,7 @@ def _write_events(path: Path, events: Sequence[Event]) -> None:
     file.close()
 
 
+@pytest.mark.long
 def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
     text = _INJECTION
     at = 1_790_000_000.0
@@ -417,6 +423,7 @@ def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
         assert page.locator("img").count() == 0
 
 
+@pytest.mark.long
 def test_the_page_of_a_large_session_is_limited_in_size(tmp_path: Path, browser: Browser) -> None:
     write_record(tmp_path / "record.jsonl", tests=5000, devices=64)
     path = tmp_path / "report.html"
@@ -438,6 +445,7 @@ def test_the_page_of_a_large_session_is_limited_in_size(tmp_path: Path, browser:
         page.get_by_text("test_matmul[bfloat16-1499]").nth(1).wait_for()
 
 
+@pytest.mark.long
 def test_one_page_can_show_several_sessions(suite: Suite, browser: Browser) -> None:
     suite.write("test_it.py", _TESTS)
     for shard in (1, 2):
@@ -456,6 +464,7 @@ def test_one_page_can_show_several_sessions(suite: Suite, browser: Browser) -> N
         assert [label for label in labels if "slot" not in label] == [f"sim-{number}" for number in range(4)]
 
 
+@pytest.mark.long
 def test_the_page_of_a_session_without_devices_lists_its_tests(suite: Suite, browser: Browser) -> None:
     suite.write("test_it.py", "def test_plain(): pass\n")
     suite.run("--accel-report=report.html")

@@ -157,7 +157,7 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
         assert "adoption" not in run.text
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_marks_added_by_rules_can_be_selected(suite: Suite) -> None:
     suite.write("test_sums.py", SUMS)
     suite.write("test_plain.py", "def test_plain(): pass")
@@ -167,7 +167,7 @@ def test_marks_added_by_rules_can_be_selected(suite: Suite) -> None:
     assert suite.run("-m", "not distributed").count() == {"PASSED": 1}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_rule_that_matches_no_test_is_reported_if_the_whole_suite_was_collected(suite: Suite) -> None:
     suite.write("test_plain.py", "def test_plain(): pass\ndef test_other(): pass")
     suite.write("more/test_more.py", "def test_more(): pass")
@@ -181,7 +181,7 @@ def test_a_rule_that_matches_no_test_is_reported_if_the_whole_suite_was_collecte
     assert "no test matches" not in suite.run("--ignore", "more").text
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_rule_that_matches_no_test_is_reported_even_if_a_worker_crashes(suite: Suite) -> None:
     suite.write("test_plain.py", "import os\ndef test_crash(): os._exit(1)\ndef test_plain(): pass")
     suite.ini("accel_rules = **/test_typo.py: devices(1)")
