@@ -170,6 +170,7 @@ class TestDies(MultiProcessTestCase):
 """
 FORGED = """
 import json
+import pathlib
 
 from pytest_accel.rank.context import RANK
 
@@ -179,6 +180,7 @@ def forged(pytestconfig):
     context = pytestconfig.stash[RANK]
     if context.rank == 1:
         name = f"adopted {context.tests} start"
+        pathlib.Path("forged").write_text(name)
         context.store.get(name)
         context.store.set(name, json.dumps([tempfile.mktemp(), {"LD_PRELOAD": "/of/a/stranger"}]))
 
@@ -348,7 +350,8 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Suite) -> 
     hang = run.failure("TestEnds.test_hang")
     assert "3 s" in hang
     assert re.search(r"at test_ends\.py:\d+ in test_hang", hang)
-    unsigned = r"E .*'adopted \d+ start' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
+    forged = re.escape((suite.path / "forged").read_text())
+    unsigned = rf"E .*'{forged}' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
     assert re.search(unsigned, run.failure("TestForged.test_environment"))
 
 
