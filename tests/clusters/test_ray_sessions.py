@@ -323,7 +323,9 @@ def test_an_invalid_cluster_address_is_a_usage_error(suite: Suite) -> None:
     for value, text in (
         ("ray://127.0.0.1:10001", "ray:// is the address of Ray's client server"),
         ("slurm", "must be ray or ray:HOST:PORT, got 'slurm'"),
+        ("ray:127.0.0.1:1", "ERROR: --accel-cluster ray:127.0.0.1:1: no Ray cluster at 127.0.0.1:1: "),
     ):
-        result = suite.run("--accel-cluster", value)
+        result = suite.run("-o", "accel=auto", "--accel-cluster", value)
         assert (result.code, result.results) == (4, {})
         assert text in result.text
+        assert "UsageError" not in result.text, "a traceback is shown"
