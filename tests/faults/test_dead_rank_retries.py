@@ -103,38 +103,34 @@ _TESTS = """
 """
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        pytest.param("setup", marks=pytest.mark.nightly),
-        "call",
-        pytest.param("teardown", marks=pytest.mark.nightly),
-    ],
-)
-def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite, phase: str) -> None:
+def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel-retry-dead", "-k", f"test_{phase}", "--junitxml=report.xml")
-    run.expect({f"test_{phase}": "PASSED"})
-    when = "" if phase == "call" else f" in the {phase} phase"
-    reason = f"ranks 0-1 {_SERVER_LOST}{when} (the fork server was lost)"
-    assert _retried_tests(run) == {f"test_{phase}": reason}
-    properties = xml.etree.ElementTree.parse(suite.path / "report.xml").findall(".//property[@name='accel_retried']")
-    assert [found.attrib["value"] for found in properties] == [reason]
+    phases = {"test_setup": " in the setup phase", "test_call": "", "test_teardown": " in the teardown phase"}
+    run = suite.run("--accel-retry-dead", "-k", " or ".join(phases), "--junitxml=report.xml")
+    run.expect(dict.fromkeys(phases, "PASSED"))
+    reasons = {test: f"ranks 0-1 {_SERVER_LOST}{phase} (the fork server was lost)" for test, phase in phases.items()}
+    assert _retried_tests(run) == reasons
+    cases = xml.etree.ElementTree.parse(suite.path / "report.xml").findall(".//testcase")
+    recorded = {
+        case.get("name"): [found.get("value") for found in case.findall(".//property[@name='accel_retried']")]
+        for case in cases
+    }
+    assert recorded == {test: [reason] for test, reason in reasons.items()}
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("test", ["test_fails_the_second_time", "test_each_time", "test_own_fault"])
-def test_the_result_of_the_retry_counts(suite: Suite, test: str) -> None:
+@pytest.mark.long
+def test_the_result_of_the_retry_counts(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel-retry-dead", "-k", test)
-    run.expect({test: "FAILED"})
     expected_texts = {
         "test_fails_the_second_time": "AssertionError",
         "test_each_time": f"ranks 0-1 {_SERVER_LOST}",
         "test_own_fault": "rank 1 exited with status 0",
     }
-    assert expected_texts[test] in run.failure(test)
-    assert set(_retried_tests(run)) == {test} - {"test_own_fault"}
+    run = suite.run("--accel-retry-dead", "-k", " or ".join(expected_texts))
+    run.expect(dict.fromkeys(expected_texts, "FAILED"))
+    for test, text in expected_texts.items():
+        assert text in run.failure(test)
+    assert set(_retried_tests(run)) == expected_texts.keys() - {"test_own_fault"}
 
 
 def _retried_tests(run: Run) -> dict[str, str]:
@@ -142,7 +138,7 @@ def _retried_tests(run: Run) -> dict[str, str]:
     return dict(re.findall(r"^test_it\.py::(\w+): (.*)$", run.text.partition(_HEADLINE)[2], re.MULTILINE))
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_without_the_option_the_death_is_reported_and_not_retried(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
     run = suite.run("-k", "test_call or test_own_fault")

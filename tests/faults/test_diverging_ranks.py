@@ -22,8 +22,6 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
         import threading
 
         import pytest
-        import torch
-        import torch.distributed as dist
 
         impatient = pytest.mark.distributed(2, timeout=1)
 
@@ -86,21 +84,30 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
                 pass
 
 
+        def meet():
+            import torch.distributed as dist
+
+            dist.barrier()
+
+
         @impatient
         def test_all_wait_for_a_collective_of_nobody(rank):
+            import torch
+            import torch.distributed as dist
+
             dist.recv(torch.zeros(1), src=1 - rank)
 
 
         @pytest.mark.distributed(2)
         def test_fails_while_another_waits(rank):
             assert rank == 0, "the cause"
-            dist.barrier()
+            meet()
 
 
         @pytest.mark.distributed(4)
         def test_one_fails_before_a_barrier_of_four(rank):
             assert rank != 2, "the cause"
-            dist.barrier()
+            meet()
 
 
         @pytest.mark.distributed(2)
@@ -115,7 +122,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
         def waits_at_the_end(rank):
             yield
             if rank == 0:
-                dist.barrier()
+                meet()
 
 
         @pytest.mark.distributed(2)
@@ -125,6 +132,9 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
 
         @pytest.mark.distributed(2)
         def test_last(world_size):
+            import torch
+            import torch.distributed as dist
+
             tensor = torch.ones(1)
             dist.all_reduce(tensor)
             assert tensor.item() == world_size
@@ -150,7 +160,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
     )
     expected_texts = {
         "test_event": [
-            "timed out after 1 s: rank 1 is at test_hangs.py:17; rank 0 had finished",
+            "timed out after 1 s: rank 1 is at test_hangs.py:15; rank 0 had finished",
             ">           threading.Event().wait()",
         ],
         "test_busy_in_setup": ["timed out in the setup phase after 1 s: rank 0 is at", "    def busy_rank_0(rank):"],

@@ -111,7 +111,7 @@ def test_a_failure_is_reported_in_the_test_in_which_it_happened(recording_suite:
     assert set(start_counts(recording_suite).values()) == {1}
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: Suite) -> None:
     recording_suite.write(
         "test_it.py",
@@ -142,7 +142,7 @@ def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: Sui
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["plain", "xdist"])
 def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Suite, workers: tuple[str, ...]) -> None:
     recording_suite.write(
         "test_it.py",

@@ -38,31 +38,32 @@ def test_{SITE}_{WAY}():
 """
 
 
-@pytest.mark.long(except_for="one-module")
-@pytest.mark.parametrize("site", ["module", pytest.param("conftest", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(
-    "ranks", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.nightly)]
-)
-def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: str, ranks: set[int]) -> None:
-    for fault, (code, _) in FAULTS.items():
-        failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", code)
+@pytest.mark.long(except_for="one")
+@pytest.mark.parametrize("ranks", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all")])
+def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, ranks: set[int]) -> None:
+    cases = list(itertools.product(("module", "conftest"), FAULTS))
+    for site, fault in cases:
+        failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", FAULTS[fault][0])
         test = TEST.replace("{SITE}", site).replace("{WAY}", fault)
-        (suite.path / fault).mkdir()
-        suite.write(f"{fault}/conftest.py", failing_import if site == "conftest" else "")
-        suite.write(f"{fault}/test_{fault}.py", failing_import + test if site == "module" else test)
+        folder = f"{site}_{fault}"
+        (suite.path / folder).mkdir()
+        suite.write(f"{folder}/conftest.py", failing_import if site == "conftest" else "")
+        suite.write(f"{folder}/test_{folder}.py", failing_import + test if site == "module" else test)
     suite.write("test_z_last.py", TEST.replace("{SITE}_{WAY}", "last"))
     run = suite.run("--accel", "none")
     # If all ranks skip, the test is skipped. If only some skip, the ranks disagree, which is an error.
     words = {fault: "SKIPPED" if fault == "skips" and len(ranks) == 2 else "ERROR" for fault in FAULTS}
-    run.expect({"test_last": "PASSED"} | {f"test_{site}_{fault}": words[fault] for fault in FAULTS})
+    run.expect({"test_last": "PASSED"} | {f"test_{site}_{fault}": words[fault] for site, fault in cases})
     assert not any(f"pytest_accel/{package}" in run.text for package in ("driver", "verdict"))
-    for fault in [fault for fault in FAULTS if words[fault] == "ERROR"]:
-        text = FAULTS[fault][1]
-        report = run.failure(f"test_{site}_{fault}")
-        assert re.search(text, report), f"the failure of {fault} does not match {text!r}\n{report}"
-        summary = f"test_{site}_{fault} - {fault}/test_{fault}.py cannot be imported in the ranks: {text}"
+    for site, fault in cases:
+        if words[fault] != "ERROR":
+            continue
+        name, text = f"{site}_{fault}", FAULTS[fault][1]
+        report = run.failure(f"test_{name}")
+        assert re.search(text, report), f"the failure of {name} does not match {text!r}\n{report}"
+        summary = f"test_{name} - {name}/test_{name}.py cannot be imported in the ranks: {text}"
         named = re.search(r"^ranks? [0-9]", report, re.MULTILINE) or (len(ranks) == 2 and summary in run.text)
-        assert named, f"the failure of {fault} names no rank\n{report}"
+        assert named, f"the failure of {name} names no rank\n{report}"
     suite.expect_nothing_left()
 
 
@@ -124,35 +125,32 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        ("os._exit(0)", r"exited with status 0"),
-        pytest.param("os._exit(5)", r"exited with status 5", marks=pytest.mark.nightly),
-        ("os.abort()", r"SIGABRT"),
-    ],
-)
-def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite, code: str, text: str) -> None:
+def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite) -> None:
     suite.write(
         "test_it.py",
-        f"""
+        """
         import atexit
         import os
 
         import pytest
 
 
-        @pytest.mark.distributed(2)
-        def test_registers(rank):
+        ENDS = {2: lambda: os._exit(0), 3: lambda: os._exit(5), 4: os.abort}
+
+
+        @pytest.mark.distributed([2, 3, 4])
+        def test_registers(rank, world_size):
             if rank == 1:
-                atexit.register(lambda: {code})
+                atexit.register(ENDS[world_size])
         """,
     )
     run = suite.run("--accel", "none")
-    run.expect({"test_registers": "PASSED"})
+    texts = {2: "exited with status 0", 3: "exited with status 5", 4: "SIGABRT"}
+    run.expect({f"test_registers[world_size={size}]": "PASSED" for size in texts})
     assert run.code == 1, run.text
     report = run.text.partition("accel: errors outside of any test")[2]
-    assert re.search(rf"rank 1 of a world of 2 .*{text}", report), run.text
+    for size, text in texts.items():
+        assert re.search(rf"rank 1 of a world of {size} .*{text}", report), run.text
     suite.expect_nothing_left()
 
 
@@ -234,18 +232,18 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     suite.expect_nothing_left()
 
 
-@pytest.mark.long(except_for="one-pytest.exit('by hand', returncode=7)-7-by hand")
+@pytest.mark.long(except_for="status-one")
 @pytest.mark.parametrize(
-    ("code", "status", "text"),
+    ("code", "ranks", "status", "text"),
     [
-        ("pytest.exit('by hand', returncode=7)", 7, "by hand"),
-        pytest.param("pytest.exit('by hand')", 2, "by hand", marks=pytest.mark.nightly),
-        ("raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
+        pytest.param("pytest.exit('by hand', returncode=7)", {1}, 7, "by hand", id="status-one"),
+        pytest.param("pytest.exit('by hand')", {0, 1}, 2, "by hand", id="exit-all"),
+        pytest.param("raise KeyboardInterrupt", {1}, 2, "KeyboardInterrupt", id="interrupt-one"),
+        pytest.param("raise KeyboardInterrupt", {0, 1}, 2, "KeyboardInterrupt", id="interrupt-all"),
     ],
 )
-@pytest.mark.parametrize("ranks", [{1}, pytest.param({0, 1}, marks=pytest.mark.nightly)], ids=["one", "all"])
 def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
-    suite: Suite, code: str, status: int, text: str, ranks: set[int]
+    suite: Suite, code: str, ranks: set[int], status: int, text: str
 ) -> None:
     suite.write(
         "test_it.py",

@@ -107,7 +107,7 @@ def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suit
     ("accel", "waits"),
     [
         ("sim:4", "3 sim devices: sim-0, sim-1, sim-2 are held"),
-        pytest.param("none", "1 CPU slot: 1 of 1 is held", marks=pytest.mark.nightly),
+        pytest.param("none", "1 CPU slot: 1 of 1 is held", marks=pytest.mark.long),
     ],
 )
 def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: Suite, accel: str, waits: str) -> None:
@@ -242,7 +242,7 @@ def test_tests_fail_with_the_traceback_of_a_thread_that_ended_with_an_error(suit
     assert run.code == pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_tests_fail_with_the_reason_if_proc_is_missing(suite: Suite) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root to hide /proc")

@@ -23,7 +23,8 @@ _SETTINGS_TESTS = """
 
         torch.set_default_dtype(torch.float64)
         torch.set_default_device("meta")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # `torch.use_deterministic_algorithms` would also import torch._inductor, for a second.
+        torch.set_deterministic_debug_mode("warn")
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.deterministic = True
 
@@ -47,7 +48,7 @@ _SETTINGS_TESTS = """
 
 @pytest.mark.parametrize(
     "mode",
-    ["warn", pytest.param("fail", marks=pytest.mark.nightly), pytest.param("off", marks=pytest.mark.nightly)],
+    ["warn", pytest.param("fail", marks=pytest.mark.long), pytest.param("off", marks=pytest.mark.long)],
 )
 def test_leaks_are_undone_and_reported_as_configured(suite: Suite, mode: str) -> None:
     suite.write("test_leaves.py", _SETTINGS_TESTS)
@@ -59,7 +60,7 @@ def test_leaks_are_undone_and_reported_as_configured(suite: Suite, mode: str) ->
     assert run.text.count("LeftoverWarning: ") == (6 if mode == "warn" else 0)
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_warning_filters_make_a_leak_an_error_or_hide_it(suite: Suite) -> None:
     suite.write("test_leaves.py", _SETTINGS_TESTS)
     assert suite.run("-W", "error").count() == {"PASSED": 3, "ERROR": 2}
@@ -299,7 +300,7 @@ def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> N
     assert "outside of any test" not in run.text
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
     suite.write(
         "test_wider.py",

@@ -18,12 +18,13 @@ RANKS = """
     import os
 
     import pytest
-    import torch
-    import torch.distributed as dist
 
 
     @pytest.mark.distributed(2)
     def test_both(rank, world_size):
+        import torch
+        import torch.distributed as dist
+
         values = torch.full((2,), rank + 1.0)
         dist.all_reduce(values)
         assert values.tolist() == [3.0, 3.0]

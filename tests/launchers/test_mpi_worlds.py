@@ -22,8 +22,6 @@ _HEAD = """
     import signal
 
     import pytest
-    import torch
-    import torch.distributed as dist
 
     pytestmark = pytest.mark.distributed(2, launcher="mpirun")
 
@@ -51,6 +49,9 @@ _WORLD = (
 
 
     def test_torch_has_its_group_too():
+        import torch
+        import torch.distributed as dist
+
         values = torch.ones(1)
         dist.all_reduce(values)
         assert values.item() == 2
@@ -78,6 +79,8 @@ _ENDING_JOBS = (
 
     @pytest.mark.distributed(2, launcher=None)
     def test_plain_ranks():
+        import torch.distributed as dist
+
         dist.barrier()
 
 
@@ -118,7 +121,7 @@ def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path
 
 @pytest.mark.long
 @needs_mpi4py
-@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.nightly)], indirect=True)
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
 def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_world.py", _WORLD)
     (documented,) = blocks(ROOT / "docs" / "how-to" / "test-with-mpi.md", "python mpi")
@@ -145,7 +148,7 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: Suite, mpi: Ma
 
 @pytest.mark.long
 @needs_mpi4py
-@pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.nightly)], indirect=True)
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
 def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_ends.py", _ENDING_JOBS)
     run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Three jobs, one after the other.
@@ -232,7 +235,7 @@ def test_the_output_of_an_mpirun_that_fails_is_shown(suite: Suite, tmp_path: Pat
     assert "there are no slots" in run.failure("test_it_stays")
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_test_is_skipped_under_a_launcher(suite: Suite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)

@@ -293,7 +293,7 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suit
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
 def test_mpirun_starts_one_session_on_two_machines(
     suite: Suite, two_machines: Machines, tmp_path: Path, flavour: str
 ) -> None:
@@ -392,7 +392,7 @@ def test_slurm_accepts_the_example_batch_files(suite: Suite, two_machines: Machi
     assert run.code == 0
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -401,12 +401,13 @@ def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_
         import socket
 
         import pytest
-        import torch
-        import torch.distributed as dist
 
 
         @pytest.mark.distributed(4)
         def test_all(rank, local_rank, node_rank, gather):
+            import torch
+            import torch.distributed as dist
+
             values = torch.ones(1)
             dist.all_reduce(values)
             assert values.item() == 4
@@ -491,7 +492,7 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two_
     assert run.code == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two_machines))
@@ -507,7 +508,7 @@ def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, 
     assert run.code == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_killed(
     suite: Suite, two_machines: Machines
 ) -> None:
@@ -521,7 +522,7 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
     assert session.finish().code == 128 + signal.SIGKILL
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_ctrl_c_ends_both_machines(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two_machines))
@@ -535,7 +536,7 @@ def test_ctrl_c_ends_both_machines(suite: Suite, two_machines: Machines) -> None
     assert run.code == pytest.ExitCode.INTERRUPTED
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -570,7 +571,7 @@ def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two_
     assert run.code == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", TWO_NODE_TESTS)
 
@@ -588,7 +589,7 @@ def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two_m
     assert run.code == 0
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(
     suite: Suite, two_machines: Machines
 ) -> None:
@@ -615,7 +616,7 @@ def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(
     assert run.code == 0
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_each_machine_leases_its_own_devices(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -681,7 +682,7 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two_machines: Machine
     assert run.code == 0
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -706,7 +707,7 @@ def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Su
     assert run.code == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_machines_with_different_arguments_are_refused(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", TWO_NODE_TESTS)
 
