@@ -320,6 +320,9 @@ class CollectionHooks:
         self._preloads = "auto" in session.settings.preload
         option = session.config.option
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
+        self._mark_expression: str = getattr(option, "markexpr", "")
+        self._deselected_marks = set(re.findall(r"\bnot\s+(devices|distributed)\b(?!\s*\()", self._mark_expression))
+        """Marks of this plugin whose tests ``-m`` seems to deselect."""
         self._considered_modules: set[str] = set()
         """Modules that need not be considered for preloading again."""
         self._scanned_files: set[Path] = set()
@@ -345,6 +348,7 @@ class CollectionHooks:
             text = preload_discovery.text(file_path)
             marks |= self._adoption.marks_in(file_path, text)
             modules = self._adoption.imports(text) - self._considered_modules
+        marks -= self._deselected_marks
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.machine.session_kind is not None):
             self._detect_import_hooks(file_path)
@@ -358,7 +362,7 @@ class CollectionHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
-        if re.search(r"\b(devices|distributed)\s*\(", getattr(self._session.config.option, "markexpr", "")):
+        if re.search(r"\b(devices|distributed)\s*\(", self._mark_expression):
             from pytest_accel.selection import name_arguments
 
             name_arguments(items)

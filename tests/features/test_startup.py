@@ -26,13 +26,20 @@ _CONFTEST = """
     """
 
 
-@pytest.mark.parametrize(("options", "process"), [((), "main"), (("-n1",), "gw0")], ids=["plain", "worker"])
+@pytest.mark.parametrize(
+    ("options", "process"),
+    [
+        # pytest looks at all files of a folder, but collects only those that the command line names.
+        pytest.param(("test_it.py",), "main", id="plain"),
+        pytest.param(("test_it.py", "-n1"), "gw0", id="worker"),
+        pytest.param(("-m", "not distributed"), "main", id="deselected"),
+    ],
+)
 def test_a_session_without_marks_imports_few_modules(suite: Suite, options: tuple[str, ...], process: str) -> None:
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_it.py", "def test_it():\n    pass\n")
-    # pytest looks at all files of a folder, but collects only those that the command line names.
     suite.write("test_other.py", "import pytest\n\n\n@pytest.mark.distributed(2)\ndef test_marked():\n    pass\n")
-    assert suite.run("--accel=auto", "test_it.py", *options).count() == {"PASSED": 1}
+    assert suite.run("--accel=auto", *options).count() == {"PASSED": 1}
     imported = set(json.loads((suite.path / f"{process}.json").read_text()))
     own = sorted(name for name in imported if name.partition(".")[0] == "pytest_accel")
     assert len(own) <= MAX_MODULES, own
