@@ -46,7 +46,6 @@ def waiting_tests(mark: str) -> str:
     [
         ("@pytest.mark.devices(share=0.5)", ()),
         pytest.param('@pytest.mark.devices(share="8GiB")', (), marks=pytest.mark.long),
-        pytest.param("@pytest.mark.devices", ("--accel-share=2",), marks=pytest.mark.long),
         pytest.param("@pytest.mark.distributed(1)", ("--accel-share=2",), marks=pytest.mark.long),
     ],
 )

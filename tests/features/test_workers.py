@@ -110,7 +110,7 @@ _OPTIONS = [
 def test_every_distribution_mode_of_xdist_works(
     suite: Suite, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "-n2" in options:
+    if options == ("-n2",):
         suite.all_plugins()
     suite.write("log.py", _LOG)
     suite.write("test_suite.py", _SUITE)

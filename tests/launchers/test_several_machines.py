@@ -452,7 +452,7 @@ def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_
     )
     assert "accel: torchrun, 4 ranks on 2 nodes: near-node (ranks 0-1), far-node (ranks 2-3)\n" in run.text
     assert "needs 3 nodes; torchrun has started ranks on 2" in run.text
-    assert "rank 2: failed at test_it.py:38\n" in run.failure("test_fails_on_one")
+    assert "rank 2: failed at test_it.py:39\n" in run.failure("test_fails_on_one")
     assert run.code == 1
 
 

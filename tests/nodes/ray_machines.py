@@ -33,6 +33,7 @@ HEAD_HOST = "127.0.0.2"
 _SIZE_OPTIONS = ("--object-store-memory=80000000", "--num-cpus=4")
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_period_ms": "300",
     "RAY_health_check_timeout_ms": "3000",
@@ -40,7 +41,8 @@ _SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
-"""The first setting keeps Ray from sending usage statistics. With the others, the head and the nodes notice within
+"""The first setting keeps Ray from sending usage statistics, the second from starting a worker for each CPU in advance,
+whenever a session connects; the sessions use none. With the others, the head and the nodes notice within
 seconds that the other side is gone, and the autoscaler notices that a node is needed."""
 
 
