@@ -143,7 +143,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
     assert any(event["ph"] == "s" and event["name"] == "wait" for event in trace)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_scripts_run_under_launchers() -> None:
     """The other launchers run such a script in tests/launchers."""
     output = run("examples/launchers", "--accel", "none", "-k", "torchrun or prompt or argument", status=0)

@@ -87,9 +87,11 @@ def _preloads_only_torch_and_pytest(run: Run) -> bool:
         ("typeguard", "", ("-n2",), "typeguard.TypeCheckError"),
         ("beartype", "", (), "BeartypeCallHintParamViolation"),
         ("jaxtyping", ",beartype.beartype", (), "jaxtyping.TypeCheckError"),
-        ("typeguard", "", (), "typeguard.TypeCheckError"),
-        ("beartype", "", ("-n2",), "BeartypeCallHintParamViolation"),
-        ("jaxtyping", ",beartype.beartype", ("-n2",), "jaxtyping.TypeCheckError"),
+        pytest.param("typeguard", "", (), "typeguard.TypeCheckError", marks=pytest.mark.nightly),
+        pytest.param("beartype", "", ("-n2",), "BeartypeCallHintParamViolation", marks=pytest.mark.nightly),
+        pytest.param(
+            "jaxtyping", ",beartype.beartype", ("-n2",), "jaxtyping.TypeCheckError", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(

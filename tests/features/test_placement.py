@@ -32,9 +32,9 @@ MACHINE = """
     "test",
     [
         "test_like_ones",
-        "test_the_first_one",
+        pytest.param("test_the_first_one", marks=pytest.mark.nightly),
         "test_linked_ones",
-        "test_neighbours",
+        pytest.param("test_neighbours", marks=pytest.mark.nightly),
         "test_more_than_are_linked",
     ],
 )
