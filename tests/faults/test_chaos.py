@@ -135,7 +135,7 @@ def test_plain_passes(n):
     threading.Event().wait(0.01)
 """
 KIND_COUNT = 10
-COUNT = 10
+COUNT = 20
 """The number of tests of each kind in a file."""
 
 

@@ -190,7 +190,7 @@ def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("preloaded", [False, True])
+@pytest.mark.parametrize("preloaded", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: Suite, preloaded: bool) -> None:
     session = start_waiting_session(suite)
     (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
@@ -285,13 +285,13 @@ EXCLUSIVE_TESTS = """
 
 
     @pytest.mark.distributed(2)
-    @pytest.mark.parametrize("number", range(4))
+    @pytest.mark.parametrize("number", range(6))
     def test_both(alone, number):
         pass
 
 
     @pytest.mark.distributed(1)
-    @pytest.mark.parametrize("number", range(4))
+    @pytest.mark.parametrize("number", range(6))
     def test_one(alone, number):
         pass
 
@@ -309,15 +309,15 @@ EXCLUSIVE_TESTS = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_sessions_that_contend_for_devices_all_pass(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
     suite.write("test_it.py", EXCLUSIVE_TESTS)
-    sessions = [suite.start(), suite.start("-n3")]
+    sessions = [suite.start(), suite.start("-n4"), suite.start("-n1")]
     for session in sessions:
         run = session.finish()
         assert run.code == pytest.ExitCode.OK, run.text
-        assert list(run.results.values()) == ["PASSED"] * 13
+        assert list(run.results.values()) == ["PASSED"] * 17
 
 
 @pytest.mark.long

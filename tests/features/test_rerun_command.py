@@ -57,7 +57,13 @@ def _commands(text: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", ["auto", "native", "line", "no"])
+@pytest.mark.parametrize(
+    "style",
+    [
+        "auto",
+        *(pytest.param(style, marks=pytest.mark.nightly) for style in ("long", "short", "native", "line", "no")),
+    ],
+)
 def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)
     run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5")
@@ -72,7 +78,7 @@ def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str)
         "below/test_x.py::test_of[it's]",
     ]
     assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-devices") == 1 for command in commands)
-    if style == "auto":
+    if style in ("auto", "long"):
         # The command comes last, after the captured output.
         assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
 
@@ -93,7 +99,7 @@ def test_the_command_runs_the_same_test_on_the_same_devices(suite: Suite, monkey
     assert _commands(again.text) == [command]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_junit_file_contains_the_command_once(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "test_die", "--junitxml=x.xml")
@@ -101,7 +107,7 @@ def test_a_junit_file_contains_the_command_once(suite: Suite) -> None:
     assert (suite.path / "x.xml").read_text().count("pytest test_x.py::test_die") == 1
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_command_is_shown_without_captured_output_and_under_xdist(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     assert len(_commands(suite.run("-k", "test_end", "--show-capture=no").text)) == 1

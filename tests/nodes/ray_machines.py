@@ -42,8 +42,8 @@ _SETTINGS = {
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
 """The first setting keeps Ray from sending usage statistics, the second from starting a worker for each CPU in advance,
-whenever a session connects; the sessions use none. With the others, the head and the nodes notice within
-seconds that the other side is gone, and the autoscaler notices that a node is needed."""
+whenever a session connects; the sessions use none. With the others, the head and the nodes notice within seconds that
+the other side is gone, and the autoscaler notices that a node is needed."""
 
 
 _SET_VERSION = """

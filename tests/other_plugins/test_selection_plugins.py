@@ -153,34 +153,21 @@ _SELECTIONS = [
 ]
 
 
-def _write_suites(pair: Pair, names: tuple[str, ...]) -> None:
-    """Write both suites, which load the plugins `names`."""
+@pytest.mark.parametrize(("names", "options"), _SELECTIONS)
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
+def test_marked_and_unmarked_tests_run_in_the_same_order(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], workers: tuple[str, ...]
+) -> None:
     pair.plugin(*names)
     pair.write("conftest.py", _CONFTEST)
     pair.write("test_a.py", _TESTS)
     pair.write("test_b.py", _MORE_TESTS)
     _write_durations(pair)
-
-
-@pytest.mark.parametrize(("names", "options"), _SELECTIONS)
-def test_marked_and_unmarked_tests_run_in_the_same_order(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str]
-) -> None:
-    _write_suites(pair, names)
-    plain, marked = (_run_in_order(one, monkeypatch, *options) for one in (pair.plain, pair.marked))
+    plain, marked = (_run_in_order(one, monkeypatch, *workers, *options) for one in (pair.plain, pair.marked))
+    if workers:  # The order depends on when workers ask for tests.
+        plain[2].sort()
+        marked[2].sort()
     assert marked == plain
-    assert marked[2]
-
-
-@pytest.mark.parametrize(("names", "options"), [_SELECTIONS[2], _SELECTIONS[5]])
-def test_marked_and_unmarked_tests_run_once_under_xdist(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str]
-) -> None:
-    """The order depends on when workers ask for tests. Each worker selects and orders its own items as pytest does."""
-    _write_suites(pair, names)
-    plain, marked = (_run_in_order(one, monkeypatch, "-n2", *options) for one in (pair.plain, pair.marked))
-    assert marked[:2] == plain[:2]
-    assert sorted(marked[2]) == sorted(plain[2])
     assert marked[2]
 
 
@@ -203,7 +190,7 @@ _PASSING = """
 
 
 @needs("pytest_split", "pytest_slow_first")
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["no-xdist", "xdist"])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
 def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None:
     """The driver stores what the slowest rank took; no rank writes a file."""
     pair.plugin("pytest-split", "slow-first")
