@@ -11,12 +11,18 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
 from tests.deadline import Deadline
+from tests.session_server import ForkedSession, SessionServer
+
+if TYPE_CHECKING:
+    from tests.conftest import Surroundings
 
 _RESULTS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|RERUN|SUBPASSED|SUBFAILED|SUBSKIPPED"
 _RESULT_LINES = (
@@ -80,19 +86,19 @@ class Suite:
 
     def __init__(
         self,
-        pytester: pytest.Pytester,
         monkeypatch: pytest.MonkeyPatch,
+        server: SessionServer,
         path: Path | None = None,
         ini: str = _INI,
         options: tuple[str, ...] = ("-p", "accel", "-p", "xdist"),
     ) -> None:
-        """Make a suite in the folder `path` (None: pytester's). Its sessions get `options` and the ini file `ini`."""
-        self.path = path or pytester.path
+        """Make a suite in `path` (None: the working directory). Its sessions get `options` and the ini file `ini`."""
+        self.path = path or Path.cwd()
         self._start = path
         """Working directory of the sessions; None: that of the test."""
-        self._pytester = pytester
         self._sessions = 0
         self._monkeypatch = monkeypatch
+        self._server: SessionServer | None = server
         self._ini = ini
         self._options = options
 
@@ -105,6 +111,10 @@ class Suite:
         self._options = () if shuffle else ("-p", "no:randomly")
         if importlib.util.find_spec("pytest_asyncio") is not None:
             self.ini("asyncio_default_fixture_loop_scope = function")
+
+    def new_interpreters(self) -> None:
+        """Have each session start an interpreter, which has imported no module before."""
+        self._server = None
 
     def plugin(self, name: str) -> None:
         """Have sessions also load the plugin `name`."""
@@ -141,35 +151,60 @@ class Suite:
     def _finish(self, args: list[str]) -> tuple[int, str, str]:
         """Run a session and return its exit status, stdout and stderr; fail the test if it hangs."""
         self._sessions += 1
-        command = [sys.executable, "-m", "pytest", f"--basetemp={self.path / f'runpytest-{self._sessions}'}", *args]
+        args = [f"--basetemp={self.path / f'runpytest-{self._sessions}'}", *args]
         deadline = Deadline(_TIMEOUT)
+        status = None
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            process = self._pytester.popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=self._start
-            )
-            while process.poll() is None and not deadline.expired:
+            process = self._start_process(args, output, errors)
+            while status is None and not deadline.expired:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(1.0)
-            hangs = process.poll() is None
-            if hangs:
+                    status = process.wait(1.0)
+            if status is None:
                 process.kill()
                 process.wait()
             texts = []
             for file in (output, errors):
                 file.seek(0)
                 texts.append(file.read())
-        print(shlex.join(command), *texts, sep="\n")
-        assert not hangs, "the session hangs"
-        return process.returncode, texts[0], texts[1]
+        print(shlex.join(["pytest", *args]), *texts, sep="\n")
+        assert status is not None, "the session hangs"
+        return status, texts[0], texts[1]
+
+    def _start_process(
+        self, args: list[str], output: IO[str], errors: IO[str]
+    ) -> ForkedSession | subprocess.Popen[bytes]:
+        """Start a session that writes to the files `output` and `errors`."""
+        folder, test_folder = self._start or Path.cwd(), os.getcwd()
+        path = os.environ.get("PYTHONPATH")
+        environment = {**os.environ, "PYTHONPATH": f"{test_folder}{os.pathsep}{path}" if path else test_folder}
+        if self._server is not None and self._server.can_start(os.environ):
+            return self._server.start(args, folder, [test_folder], environment, output, errors)
+        command = [sys.executable, "-m", "pytest", *args]
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=folder, env=environment
+        )
+
+
+@pytest.fixture(scope="session")
+def session_server(surroundings: Surroundings) -> Iterator[SessionServer]:
+    """Provide the process from which the sessions of suites are forked."""
+    server = SessionServer({**os.environ, **surroundings.environment})
+    yield server
+    server.close()
 
 
 @pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Suite:
-    """Return an empty suite. Its sessions have their own lock folder and load no installed plugins by default."""
+def suite(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, session_server: SessionServer, tmp_path: Path
+) -> Suite:
+    """Return an empty suite in pytester's folder.
+
+    Its sessions have their own lock folder and load no installed plugins by default.
+    """
     for name in os.environ:
         if _OUTER_VARIABLES.match(name):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    return Suite(pytester, monkeypatch)
+    return Suite(monkeypatch, session_server)

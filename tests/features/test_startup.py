@@ -36,6 +36,7 @@ _CONFTEST = """
     ],
 )
 def test_a_session_without_marks_imports_few_modules(suite: Suite, options: tuple[str, ...], process: str) -> None:
+    suite.new_interpreters()
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_it.py", "def test_it():\n    pass\n")
     suite.write("test_other.py", "import pytest\n\n\n@pytest.mark.distributed(2)\ndef test_marked():\n    pass\n")

@@ -8,12 +8,16 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.features.conftest import Run, Suite, suite
+from tests.features.conftest import Run, Suite, session_server, suite
 
-__all__ = ["Pair", "needs", "pair", "suite"]
+if TYPE_CHECKING:
+    from tests.session_server import SessionServer
+
+__all__ = ["Pair", "needs", "pair", "session_server", "suite"]
 
 _PLAIN_INI = """
 [pytest]
@@ -65,10 +69,10 @@ class Pair:
 
 
 @pytest.fixture
-def pair(suite: Suite, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pair:
+def pair(suite: Suite, session_server: SessionServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pair:
     """Provide a pair of empty suites, whose sessions share no lock with other sessions."""
     folders = tmp_path / "plain", tmp_path / "marked"
     for folder in folders:
         folder.mkdir()
-    plain = Suite(pytester, monkeypatch, folders[0], ini=_PLAIN_INI, options=("-p", "xdist"))
-    return Pair(plain, Suite(pytester, monkeypatch, folders[1]))
+    plain = Suite(monkeypatch, session_server, folders[0], ini=_PLAIN_INI, options=("-p", "xdist"))
+    return Pair(plain, Suite(monkeypatch, session_server, folders[1]))
