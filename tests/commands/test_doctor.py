@@ -236,9 +236,7 @@ def test_the_output_of_the_probe_process_is_interpreted(
             "import threading\nstop = threading.Event()\nthreading.Thread(target=stop.wait).start()",
             Forks("unfit", "mine", "starts threads"),
         ),
-        pytest.param(
-            "raise RuntimeError('no')", Forks("failed", "mine", "RuntimeError: no"), marks=pytest.mark.nightly
-        ),
+        pytest.param("raise RuntimeError('no')", Forks("failed", "mine", "RuntimeError: no"), marks=pytest.mark.long),
         ("import os\nos.kill(os.getpid(), 6)", Forks("ended", "mine", "signal 6")),
     ],
 )

@@ -190,7 +190,7 @@ def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("preloaded", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.parametrize("preloaded", [False, True])
 def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: Suite, preloaded: bool) -> None:
     session = start_waiting_session(suite)
     (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
@@ -309,7 +309,7 @@ EXCLUSIVE_TESTS = """
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_sessions_that_contend_for_devices_all_pass(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
     suite.write("test_it.py", EXCLUSIVE_TESTS)

@@ -238,9 +238,9 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     [
         pytest.param("pytest.exit('by hand', returncode=7)", {1}, 7, "by hand", id="status-one"),
         pytest.param(
-            "pytest.exit('by hand', returncode=7)", {0, 1}, 7, "by hand", id="status-all", marks=pytest.mark.nightly
+            "pytest.exit('by hand', returncode=7)", {0, 1}, 7, "by hand", id="status-all", marks=pytest.mark.long
         ),
-        pytest.param("pytest.exit('by hand')", {1}, 2, "by hand", id="exit-one", marks=pytest.mark.nightly),
+        pytest.param("pytest.exit('by hand')", {1}, 2, "by hand", id="exit-one", marks=pytest.mark.long),
         pytest.param("pytest.exit('by hand')", {0, 1}, 2, "by hand", id="exit-all"),
         pytest.param("raise KeyboardInterrupt", {1}, 2, "KeyboardInterrupt", id="interrupt-one"),
         pytest.param("raise KeyboardInterrupt", {0, 1}, 2, "KeyboardInterrupt", id="interrupt-all"),

@@ -309,9 +309,9 @@ def ending_suite(suite: Suite) -> Suite:
         pytest.param("interrupt", (), "not run", 2, id="interrupt"),
         pytest.param("interrupt", ("-n1",), "not run", 2, id="interrupt-xdist", marks=pytest.mark.long),
         pytest.param("fail", ("-x",), "failed", 1, id="first-failure", marks=pytest.mark.long),
-        pytest.param("fail", ("-x", "-n1"), "failed", 2, id="first-failure-xdist", marks=pytest.mark.nightly),
-        pytest.param("exit", (), "not run", 0, id="exit", marks=pytest.mark.nightly),
-        pytest.param("crash", ("-n1", "--max-worker-restart=0"), "failed", 1, id="crash", marks=pytest.mark.nightly),
+        pytest.param("fail", ("-x", "-n1"), "failed", 2, id="first-failure-xdist", marks=pytest.mark.long),
+        pytest.param("exit", (), "not run", 0, id="exit", marks=pytest.mark.long),
+        pytest.param("crash", ("-n1", "--max-worker-restart=0"), "failed", 1, id="crash", marks=pytest.mark.long),
     ],
 )
 def test_a_session_that_ends_early_is_not_complete(
@@ -461,11 +461,11 @@ _MARKED_STATUSES = {
     "options",
     [
         pytest.param(("-n2",), id="load", marks=pytest.mark.long),
-        pytest.param(("-n2", "--dist=worksteal", "--accel-schedule=off"), id="worksteal", marks=pytest.mark.nightly),
-        pytest.param(("-n2", "--dist=loadscope"), id="loadscope", marks=pytest.mark.nightly),
-        pytest.param(("-n2", "--dist=loadfile"), id="loadfile", marks=pytest.mark.nightly),
+        pytest.param(("-n2", "--dist=worksteal", "--accel-schedule=off"), id="worksteal", marks=pytest.mark.long),
+        pytest.param(("-n2", "--dist=loadscope"), id="loadscope", marks=pytest.mark.long),
+        pytest.param(("-n2", "--dist=loadfile"), id="loadfile", marks=pytest.mark.long),
         pytest.param(("--accel-strict", "--accel-reorder"), id="strict", marks=pytest.mark.long),
-        pytest.param(("test_it.py", "test_it.py", "--keep-duplicates"), id="twice", marks=pytest.mark.nightly),
+        pytest.param(("test_it.py", "test_it.py", "--keep-duplicates"), id="twice", marks=pytest.mark.long),
     ],
 )
 def test_the_statuses_of_marked_tests_do_not_depend_on_the_options(suite: Suite, options: tuple[str, ...]) -> None:
@@ -480,7 +480,7 @@ def test_the_statuses_of_marked_tests_do_not_depend_on_the_options(suite: Suite,
     assert nine["there"] == {"kind": "sim", "devices": 4}
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_runs_of_a_test_in_several_workers_are_distinguished(suite: Suite) -> None:
     suite.write(
         "test_it.py",

@@ -152,7 +152,7 @@ def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
     assert terminal.child.exitstatus == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "both", "--accel-pdb-rank", str(rank))
@@ -167,7 +167,7 @@ def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [(), pytest.param(("-s",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("options", [(), ("-s",)])
 def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
     terminal = Terminal(suite, "-k", "break and not everywhere", *options)
     terminal.wait_for("PDB set_trace")
@@ -189,7 +189,7 @@ def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: 
     assert (suite.path / "done0").exists()
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_breakpoint_that_is_set_in_the_debugger_works_and_other_ranks_skip_theirs(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "break", "--accel-pdb-rank=1")
     terminal.wait_for("(Pdb) ")
@@ -235,7 +235,7 @@ def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None
     assert "1 passed" in terminal.finish()
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "everywhere")
@@ -243,7 +243,7 @@ def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     assert run.ret != 0
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.parametrize("flag", ["--pdb", "--trace"])
 def test_debugger_options_are_refused_with_workers(suite: Suite, flag: str) -> None:
     suite.write("test_x.py", _TESTS)
@@ -252,7 +252,7 @@ def test_debugger_options_are_refused_with_workers(suite: Suite, flag: str) -> N
     assert flag in run.text + run.errors
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     terminal = Terminal(suite, "--pdb", "-k", "test_fail", launcher=torchrun)

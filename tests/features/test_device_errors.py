@@ -109,12 +109,12 @@ def _write(suite: Suite, tests: str = _TESTS) -> None:
     [
         (("-n1",), _MARKED_TESTS),
         pytest.param(("-n2",), "", marks=pytest.mark.long),
-        pytest.param(("-n2",), _MARKED_TESTS, marks=pytest.mark.nightly),
-        pytest.param(("-n2", "--accel-schedule=off"), _MARKED_TESTS, marks=pytest.mark.nightly),
-        pytest.param(("-n2", "--dist=worksteal"), "", marks=pytest.mark.nightly),
-        pytest.param(("-n2", "--dist=loadscope"), "", marks=pytest.mark.nightly),
+        pytest.param(("-n2",), _MARKED_TESTS, marks=pytest.mark.long),
+        pytest.param(("-n2", "--accel-schedule=off"), _MARKED_TESTS, marks=pytest.mark.long),
+        pytest.param(("-n2", "--dist=worksteal"), "", marks=pytest.mark.long),
+        pytest.param(("-n2", "--dist=loadscope"), "", marks=pytest.mark.long),
         pytest.param(("-n2", "--dist=loadgroup"), "", marks=pytest.mark.long),
-        pytest.param(("--dist=each", "--tx=1*popen"), "", marks=pytest.mark.nightly),
+        pytest.param(("--dist=each", "--tx=1*popen"), "", marks=pytest.mark.long),
     ],
 )
 def test_a_worker_whose_device_is_unusable_is_replaced(suite: Suite, options: tuple[str, ...], marked: str) -> None:

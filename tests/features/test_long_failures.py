@@ -60,7 +60,7 @@ def test_long_failures_are_truncated(long_failures: Suite) -> None:
     assert (long_failures.path / "report.xml").stat().st_size < 40_000
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_long_failures_are_complete_on_request(long_failures: Suite) -> None:
     run = long_failures.run("-vv", "-k", "message")
     assert "left out" not in run.text

@@ -32,9 +32,9 @@ MACHINE = """
     "test",
     [
         "test_like_ones",
-        pytest.param("test_the_first_one", marks=pytest.mark.nightly),
+        pytest.param("test_the_first_one", marks=pytest.mark.long),
         "test_linked_ones",
-        pytest.param("test_neighbours", marks=pytest.mark.nightly),
+        pytest.param("test_neighbours", marks=pytest.mark.long),
         "test_more_than_are_linked",
     ],
 )

@@ -81,7 +81,7 @@ def test_auto_preloads_what_conftests_have_imported(preload_suite: Suite) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("setting", ["none", pytest.param("json", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("setting", ["none", "json"])
 def test_modules_that_are_not_preloaded_are_imported_by_each_rank(preload_suite: Suite, setting: str) -> None:
     preload_suite.ini(f"accel_preload = {setting}")
     preload_suite.write("test_heavy.py", _TEST.format(name="heavy").replace(", fresh=True", ""))

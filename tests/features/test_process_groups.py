@@ -476,7 +476,7 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite, method: str) -> None:
     suite.write("harness.py", _HARNESS)
     suite.write(

@@ -66,9 +66,9 @@ def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     "options",
     [
         ("--accel=acme",),
-        pytest.param(("--accel=none",), marks=pytest.mark.nightly),
-        pytest.param(("--accel=acme", "-n2"), marks=pytest.mark.nightly),
-        pytest.param(("--accel=acme", "--accel-require=acme:3"), marks=pytest.mark.nightly),
+        pytest.param(("--accel=none",), marks=pytest.mark.long),
+        pytest.param(("--accel=acme", "-n2"), marks=pytest.mark.long),
+        pytest.param(("--accel=acme", "--accel-require=acme:3"), marks=pytest.mark.long),
     ],
 )
 def test_the_kind_in_the_documentation_works(suite: Suite, acme: Packages, options: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rank-sessions.md"
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=pytest.mark.long)], ids=["plain", "xdist"])
 def test_the_metric_in_the_documentation_works(suite: Suite, options: tuple[str, ...]) -> None:
     (conftest,) = re.findall(r"^```python conftest\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
     suite.write("conftest.py", conftest)

@@ -145,7 +145,7 @@ def test_logs_of_ranks_are_kept(suite: Suite) -> None:
     assert "from write" not in failure
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_logs_of_ranks_are_kept_while_output_is_also_shown(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-s", f"--accel-logs={suite.path / 'logs'}", "-k", "no_end or alone")
@@ -156,7 +156,7 @@ def test_logs_of_ranks_are_kept_while_output_is_also_shown(suite: Suite) -> None
 
 
 @pytest.mark.long(except_for="fd")
-@pytest.mark.parametrize("capture", ["fd", "sys", pytest.param("tee-sys", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("capture", ["fd", "sys", pytest.param("tee-sys", marks=pytest.mark.long)])
 def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: str) -> None:
     suite.write(
         "test_x.py",

@@ -220,7 +220,7 @@ def _write_scopes_suite(suite: Suite) -> None:
         suite.write(name, _SCOPES[text] if text else "")
 
 
-@pytest.mark.parametrize("mode", [pytest.param("prepend", marks=pytest.mark.nightly), "importlib"])
+@pytest.mark.parametrize("mode", [pytest.param("prepend", marks=pytest.mark.long), "importlib"])
 def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -354,7 +354,7 @@ def test_errors_at_the_end_of_a_rank_session_fail_the_session_if_no_test_is_left
     assert "the session's end" in run.text
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite: Suite) -> None:
     suite.write(
         "test_it.py",

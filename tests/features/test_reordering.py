@@ -110,7 +110,7 @@ def test_tests_of_one_world_run_one_after_the_other(logging_suite: Suite) -> Non
         ]
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_the_ini_file_can_enable_reordering(logging_suite: Suite) -> None:
     logging_suite.ini("accel_reorder = true")
     assert logging_suite.run("--collect-only", "-q").text.count("test_all") == 4
@@ -124,7 +124,7 @@ def test_without_the_option_the_order_is_unchanged(logging_suite: Suite) -> None
     assert _test_order(logging_suite) == ["all", "plain", "one", "plain in class", "one more", "all again"]
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_the_option_has_no_effect_under_xdist(logging_suite: Suite) -> None:
     pytest.importorskip("xdist")
     logging_suite.ini("accel_schedule = off")

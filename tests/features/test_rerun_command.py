@@ -57,13 +57,7 @@ def _commands(text: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "style",
-    [
-        "auto",
-        *(pytest.param(style, marks=pytest.mark.nightly) for style in ("long", "short", "native", "line", "no")),
-    ],
-)
+@pytest.mark.parametrize("style", ["auto", "long", "line", "no"])
 def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)
     run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5")
@@ -99,7 +93,7 @@ def test_the_command_runs_the_same_test_on_the_same_devices(suite: Suite, monkey
     assert _commands(again.text) == [command]
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_junit_file_contains_the_command_once(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "test_die", "--junitxml=x.xml")
@@ -107,7 +101,7 @@ def test_a_junit_file_contains_the_command_once(suite: Suite) -> None:
     assert (suite.path / "x.xml").read_text().count("pytest test_x.py::test_die") == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_the_command_is_shown_without_captured_output_and_under_xdist(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     assert len(_commands(suite.run("-k", "test_end", "--show-capture=no").text)) == 1

@@ -67,7 +67,7 @@ def _logged_names(suite: Suite) -> list[str]:
     return [line.split()[0] for line in suite.read("order")]
 
 
-@pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.long)])
 def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
     _write_suite(suite, _MIXED)
     run = suite.run("-n3", f"--dist={dist}")
@@ -80,7 +80,7 @@ def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
     assert "AccelScheduling" in run.text
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_scheduling_can_be_switched_off(suite: Suite) -> None:
     _write_suite(suite, _MIXED)
     run = suite.run("-n2", "--accel-schedule=off")
@@ -88,7 +88,7 @@ def test_scheduling_can_be_switched_off(suite: Suite) -> None:
     assert "scheduling tests via LoadScheduling" in run.text
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_suite_without_marks_is_scheduled_by_xdist(suite: Suite) -> None:
     """xdist sends each worker two tests first, in the order of collection, if there are few tests."""
     _write_suite(
@@ -140,7 +140,7 @@ def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
     assert set(Counter(_logged_names(suite)).values()) == {1}
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.all_plugins()
@@ -173,7 +173,7 @@ def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     assert Counter(_logged_names(suite)) == {f"plain{number}": 1 + (number == 3) for number in range(6)} | {"two": 1}
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_exitfirst_ends_the_session_at_the_first_failure(suite: Suite) -> None:
     _write_suite(
         suite,
@@ -246,7 +246,7 @@ def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite
     assert set(current_module.values()) == {None}
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_durations_are_remembered_and_used(suite: Suite) -> None:
     _write_suite(
         suite,
@@ -287,7 +287,7 @@ def test_durations_are_remembered_and_used(suite: Suite) -> None:
     assert len(json.loads(path.read_text())["test_suite.py::test_all[0]"]["sim"]) == 2
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_scheduling_works_without_a_cache(suite: Suite) -> None:
     _write_suite(suite, _MIXED)
     assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}

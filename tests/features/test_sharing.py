@@ -45,9 +45,9 @@ def waiting_tests(mark: str) -> str:
     ("mark", "options"),
     [
         ("@pytest.mark.devices(share=0.5)", ()),
-        pytest.param('@pytest.mark.devices(share="8GiB")', (), marks=pytest.mark.nightly),
-        pytest.param("@pytest.mark.devices", ("--accel-share=2",), marks=pytest.mark.nightly),
-        pytest.param("@pytest.mark.distributed(1)", ("--accel-share=2",), marks=pytest.mark.nightly),
+        pytest.param('@pytest.mark.devices(share="8GiB")', (), marks=pytest.mark.long),
+        pytest.param("@pytest.mark.devices", ("--accel-share=2",), marks=pytest.mark.long),
+        pytest.param("@pytest.mark.distributed(1)", ("--accel-share=2",), marks=pytest.mark.long),
     ],
 )
 def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, options: tuple[str, ...]) -> None:

@@ -105,17 +105,10 @@ _OPTIONS = [
 ]
 
 
-_LONG_ONLY = (("-n2",), ("-n4", "--dist=worksteal"))
-"""Cases that run with ``--long``; the others run with ``--nightly``."""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "options",
-    [
-        pytest.param(case, id="-".join(case).replace("--", ""), marks=() if case in _LONG_ONLY else pytest.mark.nightly)
-        for case in _OPTIONS
-    ],
+    [pytest.param(case, id="-".join(case).replace("--", "")) for case in _OPTIONS],
 )
 def test_every_distribution_mode_of_xdist_works(
     suite: Suite, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -292,7 +285,7 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.nightly), 3])
+@pytest.mark.parametrize("size", [2, 3])
 def test_the_number_of_ranks_on_the_cpu_is_limited(suite: Suite, size: int) -> None:
     suite.write("log.py", _LOG)
     suite.ini("pythonpath = .")
