@@ -108,7 +108,8 @@ class SessionServer:
 
 
 @contextlib.contextmanager
-def _inherited(descriptors: Sequence[int]) -> Iterator[None]:
+def _closing(descriptors: Sequence[int]) -> Iterator[None]:
+    """Close `descriptors` after the ``with`` block."""
     try:
         yield
     finally:
@@ -123,7 +124,7 @@ def _serve(connection: socket.socket) -> None:
         content, descriptors, _, _ = socket.recv_fds(connection, _SIZE, 3)
         if not content:
             sys.exit()
-        with _inherited(descriptors):
+        with _closing(descriptors):
             if os.fork():
                 continue
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

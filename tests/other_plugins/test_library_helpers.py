@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -218,6 +220,7 @@ def test_helpers_of_transformers_work_in_ranks(pair: Pair) -> None:
     assert "test requires multiple CUDA GPUs" in run.text
 
 
+@pytest.mark.nightly
 @needs("lightning", "torchmetrics")
 def test_helpers_of_lightning_work_in_ranks(pair: Pair) -> None:
     pair.write("test_it.py", _LIGHTNING)
