@@ -17,14 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--chaos-seed", type=int, default=None, metavar="SEED", help="which ones; shown where it fails")
     group = parser.getgroup("long", "tests that take long")
     group.addoption("--long", action="store_true", default=False, help="run the tests marked long, too")
-    group.addoption("--nightly", action="store_true", default=False, help="run the tests marked nightly, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell ignores SIGINT in background jobs, and the processes that tests interrupt would inherit this.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "nightly: a variation that only the nightly job of CI runs, with --nightly")
     config.addinivalue_line(
         "markers",
         "long(except_for=None): a variation of other tests that takes seconds: run with --long. The parametrized case "
@@ -41,6 +39,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.own_markers[:] = [
             mark for mark in item.own_markers if mark.name != "long" or mark.kwargs.get("except_for", "") != case
         ]
-        for name in ("long", "nightly"):
-            if item.get_closest_marker(name) is not None and not config.getoption(f"--{name}"):
-                item.add_marker(pytest.mark.skip(reason=f"takes long: --{name} runs it"))
+        if item.get_closest_marker("long") is not None and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))

@@ -159,7 +159,7 @@ def coverage_settings(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.nightly)]
+    "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.long)]
 )
 def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, launcher: tuple[str, ...]) -> None:
     coverage_settings.mkpydir("mypackage").joinpath("work.py").write_text(
@@ -186,9 +186,7 @@ def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, launc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "options", [pytest.param((), id="alone", marks=pytest.mark.nightly), pytest.param(("-n", "1"), id="xdist")]
-)
+@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "1"), id="xdist")])
 def test_coverage_of_replaced_ranks_is_kept(coverage_settings: pytest.Pytester, options: tuple[str, ...]) -> None:
     """The ranks are replaced because a passed test has damaged them."""
     coverage_settings.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")

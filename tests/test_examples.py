@@ -143,7 +143,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
     assert any(event["ph"] == "s" and event["name"] == "wait" for event in trace)
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_scripts_run_under_torchrun_and_accelerate() -> None:
     # The tests of tests/launchers run scripts under the other launchers.
     output = run("examples/launchers", "--accel", "none", "-k", "not (deepspeed or mpirun or srun)", status=0)

@@ -89,7 +89,7 @@ def test_a_signal_is_reported_by_its_name(launch: Launch, script: Script) -> Non
     assert "ctypes/__init__.py" in str(caught.value), "the stack of a dead rank must be shown"
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_dead_rank_of_torchrun_is_reported(launch: Launch, script: Script, marker: str) -> None:
     with pytest.raises(LaunchError) as caught:
         launch(script(SEGFAULT), nproc=2)
@@ -100,7 +100,7 @@ def test_a_dead_rank_of_torchrun_is_reported(launch: Launch, script: Script, mar
     assert living_processes(marker) == []
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["deepspeed"])
 def test_a_dead_rank_of_deepspeed_is_reported(launch: Launch, script: Script, marker: str, launcher: str) -> None:
     with pytest.raises(LaunchError, match=r"^deepspeed ended with exit status 245 \(SIGSEGV in a rank\)\n"):
@@ -108,7 +108,7 @@ def test_a_dead_rank_of_deepspeed_is_reported(launch: Launch, script: Script, ma
     assert living_processes(marker) == []
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_dead_rank_of_mpirun_is_reported(
     launch: Launch, script: Script, marker: str, use_mpi: Callable[[str], None], flavour: str
@@ -121,7 +121,7 @@ def test_a_dead_rank_of_mpirun_is_reported(
 
 
 @pytest.mark.long(except_for="python")
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.nightly), "python"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long), "python"])
 def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str, launcher: str) -> None:
     nproc = None if launcher == "python" else 2
     path = script(HANG)
@@ -136,7 +136,7 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str,
     assert str(caught.value).startswith(f"{launcher} did not end within ")
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_timeout_shows_the_stacks_of_mpirun(
     launch: Launch, script: Script, marker: str, use_mpi: Callable[[str], None], flavour: str

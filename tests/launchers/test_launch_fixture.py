@@ -43,7 +43,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
     return run
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_one_process_for_each_leased_device(
     session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
 ) -> None:
@@ -98,7 +98,7 @@ def test_one_process_for_each_leased_device(
     )
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_scripts_on_cpu_slots_run_on_the_slots_cores(
     session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
 ) -> None:
@@ -119,7 +119,7 @@ def test_scripts_on_cpu_slots_run_on_the_slots_cores(
     session("--accel", "cpu:2").assert_outcomes(passed=1)
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_launcher_that_is_not_there(
     session: Callable[..., pytest.RunResult], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,8 +196,8 @@ def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkey
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("marked", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["marked", "unmarked"])
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
 def test_a_killed_test_process_leaves_no_launched_process(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool
 ) -> None:
@@ -237,7 +237,7 @@ def wait_for_number(path: Path) -> int:
         time.sleep(0.02)
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_launched_scripts_are_measured_for_coverage(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pytest_cov")
     for name in [name for name in os.environ if name.startswith("COV")]:

@@ -96,7 +96,7 @@ def test_accelerate_runs_two_ranks(launch: Launch, launcher: str) -> None:
     assert {data["environment"]["ACCELERATE_USE_CPU"] for data in ranks.values()} == {"true"}
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["accelerate"])
 def test_accelerate_runs_one_process(launch: Launch, launcher: str) -> None:
     result = launch(ALL_REDUCE, launcher=launcher, output=True, timeout=TIMEOUT)
@@ -105,7 +105,7 @@ def test_accelerate_runs_one_process(launch: Launch, launcher: str) -> None:
     assert list(result.rank_stdout) == [0]
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["deepspeed"])
 def test_deepspeed_runs_two_ranks(launch: Launch, launcher: str) -> None:
     ranks = check_launcher(launch, launcher, separate_stderr=False)
@@ -113,7 +113,7 @@ def test_deepspeed_runs_two_ranks(launch: Launch, launcher: str) -> None:
     assert {data["environment"]["DS_ACCELERATOR"] for data in ranks.values()} == {"cpu"}
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_mpirun_runs_two_ranks(launch: Launch, use_mpi: Callable[[str], None], flavour: str) -> None:
     use_mpi(flavour)

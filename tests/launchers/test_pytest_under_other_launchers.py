@@ -103,7 +103,7 @@ def test_open_mpi_starts_one_session(suite: Suite) -> None:
     check_sessions(suite, "mpirun", program, environment)
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_mpich_starts_one_session(suite: Suite) -> None:
     check_sessions(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
@@ -114,7 +114,7 @@ def test_srun_starts_one_session(suite: Suite, tmp_path: Path) -> None:
         check_sessions(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_processes_with_the_variables_of_srun_are_one_session(suite: Suite) -> None:
     check_sessions(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
 
@@ -142,7 +142,7 @@ def test_a_conftest_that_cannot_be_imported_ends_all_processes_with_the_same_sta
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 

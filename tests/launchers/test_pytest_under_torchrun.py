@@ -118,7 +118,7 @@ ENDLESS = """
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: Suite) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=PROGRAM)
@@ -134,7 +134,7 @@ def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: 
     assert run.code == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: Suite) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=PROGRAM)
@@ -158,7 +158,7 @@ def test_xdist_is_refused(suite: Suite) -> None:
     assert run.code == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_detection_of_launchers_can_be_switched_off(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -180,7 +180,7 @@ def test_detection_of_launchers_can_be_switched_off(suite: Suite) -> None:
     assert (suite.read("rank-0"), suite.read("rank-1")) == ("here", "here")
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite: Suite) -> None:
     """The ranks of the stopped process continue. The driver ends without an answer from the process."""
     suite.write(
@@ -215,7 +215,7 @@ def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite:
     assert run.code == 0
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_spread_runs_device_tests_on_all_launched_processes_in_turn(suite: Suite) -> None:
     suite.write(
         "test_it.py",

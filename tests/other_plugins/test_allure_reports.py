@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -224,7 +222,6 @@ def test_allure_shows_tracebacks_of_ranks(pair: Pair) -> None:
     assert "rank 1 exited with status 3" in died["statusDetails"]["message"]
 
 
-@pytest.mark.nightly
 def test_allure_without_alluredir_changes_no_outcome(pair: Pair) -> None:
     pair.plugin("allure_pytest")
     pair.write("test_it.py", _SUITE)

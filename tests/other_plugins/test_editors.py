@@ -256,7 +256,6 @@ def _breakpoint_line(text: str) -> int:
     return next(number for number, line in enumerate(text.splitlines()) if "Break here" in line)
 
 
-@pytest.mark.nightly
 @needs("debugpy")
 def test_breakpoints_of_an_editor_stop_ranks(suite: Suite) -> None:
     """VS Code's debugger attaches to each process that the debugged process starts, and so to each rank."""
@@ -279,7 +278,6 @@ def test_breakpoints_of_an_editor_stop_ranks(suite: Suite) -> None:
     assert "1 passed" in debugger.output
 
 
-@pytest.mark.nightly
 @needs("debugpy")
 def test_debugger_attaches_to_one_rank(suite: Suite) -> None:
     file = suite.write("test_it.py", _ATTACHED.lstrip("\n"))

@@ -60,7 +60,7 @@ _SUITE = """
     """
 
 
-@pytest.mark.parametrize("mark", ["", pytest.param("@pytest.mark.forked", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("mark", ["", "@pytest.mark.forked"])
 @needs("pytest_forked")
 def test_marked_tests_are_not_forked(pair: Pair, mark: str) -> None:
     pair.plugin("pytest_forked")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -220,7 +218,6 @@ def test_helpers_of_transformers_work_in_ranks(pair: Pair) -> None:
     assert "test requires multiple CUDA GPUs" in run.text
 
 
-@pytest.mark.nightly
 @needs("lightning", "torchmetrics")
 def test_helpers_of_lightning_work_in_ranks(pair: Pair) -> None:
     pair.write("test_it.py", _LIGHTNING)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
 
-_WORKERS = [(), pytest.param(("-n", "2"), marks=pytest.mark.nightly)]
+_WORKERS = [(), ("-n", "2")]
 
 
 # pytest-monitor

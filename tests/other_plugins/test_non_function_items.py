@@ -113,7 +113,7 @@ def _make_notebook(cells: list[tuple[str, str]]) -> str:
     return json.dumps({"cells": json_cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
 def test_doctests_run_in_ranks(suite: Suite, workers: tuple[str, ...]) -> None:
     suite.ini("accel_rules = mod.py: distributed(2, device='cpu')\n    notes.rst: distributed(2, device='cpu')")
     suite.write("mod.py", _DOCTESTS)
@@ -151,7 +151,7 @@ def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> No
 
 
 @needs("nbval", "ipykernel")
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), ("-n2", "--dist=loadfile")])
 def test_notebook_cells_run_in_ranks(pair: Pair, workers: tuple[str, ...]) -> None:
     """The cells of a notebook share one kernel in each rank, which the collector starts before the first cell."""
     pair.plugin("nbval.plugin")

@@ -174,8 +174,8 @@ def test_statistics_of_marked_tests_are_in_tables_and_files(pair: Pair) -> None:
     "option",
     [
         "--benchmark-only",
-        pytest.param("--benchmark-disable", marks=pytest.mark.nightly),
-        pytest.param("--benchmark-skip", marks=pytest.mark.nightly),
+        "--benchmark-disable",
+        "--benchmark-skip",
     ],
 )
 def test_options_select_and_disable_marked_benchmarks(pair: Pair, option: str) -> None:
@@ -216,7 +216,7 @@ def test_workers_of_xdist_measure_nothing(pair: Pair) -> None:
         assert "Benchmarks are automatically disabled because xdist plugin is active" in run.text + run.errors
 
 
-@pytest.mark.parametrize("precision", ["", pytest.param("--benchmark-precision=0.1", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("precision", ["", "--benchmark-precision=0.1"])
 def test_all_ranks_run_as_many_rounds_as_rank_0(suite: Suite, precision: str) -> None:
     suite.plugin("benchmark")
     suite.write("test_x.py", _RANKS)

@@ -106,7 +106,7 @@ _SUITE = """
     """
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), ("-n2", "--dist=loadfile")])
 def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_dependency")
     pair.write("test_depends.py", _SUITE)

@@ -108,7 +108,7 @@ def _assert_equal_counts(pair: Pair, *names: str) -> None:
 _COUNTED = ("once", "always", "passes", "skips", "expected", "not_flaky", "after_setup", "setup", "teardown", "last")
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
 @needs("pytest_rerunfailures")
 def test_rerunfailures_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_rerunfailures")
@@ -119,7 +119,7 @@ def test_rerunfailures_reruns_marked_tests_like_unmarked_ones(pair: Pair, worker
     _assert_equal_counts(pair, *_COUNTED)
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
 @needs("flaky")
 def test_flaky_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("flaky.flaky_pytest_plugin")
@@ -139,7 +139,7 @@ def test_flaky_reruns_marked_tests_until_min_passes(pair: Pair) -> None:
     _assert_equal_counts(pair, *_COUNTED)
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
 @needs("pytest_retry")
 def test_pytest_retry_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_retry.retry_plugin")
@@ -214,7 +214,6 @@ def test_rerunfailures_reruns_all_ranks_if_one_fails_or_dies(suite: Suite) -> No
         assert suite.read(f"setup.{rank}") == ["xx"]  # The whole test is rerun, and exactly once.
 
 
-@pytest.mark.nightly
 @needs("pytest_rerunfailures")
 def test_only_rerun_matches_errors_of_ranks(suite: Suite) -> None:
     suite.plugin("pytest_rerunfailures")

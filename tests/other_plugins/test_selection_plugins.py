@@ -154,7 +154,7 @@ _SELECTIONS = [
 
 
 @pytest.mark.parametrize(("names", "options"), _SELECTIONS)
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["no-xdist", "xdist"])
 def test_marked_and_unmarked_tests_run_in_the_same_order(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], workers: tuple[str, ...]
 ) -> None:
@@ -190,7 +190,7 @@ _PASSING = """
 
 
 @needs("pytest_split", "pytest_slow_first")
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["no-xdist", "xdist"])
 def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None:
     """The driver stores what the slowest rank took; no rank writes a file."""
     pair.plugin("pytest-split", "slow-first")

@@ -91,7 +91,7 @@ _TESTS = {
 _HEAD = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\n'
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
 @needs(*(name.partition(".")[0] for name in _TESTS))
 def test_small_plugins_work_in_marked_tests(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin(*_TESTS)

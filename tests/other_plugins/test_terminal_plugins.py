@@ -109,7 +109,6 @@ def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], patt
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
 def test_each_test_is_shown_once_under_xdist(pair: Pair, name: str, options: list[str], pattern: str) -> None:
     """Only lines that do not depend on the order in which tests end are compared."""
