@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.background_suite import PYTEST, Session, Suite
 from tests.clusters.verdict_suite import TESTS, VERDICTS
 from tests.conftest import Surroundings
-from tests.faults.conftest import PYTEST, Session, Suite
 from tests.launchers.launcher_sessions import suites
 from tests.launchers.machines import ADDRESSES, Machines, machines
 from tests.launchers.test_several_machines import torchrun

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from tests.background_suite import Run, Session, Suite, eventually
 from tests.clusters.verdict_suite import TESTS, VERDICTS
 from tests.conftest import Surroundings
-from tests.faults.conftest import Run, Session, Suite, eventually
 from tests.launchers.launcher_sessions import suites
 from tests.nodes.autoscaled_machines import AutoscaledMachines
 from tests.nodes.ray_machines import RayMachines

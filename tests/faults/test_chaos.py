@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.faults.conftest import Session
+from tests.background_suite import Session
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 STEPS = 6
 """The number of test starts and ends, in all processes together, between two kills."""

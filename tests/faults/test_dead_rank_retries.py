@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Run, Suite
+    from tests.background_suite import Run, Suite
 
 _HEADLINE = "accel: retried, since the world died (--accel-retry-dead)"
 _SERVER_LOST = "ended with the fork server, which is gone"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 
 @pytest.mark.long

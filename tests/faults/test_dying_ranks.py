@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 
 def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Suite) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 
 def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(suite: Suite) -> None:

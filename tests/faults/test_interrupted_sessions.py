@@ -14,7 +14,7 @@ from pytest_accel.__main__ import main
 from pytest_accel.record.timeline import sessions_of
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Run, Session, Suite
+    from tests.background_suite import Run, Session, Suite
 
 ENDLESS_TESTS = """
     import os

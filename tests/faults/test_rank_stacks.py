@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 
 def test_the_report_of_a_dead_rank_shows_the_stacks_of_the_other_ranks(suite: Suite) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.conftest import Suite
+from tests.background_suite import Suite
 
 CONFTEST = """
     import os

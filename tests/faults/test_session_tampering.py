@@ -9,7 +9,7 @@ import pytest
 from pytest_accel.core.kill import MARK
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 HAS_SUBTESTS = hasattr(pytest, "Subtests")
 """True if pytest has subtests (pytest 9)."""

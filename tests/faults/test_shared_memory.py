@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a folder of shared memory")
 

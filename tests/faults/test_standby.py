@@ -12,7 +12,7 @@ import pytest
 
 from pytest_accel.forkserver.standby import StandbyProcesses
 from pytest_accel.rank.role import Role
-from tests.faults.conftest import Suite
+from tests.background_suite import Suite
 
 _TESTS = """
     import contextlib

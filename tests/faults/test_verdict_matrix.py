@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.conftest import Run
+from tests.background_suite import Run
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 
 @dataclass(frozen=True)

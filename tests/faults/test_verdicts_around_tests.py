@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 FAULTS = {
     "fails": ("raise ValueError('by hand')", r"ValueError: by hand"),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.conftest import PYTEST, Session
+from tests.background_suite import PYTEST, Session
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Suite
+    from tests.background_suite import Suite
 
 CONFTEST = """
 import time

@@ -15,14 +15,14 @@ import pyte
 import pytest
 
 from pytest_accel.schedule import durations_file
+from tests.background_suite import TIMEOUT, Suite
 from tests.deadline import Deadline
-from tests.faults.conftest import TIMEOUT, Suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.faults.conftest import Session
+    from tests.background_suite import Session
 
 _WAIT = """
 import time

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.conftest import Run, Suite
+from tests.background_suite import Run, Suite
 
 RANKS = """
     import os

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.faults.conftest import eventually
+from tests.background_suite import eventually
 
 _SETTINGS = """
 ClusterName=tests

@@ -23,7 +23,7 @@ from pytest_accel.nodes.greeting import AuthenticatedLink
 from pytest_accel.nodes.launched_session import find_difference
 from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.nodes.tcp_rendezvous import Rendezvous, read_rendezvous
-from tests.faults.conftest import eventually
+from tests.background_suite import eventually
 
 SECRET = "nobody can guess this one"
 OTHER_USER = 1002

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.launch.launch_api import missing
-from tests.faults.conftest import TIMEOUT, Suite, eventually
+from tests.background_suite import TIMEOUT, Suite, eventually
 from tests.launchers.launcher_sessions import suites
 from tests.test_docs import ROOT, TORCHRUN, blocks
 

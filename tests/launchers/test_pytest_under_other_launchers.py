@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import PYTEST, Suite
+from tests.background_suite import PYTEST, Suite
 from tests.launchers import slurm
 from tests.launchers.launcher_sessions import RANKS, expect_one_session, suites
 

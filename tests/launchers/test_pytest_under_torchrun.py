@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.faults.conftest import Suite, eventually
+from tests.background_suite import Suite, eventually
 from tests.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")

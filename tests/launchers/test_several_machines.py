@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import PYTEST, Run, Suite, eventually
+from tests.background_suite import PYTEST, Run, Suite, eventually
 from tests.launchers import slurm
 from tests.launchers.launcher_sessions import launched_process, suites
 from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines

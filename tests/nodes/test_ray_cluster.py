@@ -26,8 +26,8 @@ from pytest_accel.nodes.ray_client import RayCluster
 from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.nodes.ray_messages import Connect
 from pytest_accel.settings.options import Settings
+from tests.background_suite import TIMEOUT, eventually
 from tests.conftest import Surroundings
-from tests.faults.conftest import TIMEOUT, eventually
 from tests.nodes.ray_machines import RayMachines
 
 # Without --long, the session in tests/clusters covers this module's subject.

@@ -19,7 +19,7 @@ import pytest
 from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import TARGET_LENGTH, call_agent
 from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
-from tests.faults.conftest import eventually
+from tests.background_suite import eventually
 
 KEY = b"of this connection alone"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.conftest import Suite, eventually
+from tests.background_suite import Suite, eventually
 from tests.launchers.launcher_sessions import suites
 
 NO_MASKS = "MASKS = {}"

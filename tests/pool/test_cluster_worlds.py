@@ -30,7 +30,7 @@ from pytest_accel.pool.pool_client import LocalPoolClient
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
-from tests.faults.conftest import eventually
+from tests.background_suite import eventually
 from tests.nodes.table_cluster import Agents, TableCluster
 
 SETTINGS = Settings(accel="sim:4,shared")

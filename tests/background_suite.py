@@ -1,0 +1,251 @@
+"""Helpers that run test suites in separate pytest processes and check that these leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from tests.deadline import Deadline
+
+TIMEOUT = 60.0
+"""Default time limit of every wait, in seconds of a machine that is not busy (`Deadline`)."""
+RUN_ID_VARIABLE = "ACCEL_TEST_RUN"
+"""Environment variable that identifies every process of a session, also those that have left its process group."""
+
+_RESULTS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
+_RESULT_LINES = (
+    re.compile(rf"^(?P<test>\S+::\S+) (?P<word>{_RESULTS})\b", re.MULTILINE),
+    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_RESULTS}) (?P<test>\S+::\S+)", re.MULTILINE),
+)
+_OUTER_VARIABLES = re.compile(
+    r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|\w+_VISIBLE_DEVICES$|(LOCAL_)?RANK$|WORLD_SIZE$|OMP_NUM_THREADS$"
+)
+"""Environment variables that an outer session or launcher may have set. Sessions do not inherit them."""
+
+PYTEST = (sys.executable, "-m", "pytest")
+
+Value = TypeVar("Value")
+
+
+def eventually(what: str, look: Callable[[], Value], timeout: float = TIMEOUT) -> Value:
+    """Call `look` until its result is true and return this result; fail the test after `timeout` seconds."""
+    deadline = Deadline(timeout)
+    while not (found := look()):
+        assert not deadline.expired, f"waited {timeout:g} s for {what} (longer on a busy machine)"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """The exit status and the output of a session that has ended."""
+
+    code: int
+    text: str
+
+    @property
+    def results(self) -> dict[str, str]:
+        """The results that ``-v`` has shown for each test, such as ``PASSED ERROR``, by the test's name."""
+        results: dict[str, str] = {}
+        for pattern in _RESULT_LINES:
+            for match in pattern.finditer(self.text):
+                name = match["test"].rpartition("::")[2]
+                results[name] = f"{results[name]} {match['word']}" if name in results else match["word"]
+        return results
+
+    def failure(self, test: str) -> str:
+        """Return the text of all sections that report a failure of `test`."""
+        headline = rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:__+ \S.* __+|=+ .* =+)$)"
+        found = re.findall(headline, self.text, re.MULTILINE | re.DOTALL)
+        assert found, f"no failure of {test} in\n{self.text}"
+        return "\n".join(found)
+
+    def expect(self, expected: dict[str, str]) -> None:
+        """Check that `results` is `expected`; on failure show the whole output."""
+        wrong = {
+            name: self.results.get(name)
+            for name in expected | self.results
+            if self.results.get(name) != expected.get(name)
+        }
+        if wrong:
+            pytest.fail(f"{self.text}\n{wrong}", pytrace=False)
+
+
+class Session:
+    """A running pytest session."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def finish(self, timeout: float = TIMEOUT) -> Run:
+        """Wait until the session ends and return its result; fail the test after `timeout` seconds."""
+        deadline = Deadline(timeout)
+        text = None
+        while text is None and not deadline.expired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                text, _ = self.process.communicate(timeout=1.0)
+        if text is None:
+            self.process.send_signal(signal.SIGABRT)  # Makes faulthandler write the stacks.
+            text, _ = self.process.communicate()
+            pytest.fail(f"the session hangs\n{text}")
+        if "INTERNALERROR" in text:
+            pytest.fail(text, pytrace=False)
+        return Run(self.process.returncode, text)
+
+    def fork_server(self) -> psutil.Process:
+        """Wait for the fork server and return it."""
+        return eventually("a fork server", lambda: _fork_servers(psutil.Process(self.process.pid)))[0]
+
+    def preloaded_fork_server(self) -> psutil.Process:
+        """Wait for the preloaded copy of the fork server, from which ranks are forked, and return it."""
+        return eventually("a preloaded fork server", lambda: _fork_servers(self.fork_server()))[0]
+
+
+def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
+    return [child for child in parent.children() if "forkserver.server import main" in " ".join(child.cmdline())]
+
+
+def _prepare_process(group: Path | None) -> None:
+    """Prepare a new session's process: restore the default action of SIGINT and enter the control group.
+
+    Without this, a session would ignore SIGINT if a shell had started this process as a background job.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if group is not None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+class Suite:
+    """A folder with tests, and the pytest sessions that run in it. They share locks only with one another."""
+
+    def __init__(self, path: Path, temporary: Path) -> None:
+        self.path = path
+        self.locks = temporary / "locks"
+        self.temporary = temporary
+        self.control_group: Path | None = None
+        """The control group in which sessions start, or None for that of this process."""
+        self.run_id = uuid.uuid4().hex
+        self._sessions: list[Session] = []
+        self.write("pytest.ini", "[pytest]\naccel = sim:4\nfilterwarnings = error\n")
+
+    def write(self, name: str, text: str) -> None:
+        """Write the dedented `text` to the file `name` of the suite."""
+        (self.path / name).write_text(textwrap.dedent(text))
+
+    def start(
+        self,
+        *args: str,
+        program: Sequence[str] = PYTEST,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        terminal: int = subprocess.PIPE,
+    ) -> Session:
+        """Start a session in its own process group, as a shell does.
+
+        `program` is the command that runs pytest, for example one with a launcher. `terminal` is the descriptor of a
+        terminal for the output; by default the output goes to a pipe.
+        """
+        inherited = {name: value for name, value in os.environ.items() if not _OUTER_VARIABLES.match(name)}
+        variables = inherited | {
+            RUN_ID_VARIABLE: self.run_id,
+            "PYTEST_ACCEL_LOCK_DIR": str(self.locks),
+            "TMPDIR": str(self.temporary),
+            "COLUMNS": "160",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            **environment,
+        }
+        process = subprocess.Popen(
+            [
+                *program,
+                "-v",
+                *("-p", "accel", "-p", "xdist", "-p", "no:cacheprovider"),
+                *args,
+            ],
+            cwd=self.path,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=partial(_prepare_process, self.control_group),
+        )
+        session = Session(process)
+        self._sessions.append(session)
+        return session
+
+    def run(self, *args: str) -> Run:
+        """Run a session and return its result."""
+        return self.start(*args).finish()
+
+    def read(self, name: str) -> str:
+        """Wait until a test has written the file `name`, and return its text without whitespace at both ends."""
+        path = self.path / name
+        eventually(f"{name} to be written", lambda: path.exists() and path.read_text().endswith("\n"))
+        return path.read_text().strip()
+
+    def wait_for_file(self, pattern: str) -> None:
+        """Wait until a file that matches the glob `pattern` exists below the suite's temporary directory."""
+        eventually(pattern, lambda: list(self.temporary.glob(pattern)))
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all living processes of the suite's sessions."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(RUN_ID_VARIABLE) == self.run_id and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def expect_nothing_left(self) -> None:
+        """Check that the sessions left no process, private folder, held lock, or named shared memory."""
+        eventually(
+            "all processes to end",
+            lambda: not self.processes(),
+            timeout=15,
+        )
+        assert list(self.temporary.glob("accel-*")) == []
+        assert [name for name in os.listdir("/dev/shm") if self.run_id in name] == []
+        for path in self.locks.glob("*.lock"):
+            with path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def kill_sessions(self) -> None:
+        """Kill the sessions and processes that still run, as after a failed test."""
+        for session in self._sessions:
+            session.process.kill()
+            session.process.wait()
+            if session.process.stdout is not None:
+                session.process.stdout.close()
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+@pytest.fixture
+def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Provide an empty suite. The test fails if its sessions leave something behind."""
+    # A socket's path must be short, so the test's name must not be part of it.
+    new_suite = Suite(tmp_path, tmp_path_factory.mktemp("s"))
+    try:
+        yield new_suite
+        new_suite.expect_nothing_left()
+    finally:
+        new_suite.kill_sessions()
