@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["pytester"]
+pytest.register_assert_rewrite("tests.background_suite")
 
 OTHER_PLUGINS = Path(__file__).parent / "tests" / "other_plugins"
 """Tests of other projects' plugins. Most plugins are installed only in an environment of their own."""

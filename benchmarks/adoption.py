@@ -6,13 +6,13 @@ import importlib.util
 from pathlib import Path
 
 from benchmarks import suites
-from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, Run, interleaved, middle, session
+from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, SessionTimes, interleaved, middle, session
 
 _SPEEDUP = 50
 """The target: how many times faster the adopted class is."""
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: SessionTimes) -> float:
     """Return the seconds from the class's first test, with the start of its world, to its last."""
     return run.ends[-1] - run.begins[0]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import suites
-from benchmarks.measure import PLUGINS, WITH, Effort, Figure, Run, interleaved, middle, session, torchrun
+from benchmarks.measure import PLUGINS, WITH, Effort, Figure, SessionTimes, interleaved, middle, session, torchrun
 from pytest_accel import read_record
 from pytest_accel.core.record_events import PhaseReported
 from tests.launchers import machines
@@ -179,10 +179,10 @@ def _ratio(folder: Path, arguments: Sequence[str], bound: float) -> float:
     return (max(phase.stop for phase in phases) - min(phase.start for phase in phases)) / bound
 
 
-def _per_test(runs: list[Run]) -> tuple[float, ...]:
+def _per_test(runs: list[SessionTimes]) -> tuple[float, ...]:
     return tuple(run.per_test(_FIRST) for run in runs)
 
 
-def _figure(name: str, runs: list[Run], limit: float | None = None, target: str = "") -> Figure:
+def _figure(name: str, runs: list[SessionTimes], limit: float | None = None, target: str = "") -> Figure:
     values = _per_test(runs)
     return Figure(name, middle(values), "ms", limit, target, values, max(run.others for run in runs))

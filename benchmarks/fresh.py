@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import suites
-from benchmarks.measure import PLUGINS, WITH, Effort, Figure, Run, interleaved, middle, session
+from benchmarks.measure import PLUGINS, WITH, Effort, Figure, SessionTimes, interleaved, middle, session
 
 _SLOW = "slow_to_import"
 _FIRST = 1
@@ -34,7 +34,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
         effort.runs,
     )
 
-    def figure(name: str, runs: list[Run], limit: float) -> Figure:
+    def figure(name: str, runs: list[SessionTimes], limit: float) -> Figure:
         values = tuple(run.per_test(_FIRST) for run in runs)
         others = max(run.others for run in runs)
         return Figure(name, middle(values), "ms", limit, f"{limit:g} ms", values, others)

@@ -71,7 +71,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SessionTimes:
     """The times of one session, in seconds."""
 
     started: float
@@ -127,7 +127,7 @@ def session(
     status: int = 0,
     launcher: Sequence[str] = (),
     program: Sequence[str] = (),
-) -> Run:
+) -> SessionTimes:
     """Run pytest in `folder`, under `launcher` if it is given; raise RuntimeError if it does not exit with `status`.
 
     `program` replaces ``python -m pytest`` and `launcher` at the start of the command.
@@ -148,7 +148,7 @@ def session(
     total = wall * (os.cpu_count() or 1)
     others = max(0.0, (_machine_cpu_time() - busy - cpu) / total)
     moments = json.loads(stamps.read_text())
-    return Run(
+    return SessionTimes(
         started,
         wall,
         cpu,
@@ -161,9 +161,9 @@ def session(
     )
 
 
-def interleaved(sessions: Mapping[str, Callable[[], Run]], runs: int) -> dict[str, list[Run]]:
+def interleaved(sessions: Mapping[str, Callable[[], SessionTimes]], runs: int) -> dict[str, list[SessionTimes]]:
     """Run each session `runs` times, alternately, so that a slow phase of the machine affects all of them."""
-    results: dict[str, list[Run]] = {name: [] for name in sessions}
+    results: dict[str, list[SessionTimes]] = {name: [] for name in sessions}
     for number in range(runs):
         for name, start in sessions.items():
             print(f"  {name}, run {number + 1} of {runs}", file=sys.stderr, flush=True)
@@ -182,7 +182,7 @@ def load() -> str:
     return f"{os.cpu_count()} cores, load average {average}"
 
 
-def _quiet(start: Callable[[], Run]) -> Run:
+def _quiet(start: Callable[[], SessionTimes]) -> SessionTimes:
     """Return a run during which other processes used little CPU time, or the better of two runs."""
     first = start()
     if first.others <= _DISTURBED:

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 from benchmarks import suites
-from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, Run, interleaved, middle, session
+from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, SessionTimes, interleaved, middle, session
 
 PACKAGES = ("pytest==9.1.1", "pytest-isolate==0.0.17")
 """Packages to install for pytest-isolate, which fails every test under pytest 9.2."""
@@ -37,7 +37,7 @@ def isolate_python() -> str:
     return str(python)
 
 
-def _figure(name: str, runs: list[Run], first: int = 0, note: str = "") -> Figure:
+def _figure(name: str, runs: list[SessionTimes], first: int = 0, note: str = "") -> Figure:
     values = tuple(run.per_test(first) for run in runs)
     return Figure(name, middle(values), "ms", values=values, others=max(run.others for run in runs), note=note)
 

@@ -14,7 +14,7 @@ from benchmarks.measure import (
     WITHOUT,
     Effort,
     Figure,
-    Run,
+    SessionTimes,
     clean_environment,
     interleaved,
     middle,
@@ -75,5 +75,5 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     ]
 
 
-def _others(runs: list[Run]) -> float:
+def _others(runs: list[SessionTimes]) -> float:
     return max(run.others for run in runs)

@@ -16,7 +16,7 @@ from benchmarks.measure import (
     WITHOUT,
     Effort,
     Figure,
-    Run,
+    SessionTimes,
     clean_environment,
     interleaved,
     middle,
@@ -48,10 +48,10 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     bare = write(folder / "bare", suites.all_reduce(None), conftest=suites.GROUP)
     one_thread = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
-    def without(ranks: int) -> Run:
+    def without(ranks: int) -> SessionTimes:
         return session(bare, [*PLUGINS, *WITHOUT], launcher=torchrun(ranks), extra=one_thread)
 
-    sessions: dict[str, Callable[[], Run]] = {
+    sessions: dict[str, Callable[[], SessionTimes]] = {
         "plain": lambda: session(plain, [*PLUGINS, *WITHOUT]),
         "two": lambda: session(two, [*PLUGINS, *WITH]),
         "two without": lambda: without(2),

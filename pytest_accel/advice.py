@@ -10,7 +10,7 @@ from pytest_accel import marker_rules
 from pytest_accel.core.device import Device
 from pytest_accel.core.marks import as_keywords, first_argument
 from pytest_accel.core.units import count_text, format_memory, parse_memory
-from pytest_accel.schedule.forecast import Forecast, Suite, best
+from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine, best
 from pytest_accel.schedule.plan_text import clock
 
 GIB = 1024**3
@@ -208,7 +208,7 @@ def about_waiting(measurements: Sequence[Measurement]) -> Iterator[str]:
         yield f"  and {count_text(len(slow) - SHOWN, 'test')} more that waited longer than they ran"
 
 
-def about_workers(suite: Suite, forecasts: Sequence[Forecast], workers: int) -> Iterator[str]:
+def about_workers(suite: SuiteOnMachine, forecasts: Sequence[Forecast], workers: int) -> Iterator[str]:
     """Return a line on the best number of workers; `workers` is the number of this session, 1 without xdist."""
     chosen = best(forecasts)
     now = next((one for one in forecasts if one.workers == workers), None) or suite.forecast(workers)

@@ -11,7 +11,7 @@ import pytest
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.marks import MarkFinder
 from pytest_accel.core.stash_keys import DEVICE_PEAKS, MARKED
-from pytest_accel.schedule.forecast import Forecast, Suite
+from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine
 
 if TYPE_CHECKING:
     from pytest_accel.advice import Measurement
@@ -176,7 +176,7 @@ class AdviseHooks:
         keys = [(index, one.key) for index, one in marked if one is not None and one.missing is None]
         return Demand.of(keys) if keys else None
 
-    def _suite(self) -> Suite | str:
+    def _suite(self) -> SuiteOnMachine | str:
         """Return the tests that have run, for a simulation of this machine; or why there can be none."""
         from pytest_accel.hardware.vendors.cpu import cpu_slots
         from pytest_accel.schedule.history import recall
@@ -190,14 +190,14 @@ class AdviseHooks:
             return "no test has run"
         keys = {index: demand.keys[number] for index, number in demand.tests}
         tests = [(self._collection[index], keys.get(index)) for index in ran]
-        suite = Suite.of(tests, recall(self._session.config), self._session.machine, cpu_slots())
+        suite = SuiteOnMachine.of(tests, recall(self._session.config), self._session.machine, cpu_slots())
         unknown = suite.times.unknown
         if 2 * unknown > len(ran):
             return f"the times of {unknown} of {len(ran)} tests are not stored; only tests that pass have times"
         return suite
 
 
-def _forecasts(suite: Suite, slots: int) -> list[Forecast]:
+def _forecasts(suite: SuiteOnMachine, slots: int) -> list[Forecast]:
     """Return the simulated sessions with a number of workers that this machine can run."""
     most = max(slots, 2 * suite.devices)
     return [forecast for forecast in suite.forecasts() if forecast.workers <= most]

@@ -91,13 +91,13 @@ class LiveHooks:
         if not self._has_status or self._remaining is not None:
             return
         from pytest_accel.hardware.vendors.cpu import cpu_slots
-        from pytest_accel.schedule.forecast import Suite, assumed_times
+        from pytest_accel.schedule.forecast import SuiteOnMachine, assumed_times
         from pytest_accel.schedule.history import recall
         from pytest_accel.schedule.remaining_time import RemainingTime
 
         tests = list(zip(collection, demand.kinds_of_tests(len(collection)), strict=True))
         times = assumed_times(recall(self._session.config), tests)
-        suite = Suite(collection, demand, times, self._session.machine, cpu_slots())
+        suite = SuiteOnMachine(collection, demand, times, self._session.machine, cpu_slots())
         self._remaining = RemainingTime(suite, workers)
 
     @pytest.hookimpl(tryfirst=True)

@@ -16,7 +16,7 @@ from pytest_accel.driver.items import marked_of
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.item_redirection import Redirector
 from pytest_accel.schedule import plan_text
-from pytest_accel.schedule.forecast import Forecast, Suite, best
+from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine, best
 from pytest_accel.schedule.history import recall
 from pytest_accel.schedule.plan_text import Jobs
 from pytest_accel.selection import Planned, divide, runnable, skip_reason, suite_of
@@ -98,7 +98,7 @@ class _Target:
     name: str
     machine: Machine
     planned: Planned
-    suite: Suite
+    suite: SuiteOnMachine
     """The tests that can run on the machine."""
     config: pytest.Config
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.schedule.durations_file import Durations
-    from pytest_accel.schedule.forecast import Suite
+    from pytest_accel.schedule.forecast import SuiteOnMachine
     from pytest_accel.session import AccelSession
 
 _UNMARKED = Needs()
@@ -86,13 +86,13 @@ def runnable(planned: Planned) -> Planned:
     return [(item, plan) for item, plan in planned if skip_reason(item, plan) is None]
 
 
-def suite_of(planned: Planned, durations: Durations, machine: Machine) -> Suite:
+def suite_of(planned: Planned, durations: Durations, machine: Machine) -> SuiteOnMachine:
     """Return the suite of the :func:`runnable` tests; `durations` are the times of earlier sessions."""
     from pytest_accel.hardware.vendors.cpu import cpu_slots
-    from pytest_accel.schedule.forecast import Suite
+    from pytest_accel.schedule.forecast import SuiteOnMachine
 
     tests = [(item.nodeid, None if plan is None else plan.key) for item, plan in runnable(planned)]
-    return Suite.of(tests, durations, machine, cpu_slots())
+    return SuiteOnMachine.of(tests, durations, machine, cpu_slots())
 
 
 def divide(

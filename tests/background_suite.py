@@ -5,90 +5,29 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 import psutil
 import pytest
 
-from tests.deadline import Deadline
+from tests.deadline import TIMEOUT, Deadline, eventually
+from tests.run import OUTER_VARIABLES, Run
 
-TIMEOUT = 60.0
-"""Default time limit of every wait, in seconds of a machine that is not busy (`Deadline`)."""
 RUN_ID_VARIABLE = "ACCEL_TEST_RUN"
 """Environment variable that identifies every process of a session, also those that have left its process group."""
 
-_RESULTS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
-_RESULT_LINES = (
-    re.compile(rf"^(?P<test>\S+::\S+) (?P<word>{_RESULTS})\b", re.MULTILINE),
-    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_RESULTS}) (?P<test>\S+::\S+)", re.MULTILINE),
-)
-_OUTER_VARIABLES = re.compile(
-    r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|\w+_VISIBLE_DEVICES$|(LOCAL_)?RANK$|WORLD_SIZE$|OMP_NUM_THREADS$"
-)
-"""Environment variables that an outer session or launcher may have set. Sessions do not inherit them."""
-
 PYTEST = (sys.executable, "-m", "pytest")
 
-Value = TypeVar("Value")
 
-
-def eventually(what: str, look: Callable[[], Value], timeout: float = TIMEOUT) -> Value:
-    """Call `look` until its result is true and return this result; fail the test after `timeout` seconds."""
-    deadline = Deadline(timeout)
-    while not (found := look()):
-        assert not deadline.expired, f"waited {timeout:g} s for {what} (longer on a busy machine)"
-        time.sleep(0.02)
-    return found
-
-
-@dataclass(frozen=True)
-class Run:
-    """The exit status and the output of a session that has ended."""
-
-    code: int
-    text: str
-
-    @property
-    def results(self) -> dict[str, str]:
-        """The results that ``-v`` has shown for each test, such as ``PASSED ERROR``, by the test's name."""
-        results: dict[str, str] = {}
-        for pattern in _RESULT_LINES:
-            for match in pattern.finditer(self.text):
-                name = match["test"].rpartition("::")[2]
-                results[name] = f"{results[name]} {match['word']}" if name in results else match["word"]
-        return results
-
-    def failure(self, test: str) -> str:
-        """Return the text of all sections that report a failure of `test`."""
-        headline = rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:__+ \S.* __+|=+ .* =+)$)"
-        found = re.findall(headline, self.text, re.MULTILINE | re.DOTALL)
-        assert found, f"no failure of {test} in\n{self.text}"
-        return "\n".join(found)
-
-    def expect(self, expected: dict[str, str]) -> None:
-        """Check that `results` is `expected`; on failure show the whole output."""
-        wrong = {
-            name: self.results.get(name)
-            for name in expected | self.results
-            if self.results.get(name) != expected.get(name)
-        }
-        if wrong:
-            pytest.fail(f"{self.text}\n{wrong}", pytrace=False)
-
-
-class Session:
+class BackgroundSession:
     """A running pytest session."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -132,7 +71,7 @@ def _prepare_process(group: Path | None) -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
-class Suite:
+class BackgroundSuite:
     """A folder with tests, and the pytest sessions that run in it. They share locks only with one another."""
 
     def __init__(self, path: Path, temporary: Path) -> None:
@@ -142,7 +81,7 @@ class Suite:
         self.control_group: Path | None = None
         """The control group in which sessions start, or None for that of this process."""
         self.run_id = uuid.uuid4().hex
-        self._sessions: list[Session] = []
+        self._sessions: list[BackgroundSession] = []
         self.write("pytest.ini", "[pytest]\naccel = sim:4\nfilterwarnings = error\n")
 
     def write(self, name: str, text: str) -> None:
@@ -155,13 +94,13 @@ class Suite:
         program: Sequence[str] = PYTEST,
         environment: Mapping[str, str] = MappingProxyType({}),
         terminal: int = subprocess.PIPE,
-    ) -> Session:
+    ) -> BackgroundSession:
         """Start a session in its own process group, as a shell does.
 
         `program` is the command that runs pytest, for example one with a launcher. `terminal` is the descriptor of a
         terminal for the output; by default the output goes to a pipe.
         """
-        inherited = {name: value for name, value in os.environ.items() if not _OUTER_VARIABLES.match(name)}
+        inherited = {name: value for name, value in os.environ.items() if not OUTER_VARIABLES.match(name)}
         variables = inherited | {
             RUN_ID_VARIABLE: self.run_id,
             "PYTEST_ACCEL_LOCK_DIR": str(self.locks),
@@ -187,7 +126,7 @@ class Suite:
             start_new_session=True,
             preexec_fn=partial(_prepare_process, self.control_group),
         )
-        session = Session(process)
+        session = BackgroundSession(process)
         self._sessions.append(session)
         return session
 
@@ -240,10 +179,10 @@ class Suite:
 
 
 @pytest.fixture
-def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Provide an empty suite. The test fails if its sessions leave something behind."""
     # A socket's path must be short, so the test's name must not be part of it.
-    new_suite = Suite(tmp_path, tmp_path_factory.mktemp("s"))
+    new_suite = BackgroundSuite(tmp_path, tmp_path_factory.mktemp("s"))
     try:
         yield new_suite
         new_suite.expect_nothing_left()

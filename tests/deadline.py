@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+TIMEOUT = 60.0
+"""Default time limit of every wait, in seconds of a machine that is not busy (`Deadline`)."""
+
+Value = TypeVar("Value")
 
 
 def scaled(seconds: float) -> float:
@@ -27,3 +34,12 @@ class Deadline:
     def expired(self) -> bool:
         """True if the timeout has passed."""
         return time.monotonic() - self._start >= scaled(self._seconds)
+
+
+def eventually(what: str, look: Callable[[], Value], timeout: float = TIMEOUT) -> Value:
+    """Call `look` until its result is true and return this result; fail the test after `timeout` seconds."""
+    deadline = Deadline(timeout)
+    while not (found := look()):
+        assert not deadline.expired, f"waited {timeout:g} s for {what} (longer on a busy machine)"
+        time.sleep(0.02)
+    return found

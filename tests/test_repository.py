@@ -229,10 +229,10 @@ def test_no_two_modules_share_a_name() -> None:
 
 def test_no_two_public_classes_share_a_name() -> None:
     places: dict[str, list[str]] = {}
-    for path in MODULES:
+    for path in (*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 

@@ -88,7 +88,7 @@ class Forecast:
         return self.device_seconds / (devices * self.makespan) if self.makespan else 0.0
 
 
-class Suite:
+class SuiteOnMachine:
     """The tests that can run on a machine, and the machine."""
 
     def __init__(self, collection: Sequence[str], demand: Demand, times: Times, machine: Machine, slots: int) -> None:
@@ -107,14 +107,14 @@ class Suite:
     @classmethod
     def of(
         cls, tests: Sequence[tuple[str, WorldKey | None]], durations: Durations, machine: Machine, slots: int
-    ) -> Suite:
+    ) -> SuiteOnMachine:
         """Make a suite of node ids with the keys of their worlds; the key is None for a test that needs none."""
         demand = Demand.of((index, key) for index, (_, key) in enumerate(tests) if key is not None)
         kinds = demand.kinds_of_tests(len(tests))
         node_ids = [nodeid for nodeid, _ in tests]
         return cls(node_ids, demand, assumed_times(durations, list(zip(node_ids, kinds, strict=True))), machine, slots)
 
-    def part(self, indices: Sequence[int]) -> Suite:
+    def part(self, indices: Sequence[int]) -> SuiteOnMachine:
         """Return the suite of some of the tests."""
         numbers = {index: number for number, index in enumerate(indices)}
         tests = tuple((numbers[index], key) for index, key in self._demand.tests if index in numbers)
@@ -124,7 +124,7 @@ class Suite:
             seconds=tuple(self.times.seconds[index] for index in indices),
         )
         node_ids = [self.collection[index] for index in indices]
-        return Suite(node_ids, replace(self._demand, tests=tests), times, self._machine, self.slots)
+        return SuiteOnMachine(node_ids, replace(self._demand, tests=tests), times, self._machine, self.slots)
 
     def takes(self, index: int) -> str:
         """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_accel.core.units import count_text
-from pytest_accel.schedule.forecast import CLOSE, Forecast, Suite, Times, best, critical_path
+from pytest_accel.schedule.forecast import CLOSE, Forecast, SuiteOnMachine, Times, best, critical_path
 
 _SHOWN = 5
 """Number of tests of the critical path that are shown."""
@@ -73,7 +73,7 @@ def table(forecasts: Sequence[Forecast], devices: int) -> Iterator[Line]:
     yield f"best: the fewest workers with a makespan within {CLOSE:.0%} of the shortest", False
 
 
-def about(forecast: Forecast, suite: Suite, columns: int) -> Iterator[str]:
+def about(forecast: Forecast, suite: SuiteOnMachine, columns: int) -> Iterator[str]:
     """Return the details of the session with one number of workers, in lines of at most `columns` characters."""
     yield ""
     over = forecast.makespan / suite.lower_bound - 1 if suite.lower_bound else 0.0

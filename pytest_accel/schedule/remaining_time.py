@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from pytest_accel.schedule.forecast import Suite
+from pytest_accel.schedule.forecast import SuiteOnMachine
 from pytest_accel.schedule.lower_bounds import suite_lower_bound
 
 
 class RemainingTime:
     """Estimates the rest of a session: as long as the tests take at least that have not ended."""
 
-    def __init__(self, suite: Suite, workers: int) -> None:
+    def __init__(self, suite: SuiteOnMachine, workers: int) -> None:
         self._suite = suite
         self._workers = workers
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.background_suite import PYTEST, Session, Suite
+from tests.background_suite import PYTEST, BackgroundSession, BackgroundSuite
 from tests.clusters.verdict_suite import TESTS, VERDICTS
 from tests.conftest import Surroundings
 from tests.launchers.launcher_sessions import suites
@@ -40,7 +40,7 @@ ENDLESS = """
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield a suite for simulated devices."""
     with suites(tmp_path_factory) as made:
         made.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
@@ -77,13 +77,13 @@ def two_machines(surroundings: Surroundings) -> Iterator[Machines]:
         shutil.rmtree(folder)
 
 
-def start(suite: Suite, two_machines: Machines) -> Session:
+def start(suite: BackgroundSuite, two_machines: Machines) -> BackgroundSession:
     """Start a session on the near machine that uses the cluster."""
     return suite.start("--accel-cluster", f"ray:{ADDRESSES[0]}:{_PORT}", program=(*two_machines.on(0), *PYTEST))
 
 
 def test_tests_run_on_both_machines_with_the_same_verdicts_as_under_torchrun(
-    suite: Suite, two_machines: Machines
+    suite: BackgroundSuite, two_machines: Machines
 ) -> None:
     suite.write("test_it.py", TESTS)
     suite.start(program=torchrun(two_machines, 1)).finish().expect(VERDICTS)
@@ -126,13 +126,13 @@ def test_tests_run_on_both_machines_with_the_same_verdicts_as_under_torchrun(
     start(suite, two_machines).finish().expect({**VERDICTS, **on_their_places})
 
 
-def test_a_failure_names_a_machine_that_is_no_longer_reachable(suite: Suite, two_machines: Machines) -> None:
+def test_a_failure_names_a_machine_that_is_no_longer_reachable(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = start(suite, two_machines)
     suite.read("rank-1")
     two_machines.cut()
     run = session.finish()
     # The result is ERROR if the driver did not learn in time that the lost ranks had passed the setup.
-    assert run.results["test_endless"] in ("FAILED", "ERROR")
-    assert run.results["test_unmarked"] == "PASSED"
+    assert run.outcomes()["test_endless"] in ("FAILED", "ERROR")
+    assert run.outcomes()["test_unmarked"] == "PASSED"
     assert "ranks 0-1 were lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.background_suite import Run, Session, Suite, eventually
+from tests.background_suite import BackgroundSession, BackgroundSuite
 from tests.clusters.verdict_suite import TESTS, VERDICTS
 from tests.conftest import Surroundings
+from tests.deadline import eventually
 from tests.launchers.launcher_sessions import suites
 from tests.nodes.autoscaled_machines import AutoscaledMachines
 from tests.nodes.ray_machines import RayMachines
+from tests.run import Run
 
 ENDLESS = """
     import time
@@ -39,7 +41,7 @@ ENDLESS = """
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield an empty suite."""
     with suites(tmp_path_factory) as made:
         yield made
@@ -64,13 +66,13 @@ def machines(surroundings: Surroundings) -> Iterator[RayMachines]:
         yield made
 
 
-def start(suite: Suite, ray: RayMachines, *args: str) -> Session:
+def start(suite: BackgroundSuite, ray: RayMachines, *args: str) -> BackgroundSession:
     """Start a session on the cluster `ray`."""
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
     return suite.start("--accel-cluster", f"ray:{ray.address}", *args)
 
 
-def run(suite: Suite, ray: RayMachines, *args: str) -> Run:
+def run(suite: BackgroundSuite, ray: RayMachines, *args: str) -> Run:
     """Run a session on the cluster `ray`, and return its result."""
     return start(suite, ray, *args).finish()
 
@@ -97,7 +99,7 @@ def remove_folders_of_lost_nodes(surroundings: Surroundings) -> None:
 
 
 def test_verdicts_are_the_same_as_on_one_machine(
-    suite: Suite, machines: RayMachines, surroundings: Surroundings
+    suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", TESTS)
     result = run(suite, machines)
@@ -113,7 +115,7 @@ def test_verdicts_are_the_same_as_on_one_machine(
 
 @pytest.mark.long
 def test_worlds_span_nodes_and_serve_several_workers(
-    suite: Suite, machines: RayMachines, surroundings: Surroundings
+    suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write(
         "test_it.py",
@@ -147,15 +149,17 @@ def test_worlds_span_nodes_and_serve_several_workers(
     )
     result = run(suite, machines, "-n", "auto")
     assert "created: 4/4 workers" in result.text
-    assert set(result.results.values()) == {"PASSED", "SKIPPED"}, result.text
-    assert result.results["test_too_many_nodes"] == "SKIPPED"
-    assert len(result.results) == 13
+    assert set(result.outcomes().values()) == {"PASSED", "SKIPPED"}, result.text
+    assert result.outcomes()["test_too_many_nodes"] == "SKIPPED"
+    assert len(result.outcomes()) == 13
     assert "4 devices: " in run(suite, machines, "-n", "2", "--accel-plan").text
     expect_free_nodes(surroundings)
 
 
 @pytest.mark.long
-def test_two_sessions_never_share_a_device(suite: Suite, machines: RayMachines, surroundings: Surroundings) -> None:
+def test_two_sessions_never_share_a_device(
+    suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
+) -> None:
     suite.write(
         "test_it.py",
         """
@@ -188,14 +192,14 @@ def test_two_sessions_never_share_a_device(suite: Suite, machines: RayMachines, 
     sessions = [start(suite, machines, "-n", "2") for _ in range(2)]
     for session in sessions:
         result = session.finish()
-        assert set(result.results.values()) == {"PASSED"}, result.text
-        assert len(result.results) == 6
+        assert set(result.outcomes().values()) == {"PASSED"}, result.text
+        assert len(result.outcomes()) == 6
     expect_free_nodes(surroundings)
 
 
 @pytest.mark.long
 def test_a_killed_controller_leaves_no_processes_on_the_nodes(
-    suite: Suite, machines: RayMachines, surroundings: Surroundings
+    suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", ENDLESS)
     session = start(suite, machines)
@@ -206,12 +210,12 @@ def test_a_killed_controller_leaves_no_processes_on_the_nodes(
     expect_free_nodes(surroundings)
     # The devices were returned to Ray.
     suite.write("test_it.py", TESTS)
-    assert run(suite, machines, "-k", "test_two_devices or test_sum").results["test_sum[1]"] == "PASSED"
+    assert run(suite, machines, "-k", "test_two_devices or test_sum").outcomes()["test_sum[1]"] == "PASSED"
 
 
 @pytest.mark.long
 def test_a_lost_node_fails_the_test_that_ran_there_or_has_it_retried_on_a_new_node(
-    suite: Suite, surroundings: Surroundings
+    suite: BackgroundSuite, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", ENDLESS)
     suite.write(
@@ -258,7 +262,7 @@ def test_a_lost_node_fails_the_test_that_ran_there_or_has_it_retried_on_a_new_no
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_an_autoscaler_adds_the_nodes_that_tests_wait_for(
-    suite: Suite, surroundings: Surroundings, version: str
+    suite: BackgroundSuite, surroundings: Surroundings, version: str
 ) -> None:
     suite.write(
         "test_it.py",
@@ -290,27 +294,27 @@ def test_an_autoscaler_adds_the_nodes_that_tests_wait_for(
 
 
 @pytest.mark.long
-def test_a_lost_head_fails_the_tests_that_need_the_cluster(suite: Suite, surroundings: Surroundings) -> None:
+def test_a_lost_head_fails_the_tests_that_need_the_cluster(suite: BackgroundSuite, surroundings: Surroundings) -> None:
     suite.write("test_it.py", ENDLESS + "\n\n    def test_unmarked():\n        pass\n")
     with cluster(surroundings, 2) as made:
         session = start(suite, made)
         suite.read("rank-1")
         made.head.kill()
         result = session.finish()
-        assert result.code == 1
-        assert result.results["test_unmarked"] == "PASSED"
-        assert result.results["test_endless"] in ("FAILED", "ERROR")
-        assert result.results["test_next"] in ("FAILED", "ERROR")
+        assert result.ret == 1
+        assert result.outcomes()["test_unmarked"] == "PASSED"
+        assert result.outcomes()["test_endless"] in ("FAILED", "ERROR")
+        assert result.outcomes()["test_next"] in ("FAILED", "ERROR")
         expect_free_nodes(surroundings)
 
 
 @pytest.mark.long
-def test_a_cluster_of_another_version_is_a_usage_error(suite: Suite, surroundings: Surroundings) -> None:
+def test_a_cluster_of_another_version_is_a_usage_error(suite: BackgroundSuite, surroundings: Surroundings) -> None:
     suite.write("test_it.py", TESTS)
     with cluster(surroundings) as made:
         made.pretend_version("2.9.3")
         result = run(suite, made)
-        assert (result.code, result.results) == (4, {})
+        assert (result.ret, result.outcomes()) == (4, {})
         assert (
             f"the Ray cluster at {made.address} cannot be used: Version mismatch: The cluster was started with: "
             in (result.text)
@@ -318,7 +322,7 @@ def test_a_cluster_of_another_version_is_a_usage_error(suite: Suite, surrounding
         assert "Ray: 2.9.3 Python: " in result.text
 
 
-def test_an_invalid_cluster_address_is_a_usage_error(suite: Suite) -> None:
+def test_an_invalid_cluster_address_is_a_usage_error(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", TESTS)
     for value, text in (
         ("ray://127.0.0.1:10001", "ray:// is the address of Ray's client server"),
@@ -326,6 +330,6 @@ def test_an_invalid_cluster_address_is_a_usage_error(suite: Suite) -> None:
         ("ray:127.0.0.1:1", "ERROR: --accel-cluster ray:127.0.0.1:1: no Ray cluster at 127.0.0.1:1: "),
     ):
         result = suite.run("-o", "accel=auto", "--accel-cluster", value)
-        assert (result.code, result.results) == (4, {})
+        assert (result.ret, result.outcomes()) == (4, {})
         assert text in result.text
         assert "UsageError" not in result.text, "a traceback is shown"

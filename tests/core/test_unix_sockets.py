@@ -23,7 +23,7 @@ from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
-from tests.background_suite import eventually
+from tests.deadline import eventually
 
 OTHER_USER = 1002
 """User id and group id of the other user."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 pytest.importorskip("expecttest")  # torch.testing._internal imports it.
 
@@ -293,7 +293,7 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
 """
 
 
-def write_adopted_tests(suite: Suite, more_ini: str = "", **files: str) -> None:
+def write_adopted_tests(suite: BackgroundSuite, more_ini: str = "", **files: str) -> None:
     """Write test files, each with `HEAD`, and an ini file that adopts torch's test cases."""
     suite.write("pytest.ini", INI + more_ini)
     for name, tests in files.items():
@@ -301,7 +301,7 @@ def write_adopted_tests(suite: Suite, more_ini: str = "", **files: str) -> None:
 
 
 @pytest.mark.long
-def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Suite) -> None:
+def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: BackgroundSuite) -> None:
     write_adopted_tests(
         suite,
         "accel_rules = **::test_hang: distributed(timeout=3)\n",
@@ -355,18 +355,18 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Suite) -> 
 
 
 @pytest.mark.long
-def test_each_test_has_new_groups_and_files_in_the_same_ranks_unless_it_uses_rpc(suite: Suite) -> None:
+def test_each_test_has_new_groups_and_files_in_the_same_ranks_unless_it_uses_rpc(suite: BackgroundSuite) -> None:
     write_adopted_tests(suite, test_warm=WARM, test_rpc=RPC)
 
     run = suite.run()
 
-    assert set(run.results.values()) == {"PASSED"}, run.text
-    assert len(run.results) == 9 + 3
+    assert set(run.outcomes().values()) == {"PASSED"}, run.text
+    assert len(run.outcomes()) == 9 + 3
     assert list(suite.temporary.glob("tmp*")) == []  # Without adoption, torch would leave these files.
 
 
 @pytest.mark.long
-def test_unsupported_classes_are_not_adopted(suite: Suite) -> None:
+def test_unsupported_classes_are_not_adopted(suite: BackgroundSuite) -> None:
     write_adopted_tests(
         suite,
         test_torch="""class TestUnknown(MultiProcessTestCase):
@@ -404,10 +404,10 @@ class TestMarked(Case):
 
 
 @pytest.mark.long
-def test_an_unknown_harness_is_a_usage_error(suite: Suite) -> None:
+def test_an_unknown_harness_is_a_usage_error(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
 
     run = suite.run()
 
-    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert "ini option accel_adopt: must be torch or empty, got 'jax'" in run.text

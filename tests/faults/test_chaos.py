@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.background_suite import Session
+from tests.background_suite import BackgroundSession
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 STEPS = 6
 """The number of test starts and ends, in all processes together, between two kills."""
@@ -151,7 +151,7 @@ class Kill:
 class Killer(threading.Thread):
     """A thread that kills `kills` random processes of a session, one after every `STEPS` starts and ends of tests."""
 
-    def __init__(self, suite: Suite, session: Session, draw: random.Random, kills: int) -> None:
+    def __init__(self, suite: BackgroundSuite, session: BackgroundSession, draw: random.Random, kills: int) -> None:
         super().__init__(daemon=True)
         self._suite, self._session, self._draw, self._left = suite, session, draw, kills
         self.kills: list[Kill] = []
@@ -220,7 +220,9 @@ def undisturbed_verdict(nodeid: str) -> tuple[str, str]:
 
 
 @pytest.mark.long
-def test_each_test_has_one_verdict_if_random_processes_are_killed(suite: Suite, request: pytest.FixtureRequest) -> None:
+def test_each_test_has_one_verdict_if_random_processes_are_killed(
+    suite: BackgroundSuite, request: pytest.FixtureRequest
+) -> None:
     kills = request.config.getoption("--chaos")
     seed = request.config.getoption("--chaos-seed") or random.SystemRandom().randrange(1 << 32)
     suite.write("conftest.py", CONFTEST)
@@ -243,7 +245,7 @@ def test_each_test_has_one_verdict_if_random_processes_are_killed(suite: Suite, 
     suite.expect_nothing_left()
 
 
-def check(suite: Suite, text: str, kills: list[Kill], count: int) -> None:
+def check(suite: BackgroundSuite, text: str, kills: list[Kill], count: int) -> None:
     """Check the verdicts and the output `text` of a session of `count` tests against the `kills`."""
     assert "INTERNALERROR" not in text
     reports: dict[str, list[tuple[str, str, str]]] = defaultdict(list)

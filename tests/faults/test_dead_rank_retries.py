@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Run, Suite
+    from tests.background_suite import BackgroundSuite
+    from tests.run import Run
 
 _HEADLINE = "accel: retried, since the world died (--accel-retry-dead)"
 _SERVER_LOST = "ended with the fork server, which is gone"
@@ -103,7 +104,7 @@ _TESTS = """
 """
 
 
-def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite) -> None:
+def test_a_test_is_retried_if_the_fork_server_dies(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     phases = {"test_setup": " in the setup phase", "test_call": "", "test_teardown": " in the teardown phase"}
     run = suite.run("--accel-retry-dead", "-k", " or ".join(phases), "--junitxml=report.xml")
@@ -119,7 +120,7 @@ def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_the_result_of_the_retry_counts(suite: Suite) -> None:
+def test_the_result_of_the_retry_counts(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     expected_texts = {
         "test_fails_the_second_time": "AssertionError",
@@ -139,7 +140,7 @@ def _retried_tests(run: Run) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_without_the_option_the_death_is_reported_and_not_retried(suite: Suite) -> None:
+def test_without_the_option_the_death_is_reported_and_not_retried(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     run = suite.run("-k", "test_call or test_own_fault")
     run.expect({"test_call": "FAILED", "test_own_fault": "FAILED"})
@@ -167,7 +168,7 @@ def limited_memory() -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_an_out_of_memory_kill_is_reported_and_retried(suite: Suite, limited_memory: Path) -> None:
+def test_an_out_of_memory_kill_is_reported_and_retried(suite: BackgroundSuite, limited_memory: Path) -> None:
     suite.write(
         "test_it.py",
         """

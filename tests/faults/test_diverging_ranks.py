@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 
 @pytest.mark.long
-def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
+def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:8\nfilterwarnings = error\n")
     suite.write(
         "test_hangs.py",
@@ -198,7 +198,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_hang_names_the_collective_and_the_missing_ranks(suite: Suite) -> None:
+def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuite) -> None:
     suite.write(
         "test_hangs.py",
         """
@@ -249,7 +249,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: Suite) -> None
         """,
     )
     run = suite.run("--accel", "none")
-    assert set(run.results.values()) == {"FAILED"}, run.text
+    assert set(run.outcomes().values()) == {"FAILED"}, run.text
     expected = {
         "test_one_is_elsewhere": [
             "ranks 0-1 are in all_reduce #4 (float32[2, 3])",
@@ -277,7 +277,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: Suite) -> None
     suite.expect_nothing_left()
 
 
-def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
+def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:
     suite.write(
         "test_disagreement.py",
         """
@@ -423,7 +423,7 @@ def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_torch_names_collectives_that_differ_in_debug_mode(suite: Suite) -> None:
+def test_torch_names_collectives_that_differ_in_debug_mode(suite: BackgroundSuite) -> None:
     suite.write(
         "test_unlike.py",
         """

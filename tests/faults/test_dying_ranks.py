@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 
-def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Suite) -> None:
+def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: BackgroundSuite) -> None:
     suite.write(
         "test_deaths.py",
         """
@@ -200,7 +200,7 @@ def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Suite)
             "test_no_ranks_after": "PASSED",
         }
     )
-    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "errors outside of any test" not in run.text
     expected_texts = {
         "test_sigkill": "rank 1 was killed by SIGKILL",
@@ -233,7 +233,7 @@ def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Suite)
 
 
 @pytest.mark.long
-def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Suite) -> None:
+def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -397,4 +397,4 @@ def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Sui
         ("rank 0", "exited with status 0"),
         ("rank 0", "killed by SIGKILL"),
     ]
-    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert run.ret == pytest.ExitCode.TESTS_FAILED

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 
-def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(suite: Suite) -> None:
+def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -82,7 +82,7 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
 
 
 @pytest.mark.long
-def test_failures_are_reported_where_they_happened(suite: Suite) -> None:
+def test_failures_are_reported_where_they_happened(suite: BackgroundSuite) -> None:
     """The cases are a hang next to a failing teardown, a test that a rank lacks, and collectives that differ."""
     suite.write(
         "test_teardown.py",
@@ -193,7 +193,7 @@ def test_failures_are_reported_where_they_happened(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
+def test_frames_of_the_plugin_are_hidden(suite: BackgroundSuite) -> None:
     suite.write(
         "conftest.py",
         """

@@ -14,7 +14,8 @@ from pytest_accel.__main__ import main
 from pytest_accel.record.timeline import sessions_of
 
 if TYPE_CHECKING:
-    from tests.background_suite import Run, Session, Suite
+    from tests.background_suite import BackgroundSession, BackgroundSuite
+    from tests.run import Run
 
 ENDLESS_TESTS = """
     import os
@@ -71,7 +72,7 @@ ENDLESS_TESTS = """
 """
 
 
-def start_waiting_session(suite: Suite, *args: str) -> Session:
+def start_waiting_session(suite: BackgroundSuite, *args: str) -> BackgroundSession:
     """Start a session and return it when its ranks wait for ever in ``test_endless``."""
     suite.write("test_it.py", ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-"))
     session = suite.start(*args)
@@ -82,17 +83,17 @@ def start_waiting_session(suite: Suite, *args: str) -> Session:
 
 @pytest.mark.long(except_for="plain")
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
-def test_an_interrupt_leaves_nothing_behind(suite: Suite, workers: list[str]) -> None:
+def test_an_interrupt_leaves_nothing_behind(suite: BackgroundSuite, workers: list[str]) -> None:
     session = start_waiting_session(suite, *workers)
     # A terminal sends the signal to the process group.
     os.killpg(session.process.pid, signal.SIGINT)
     run = session.finish()
-    assert run.code == pytest.ExitCode.INTERRUPTED
+    assert run.ret == pytest.ExitCode.INTERRUPTED
     check_places(run)
 
 
 @pytest.mark.long
-def test_an_interrupt_of_the_xdist_controller_leaves_nothing_behind(suite: Suite) -> None:
+def test_an_interrupt_of_the_xdist_controller_leaves_nothing_behind(suite: BackgroundSuite) -> None:
     session = start_waiting_session(suite, "-n2")
     session.process.send_signal(signal.SIGINT)
     check_places(session.finish())
@@ -110,7 +111,7 @@ def check_places(run: Run) -> None:
 
 
 @pytest.mark.long
-def test_a_second_interrupt_leaves_nothing_behind(suite: Suite) -> None:
+def test_a_second_interrupt_leaves_nothing_behind(suite: BackgroundSuite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -129,21 +130,21 @@ def test_a_second_interrupt_leaves_nothing_behind(suite: Suite) -> None:
     session.process.send_signal(signal.SIGINT)
     suite.read("interrupted")
     session.process.send_signal(signal.SIGINT)
-    assert session.finish().code != pytest.ExitCode.OK
+    assert session.finish().ret != pytest.ExitCode.OK
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_controller_leaves_nothing_behind(suite: Suite, number: signal.Signals) -> None:
+def test_a_killed_controller_leaves_nothing_behind(suite: BackgroundSuite, number: signal.Signals) -> None:
     session = start_waiting_session(suite)
     session.process.send_signal(number)
-    assert session.finish().code == -number
+    assert session.finish().ret == -number
 
 
-def test_the_record_of_a_killed_session_is_complete(suite: Suite) -> None:
+def test_the_record_of_a_killed_session_is_complete(suite: BackgroundSuite) -> None:
     session = start_waiting_session(suite, "--accel-record=record.jsonl", "--accel=sim:4")
     session.process.kill()
-    assert session.finish().code == -signal.SIGKILL
+    assert session.finish().ret == -signal.SIGKILL
     path = suite.path / "record.jsonl"
     (recorded,) = sessions_of([read_record(path)])
     assert recorded.finished is None
@@ -157,7 +158,7 @@ def test_the_record_of_a_killed_session_is_complete(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_controller_whose_child_lives_on_leaves_nothing_behind(suite: Suite) -> None:
+def test_a_killed_controller_whose_child_lives_on_leaves_nothing_behind(suite: BackgroundSuite) -> None:
     """The forked child keeps the controller's end of every connection open."""
     suite.write(
         "test_first.py",
@@ -182,7 +183,7 @@ def test_a_killed_controller_whose_child_lives_on_leaves_nothing_behind(suite: S
     suite.expect_nothing_left()
 
 
-def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite: Suite) -> None:
+def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-"))
     session = suite.start()
     session.fork_server()
@@ -191,17 +192,17 @@ def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite
 
 @pytest.mark.long
 @pytest.mark.parametrize("preloaded", [False, True])
-def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: Suite, preloaded: bool) -> None:
+def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: BackgroundSuite, preloaded: bool) -> None:
     session = start_waiting_session(suite)
     (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
     run = session.finish()
     run.expect({"test_passes": "PASSED", "test_other_shape": "PASSED", "test_endless": "FAILED", "test_next": "PASSED"})
     assert "ranks 0-1 ended with the fork server, which is gone" in run.failure("test_endless")
-    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.long
-def test_pytest_exit_in_a_rank_ends_the_session(suite: Suite) -> None:
+def test_pytest_exit_in_a_rank_ends_the_session(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -230,13 +231,13 @@ def test_pytest_exit_in_a_rank_ends_the_session(suite: Suite) -> None:
         """,
     )
     run = suite.run()
-    assert run.results == {"test_passes": "PASSED"}
+    assert run.outcomes() == {"test_passes": "PASSED"}
     assert "enough" in run.text
-    assert run.code == 7
+    assert run.ret == 7
 
 
 @pytest.mark.long
-def test_devices_of_a_killed_worker_are_returned(suite: Suite) -> None:
+def test_devices_of_a_killed_worker_are_returned(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
     suite.write(
         "conftest.py",
@@ -256,11 +257,11 @@ def test_devices_of_a_killed_worker_are_returned(suite: Suite) -> None:
     run = session.finish()
     run.expect({"test_endless": "FAILED", "test_next": "PASSED"})
     assert "crashed while running" in run.text
-    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.long
-def test_a_killed_controller_with_workers_leaves_nothing_behind(suite: Suite) -> None:
+def test_a_killed_controller_with_workers_leaves_nothing_behind(suite: BackgroundSuite) -> None:
     session = start_waiting_session(suite, "-n2")
     session.process.kill()
 
@@ -310,18 +311,18 @@ EXCLUSIVE_TESTS = """
 
 
 @pytest.mark.long
-def test_sessions_that_contend_for_devices_all_pass(suite: Suite) -> None:
+def test_sessions_that_contend_for_devices_all_pass(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
     suite.write("test_it.py", EXCLUSIVE_TESTS)
     sessions = [suite.start(), suite.start("-n4"), suite.start("-n1")]
     for session in sessions:
         run = session.finish()
-        assert run.code == pytest.ExitCode.OK, run.text
-        assert list(run.results.values()) == ["PASSED"] * 17
+        assert run.ret == pytest.ExitCode.OK, run.text
+        assert list(run.outcomes().values()) == ["PASSED"] * 17
 
 
 @pytest.mark.long
-def test_the_devices_of_a_dead_session_can_be_used(suite: Suite) -> None:
+def test_the_devices_of_a_dead_session_can_be_used(suite: BackgroundSuite) -> None:
     """A second session waits for the devices and gets them."""
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
     first = start_waiting_session(suite)

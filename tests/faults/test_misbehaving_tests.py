@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 
 @pytest.mark.long
-def test_misbehaving_tests_do_not_affect_the_next_test(suite: Suite) -> None:
+def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -> None:
     suite.write(
         "test_rude.py",
         """
@@ -319,7 +319,7 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: Suite) -> None:
         assert text in run.failure(test)
 
 
-def test_a_forked_copy_of_the_driver_does_not_end_the_session(suite: Suite) -> None:
+def test_a_forked_copy_of_the_driver_does_not_end_the_session(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -345,7 +345,7 @@ def test_a_forked_copy_of_the_driver_does_not_end_the_session(suite: Suite) -> N
         """,
     )
     run = suite.run()
-    assert run.code == 0
+    assert run.ret == 0
     assert "3 passed" in run.text
     assert "errors outside of any test" not in run.text
 
@@ -364,7 +364,7 @@ _REPLACED_FUNCTIONS = (
 
 
 @pytest.mark.long
-def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Suite) -> None:
+def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: BackgroundSuite) -> None:
     suite.write(
         "test_replaces.py",
         f"""
@@ -451,8 +451,8 @@ def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Suite) -> 
         "test_does_not_let_its_copy_end": "FAILED",
         "test_replaces_a_function_of_torch": "PASSED ERROR",
     }
-    assert {name: word for name, word in run.results.items() if word != "PASSED"} == not_passed, run.text
-    assert len(run.results) == 2 * len(_REPLACED_FUNCTIONS) + 5
+    assert {name: word for name, word in run.outcomes().items() if word != "PASSED"} == not_passed, run.text
+    assert len(run.outcomes()) == 2 * len(_REPLACED_FUNCTIONS) + 5
     assert "a process that it had forked has returned from the test" in run.failure("test_does_not_let_its_copy_end")
     message = "ranks 0-1 could not be checked for leftovers (RuntimeError: replaced): it may have replaced a function"
     assert message in run.failure("test_replaces_a_function_of_torch")

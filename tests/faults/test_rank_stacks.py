@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 
-def test_the_report_of_a_dead_rank_shows_the_stacks_of_the_other_ranks(suite: Suite) -> None:
+def test_the_report_of_a_dead_rank_shows_the_stacks_of_the_other_ranks(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -50,7 +50,7 @@ def test_the_report_of_a_dead_rank_shows_the_stacks_of_the_other_ranks(suite: Su
 
 
 @pytest.mark.long
-def test_a_hang_shows_native_frames(suite: Suite) -> None:
+def test_a_hang_shows_native_frames(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -85,7 +85,7 @@ def test_a_hang_shows_native_frames(suite: Suite) -> None:
     assert max(map(len, report.splitlines())) <= 160
 
 
-def test_a_crash_shows_the_source_lines_and_the_output(suite: Suite) -> None:
+def test_a_crash_shows_the_source_lines_and_the_output(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -138,7 +138,7 @@ def test_a_crash_shows_the_source_lines_and_the_output(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("style", ["long", "short", "line", "native", "no"])
-def test_a_hang_is_shown_with_every_traceback_style(suite: Suite, style: str) -> None:
+def test_a_hang_is_shown_with_every_traceback_style(suite: BackgroundSuite, style: str) -> None:
     suite.write(
         "test_it.py",
         """

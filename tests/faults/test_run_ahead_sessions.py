@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.background_suite import Suite
+from tests.background_suite import BackgroundSuite
 
 CONFTEST = """
     import os
@@ -24,19 +24,19 @@ CONFTEST = """
 
 
 @pytest.fixture
-def recording_suite(suite: Suite) -> Suite:
+def recording_suite(suite: BackgroundSuite) -> BackgroundSuite:
     """Provide a suite whose tests write the names and ranks of started tests to the file ``begun``."""
     suite.write("conftest.py", CONFTEST)
     return suite
 
 
-def start_counts(suite: Suite) -> Counter[str]:
+def start_counts(suite: BackgroundSuite) -> Counter[str]:
     """Return how often each test was started on each rank."""
     return Counter((suite.path / "begun").read_text().splitlines())
 
 
 @pytest.mark.long
-def test_ranks_without_collectives_run_every_test_once(recording_suite: Suite) -> None:
+def test_ranks_without_collectives_run_every_test_once(recording_suite: BackgroundSuite) -> None:
     """The ranks finish each test at different times, so that sometimes one and sometimes the other is ahead."""
     recording_suite.write(
         "test_it.py",
@@ -57,7 +57,7 @@ def test_ranks_without_collectives_run_every_test_once(recording_suite: Suite) -
 
 
 @pytest.mark.long
-def test_a_failure_is_reported_in_the_test_in_which_it_happened(recording_suite: Suite) -> None:
+def test_a_failure_is_reported_in_the_test_in_which_it_happened(recording_suite: BackgroundSuite) -> None:
     recording_suite.write(
         "test_it.py",
         """
@@ -112,7 +112,7 @@ def test_a_failure_is_reported_in_the_test_in_which_it_happened(recording_suite:
 
 
 @pytest.mark.long
-def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: Suite) -> None:
+def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: BackgroundSuite) -> None:
     recording_suite.write(
         "test_it.py",
         """
@@ -143,7 +143,9 @@ def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: Sui
 
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["plain", "xdist"])
-def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Suite, workers: tuple[str, ...]) -> None:
+def test_no_rank_starts_a_test_after_the_first_failure(
+    recording_suite: BackgroundSuite, workers: tuple[str, ...]
+) -> None:
     recording_suite.write(
         "test_it.py",
         """
@@ -172,7 +174,7 @@ def test_no_rank_starts_a_test_after_the_first_failure(recording_suite: Suite, w
 
 
 @pytest.mark.long
-def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Suite) -> None:
+def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: BackgroundSuite) -> None:
     """The test fails in the driver only, and the ranks have already started the next test."""
     recording_suite.write(
         "test_it.py",
@@ -211,5 +213,5 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Suite) -> 
     )
     run = recording_suite.run("-p", "driver", "-p", "rerunfailures")
     assert "1 rerun" in run.text
-    assert run.code == 0, run.text
+    assert run.ret == 0, run.text
     assert start_counts(recording_suite) == {"test_again 0": 2, "test_again 1": 2, "test_next 0": 1, "test_next 1": 1}

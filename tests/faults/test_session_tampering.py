@@ -9,14 +9,14 @@ import pytest
 from pytest_accel.core.kill import MARK
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 HAS_SUBTESTS = hasattr(pytest, "Subtests")
 """True if pytest has subtests (pytest 9)."""
 
 
 @pytest.mark.long
-def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Suite) -> None:
+def test_reports_are_correct_when_a_test_manipulates_its_session(suite: BackgroundSuite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -149,7 +149,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Suite) -
         assert text in run.failure(test)
     shown = [word for word in ("at the begin", "at the end") if f"SUBFAILED[{word}] test_deceives.py::" in run.text]
     assert len(shown) == 2 * HAS_SUBTESTS, run.text
-    words = {name: word for name, word in run.results.items() if name not in ("test_late", "test_early")}
+    words = {name: word for name, word in run.outcomes().items() if name not in ("test_late", "test_early")}
     assert words == {
         "test_stops_the_clock": "PASSED",
         "test_in_another_world": "PASSED",
@@ -161,7 +161,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Suite) -
     }, run.text
 
 
-def test_a_driver_without_file_descriptors_does_not_hang(suite: Suite) -> None:
+def test_a_driver_without_file_descriptors_does_not_hang(suite: BackgroundSuite) -> None:
     suite.write(
         "test_poor.py",
         """

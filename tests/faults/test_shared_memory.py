@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a folder of shared memory")
 
@@ -56,7 +56,7 @@ def eventually(look):
 """
 
 
-def test_files_are_removed_with_the_world_that_created_them(suite: Suite) -> None:
+def test_files_are_removed_with_the_world_that_created_them(suite: BackgroundSuite) -> None:
     (suite.path / "test_it.py").write_text(
         HEAD.replace("RUN_ID", suite.run_id)
         + """
@@ -137,7 +137,7 @@ def test_orphans_have_been_removed():
 """
     )
     run = suite.start("-W", "ignore::pytest_accel.LeftoverWarning").finish(timeout=150)
-    passed = dict.fromkeys(run.results, "PASSED")
+    passed = dict.fromkeys(run.outcomes(), "PASSED")
     failed = ("test_dies", "test_copied_server_is_killed", "test_server_without_a_copy_is_killed")
     run.expect(passed | dict.fromkeys(failed, "FAILED"))
     assert len(passed) == 11

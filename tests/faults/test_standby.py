@@ -12,7 +12,7 @@ import pytest
 
 from pytest_accel.forkserver.standby import StandbyProcesses
 from pytest_accel.rank.role import Role
-from tests.background_suite import Suite
+from tests.background_suite import BackgroundSuite
 
 _TESTS = """
     import contextlib
@@ -65,7 +65,7 @@ _TESTS = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the test inspects processes in the way of Linux")
-def test_later_ranks_come_from_standby_processes_and_dead_ones_are_replaced(suite: Suite) -> None:
+def test_later_ranks_come_from_standby_processes_and_dead_ones_are_replaced(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-timeout", "90")
     run.expect({f"test_new[{number}]": "PASSED" for number in range(4)})
@@ -110,12 +110,12 @@ _TESTS_THAT_STOP_STANDBY = """
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="there are standby processes on Linux only")
-def test_stopped_standby_processes_do_not_block_other_worlds(suite: Suite) -> None:
+def test_stopped_standby_processes_do_not_block_other_worlds(suite: BackgroundSuite) -> None:
     """The message to a standby process is larger than a socket's buffer, so that sending it could block."""
     suite.write("test_it.py", _TESTS.partition("    @pytest.mark")[0] + _TESTS_THAT_STOP_STANDBY)
     run = suite.run("--accel-timeout", "50")
-    assert set(run.results.values()) == {"PASSED"}, run.text
-    assert len(run.results) == 4
+    assert set(run.outcomes().values()) == {"PASSED"}, run.text
+    assert len(run.outcomes()) == 4
 
 
 def test_a_standby_process_that_cannot_be_forked_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

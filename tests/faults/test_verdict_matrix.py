@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.background_suite import Run
+from tests.run import Run
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeCase:
     """An outcome of a test on a rank: the code that causes it, and the expected report."""
 
     code: str
@@ -35,22 +35,22 @@ class Outcome:
 
 
 OUTCOMES = {
-    "passes": Outcome("pass", ""),
-    "fails": Outcome("assert 1 == 2, 'by hand'", "AssertionError: by hand"),
-    "skips": Outcome("pytest.skip('by hand')", "by hand", skips=True),
-    "xfails": Outcome("pytest.xfail('by hand')", "by hand", skips=True, everywhere=False),
-    "memory": Outcome("raise MemoryError('by hand')", "MemoryError: by hand", everywhere=False),
-    "recursion": Outcome("again = lambda: again(); again()", "RecursionError", everywhere=False),
-    "unpicklable": Outcome("raise Unpicklable(lambda: 1)", "Unpicklable", everywhere=False),
-    "unprintable": Outcome("raise Unprintable", "Unprintable", everywhere=False),
-    "group": Outcome("raise ExceptionGroup('by hand', [ValueError(1), KeyError(2)])", "by hand", everywhere=False),
-    "sys_exit_0": Outcome("sys.exit(0)", r"SystemExit: 0"),
-    "exit_0": Outcome("os._exit(0)", r"exited with status 0", dies=True),
-    "exit_3": Outcome("os._exit(3)", r"exited with status 3", dies=True, everywhere=False),
-    "sigkill": Outcome("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL", dies=True),
-    "sigsegv": Outcome("faulthandler._sigsegv()", r"killed by SIGSEGV", dies=True, everywhere=False),
-    "sigabrt": Outcome("os.abort()", r"killed by SIGABRT", dies=True, everywhere=False),
-    "sigterm": Outcome("os.kill(os.getpid(), signal.SIGTERM)", r"killed by SIGTERM", dies=True, everywhere=False),
+    "passes": OutcomeCase("pass", ""),
+    "fails": OutcomeCase("assert 1 == 2, 'by hand'", "AssertionError: by hand"),
+    "skips": OutcomeCase("pytest.skip('by hand')", "by hand", skips=True),
+    "xfails": OutcomeCase("pytest.xfail('by hand')", "by hand", skips=True, everywhere=False),
+    "memory": OutcomeCase("raise MemoryError('by hand')", "MemoryError: by hand", everywhere=False),
+    "recursion": OutcomeCase("again = lambda: again(); again()", "RecursionError", everywhere=False),
+    "unpicklable": OutcomeCase("raise Unpicklable(lambda: 1)", "Unpicklable", everywhere=False),
+    "unprintable": OutcomeCase("raise Unprintable", "Unprintable", everywhere=False),
+    "group": OutcomeCase("raise ExceptionGroup('by hand', [ValueError(1), KeyError(2)])", "by hand", everywhere=False),
+    "sys_exit_0": OutcomeCase("sys.exit(0)", r"SystemExit: 0"),
+    "exit_0": OutcomeCase("os._exit(0)", r"exited with status 0", dies=True),
+    "exit_3": OutcomeCase("os._exit(3)", r"exited with status 3", dies=True, everywhere=False),
+    "sigkill": OutcomeCase("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL", dies=True),
+    "sigsegv": OutcomeCase("faulthandler._sigsegv()", r"killed by SIGSEGV", dies=True, everywhere=False),
+    "sigabrt": OutcomeCase("os.abort()", r"killed by SIGABRT", dies=True, everywhere=False),
+    "sigterm": OutcomeCase("os.kill(os.getpid(), signal.SIGTERM)", r"killed by SIGTERM", dies=True, everywhere=False),
 }
 HEAD = """
 import faulthandler
@@ -169,7 +169,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "160"}
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = distributed: x\n")
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return Run(result.returncode, result.stdout).results
+    return Run(result.returncode, result.stdout).outcomes()
 
 
 def expected(test: str, size: int, acting_ranks: frozenset[int], plain: dict[str, str]) -> str:
@@ -200,16 +200,17 @@ def expected(test: str, size: int, acting_ranks: frozenset[int], plain: dict[str
     ],
 )
 def test_each_outcome_on_some_ranks_has_the_expected_verdict(
-    suite: Suite, plain: dict[str, str], size: int, acting_ranks: set[int]
+    suite: BackgroundSuite, plain: dict[str, str], size: int, acting_ranks: set[int]
 ) -> None:
     for name, text in suite_files(size, frozenset(acting_ranks), plain=False).items():
         suite.write(name, text)
     run = suite.run("--accel", "none")
-    tests = [name for name in run.results if name != "test_last"]
+    outcomes = run.outcomes()
+    tests = [name for name in outcomes if name != "test_last"]
     assert len(tests) == sum(len(SITES | FILE_SITES) if outcome.everywhere else 1 for outcome in OUTCOMES.values())
     run.expect({"test_last": "PASSED"} | {name: expected(name, size, frozenset(acting_ranks), plain) for name in tests})
     for name in tests:
-        if {"FAILED", "ERROR"} & set(run.results[name].split()):
+        if {"FAILED", "ERROR"} & set(outcomes[name].split()):
             outcome = next(outcome for ending, outcome in OUTCOMES.items() if name.endswith(f"_{ending}"))
             report = run.failure(name)
             assert re.search(outcome.text, report), f"the failure of {name} does not match {outcome.text!r}\n{report}"

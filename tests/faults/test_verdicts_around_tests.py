@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 FAULTS = {
     "fails": ("raise ValueError('by hand')", r"ValueError: by hand"),
@@ -40,7 +40,7 @@ def test_{SITE}_{WAY}():
 
 @pytest.mark.long(except_for="one")
 @pytest.mark.parametrize("ranks", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all")])
-def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, ranks: set[int]) -> None:
+def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: BackgroundSuite, ranks: set[int]) -> None:
     cases = list(itertools.product(("module", "conftest"), FAULTS))
     for site, fault in cases:
         failing_import = IMPORT.replace("{WHO}", repr(ranks)).replace("{CODE}", FAULTS[fault][0])
@@ -68,7 +68,7 @@ def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, ranks: 
 
 
 @pytest.mark.long
-def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
+def test_failures_at_the_exit_of_a_rank_are_reported(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -117,7 +117,7 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
     )
     run = suite.run("--accel", "none")
     run.expect(dict.fromkeys(("test_registers", "test_multiprocessing", "test_logs", "test_last"), "PASSED"))
-    assert run.code == 0, run.text
+    assert run.ret == 0, run.text
     suite.expect_nothing_left()
     for rank, prefix in itertools.product(range(2), ("rank", "finalized", "logged")):
         assert (suite.path / f"{prefix}{rank}").read_text() == "was here\n"
@@ -125,7 +125,7 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite) -> None:
+def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -147,7 +147,7 @@ def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite) -
     run = suite.run("--accel", "none")
     texts = {2: "exited with status 0", 3: "exited with status 5", 4: "SIGABRT"}
     run.expect({f"test_registers[world_size={size}]": "PASSED" for size in texts})
-    assert run.code == 1, run.text
+    assert run.ret == 1, run.text
     report = run.text.partition("accel: errors outside of any test")[2]
     for size, text in texts.items():
         assert re.search(rf"rank 1 of a world of {size} .*{text}", report), run.text
@@ -155,7 +155,7 @@ def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite) -
 
 
 @pytest.mark.long
-def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
+def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -212,7 +212,7 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
         """,
     )
     run = suite.run("--accel", "none")
-    words = run.results
+    words = run.outcomes()
     # The result depends on which of the two ranks fails first. Both failures are reported.
     assert words.pop("test_each_its_own") in ("XFAIL", "FAILED"), run.text
     assert words == {
@@ -247,7 +247,7 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     ],
 )
 def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
-    suite: Suite, code: str, ranks: set[int], status: int, text: str
+    suite: BackgroundSuite, code: str, ranks: set[int], status: int, text: str
 ) -> None:
     suite.write(
         "test_it.py",
@@ -266,9 +266,9 @@ def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
         """,
     )
     run = suite.run("--accel", "none")
-    assert run.results.get("test_first") == "PASSED"
-    assert "test_never" not in run.results
-    assert run.results.get("test_ends") != "PASSED"
-    assert run.code == status, run.text
+    assert run.outcomes().get("test_first") == "PASSED"
+    assert "test_never" not in run.outcomes()
+    assert run.outcomes().get("test_ends") != "PASSED"
+    assert run.ret == status, run.text
     assert text in run.text
     suite.expect_nothing_left()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.background_suite import PYTEST, Session
+from tests.background_suite import PYTEST, BackgroundSession
 
 if TYPE_CHECKING:
-    from tests.background_suite import Suite
+    from tests.background_suite import BackgroundSuite
 
 CONFTEST = """
 import time
@@ -38,7 +38,7 @@ def wait_for():
 SINCE = r"since (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"
 
 
-def wait_for_line(session: Session, pattern: str) -> re.Match[str]:
+def wait_for_line(session: BackgroundSession, pattern: str) -> re.Match[str]:
     """Wait for the first line of the session's output that starts with `pattern`, and return the match."""
     assert session.process.stdout is not None
     output = []
@@ -50,7 +50,7 @@ def wait_for_line(session: Session, pattern: str) -> re.Match[str]:
 
 
 @pytest.mark.long
-def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suite: Suite) -> None:
+def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", CONFTEST)
     suite.write(
         "test_hold.py",
@@ -93,7 +93,7 @@ def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suit
     wait_for_line(waiting, rf"{waits} \(for \d+ s now\)$")
     waiting.process.send_signal(signal.SIGINT)
     interrupted = waiting.finish()
-    assert interrupted.code == pytest.ExitCode.INTERRUPTED
+    assert interrupted.ret == pytest.ExitCode.INTERRUPTED
     assert re.search(rf"^{waits}$", interrupted.text, re.MULTILINE)
     # Pretended devices belong to one session, unless the option says ``shared``.
     run = suite.run("--accel=sim:4", "test_wait.py")
@@ -110,7 +110,9 @@ def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suit
         pytest.param("none", "1 CPU slot: 1 of 1 is held", marks=pytest.mark.long),
     ],
 )
-def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: Suite, accel: str, waits: str) -> None:
+def test_the_xdist_controller_shows_for_which_devices_tests_wait(
+    suite: BackgroundSuite, accel: str, waits: str
+) -> None:
     suite.write("conftest.py", CONFTEST)
     mark = "devices(3)" if accel == "sim:4" else "distributed(1)"
     suite.write(
@@ -139,12 +141,12 @@ def test_the_xdist_controller_shows_for_which_devices_tests_wait(suite: Suite, a
     wait_for_line(session, rf"{pattern} \(for \d+ s now\)$")
     session.process.send_signal(signal.SIGINT)
     run = session.finish()
-    assert run.code == pytest.ExitCode.INTERRUPTED
+    assert run.ret == pytest.ExitCode.INTERRUPTED
     assert re.search(rf"^{pattern}$", run.text, re.MULTILINE)
 
 
 @pytest.mark.long
-def test_a_deleted_lock_file_is_made_again_and_a_lost_lock_kills_the_test(suite: Suite) -> None:
+def test_a_deleted_lock_file_is_made_again_and_a_lost_lock_kills_the_test(suite: BackgroundSuite) -> None:
     suite.write(
         "test_locks.py",
         """
@@ -196,7 +198,7 @@ def test_a_deleted_lock_file_is_made_again_and_a_lost_lock_kills_the_test(suite:
     run.expect({"test_deleted": "PASSED", "test_replaced": "FAILED", "test_next": "PASSED"})
     assert "killed by this session: the lock of its devices was lost" in run.failure("test_replaced")
     assert "the lock of sim-0 was lost, since its lock file was deleted or moved" in run.text
-    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
 
 
 TWO_TESTS = """
@@ -219,7 +221,7 @@ def test_plain():
 
 
 @pytest.mark.long
-def test_tests_fail_with_the_traceback_of_a_thread_that_ended_with_an_error(suite: Suite) -> None:
+def test_tests_fail_with_the_traceback_of_a_thread_that_ended_with_an_error(suite: BackgroundSuite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -239,11 +241,11 @@ def test_tests_fail_with_the_traceback_of_a_thread_that_ended_with_an_error(suit
     for test in ("test_one", "test_two"):
         assert "the thread that listens to the fork server has ended with an error" in run.failure(test)
         assert "IndexError: met in a thread" in run.failure(test)
-    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.long
-def test_tests_fail_with_the_reason_if_proc_is_missing(suite: Suite) -> None:
+def test_tests_fail_with_the_reason_if_proc_is_missing(suite: BackgroundSuite) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root to hide /proc")
     suite.write("test_two.py", TWO_TESTS)

@@ -5,30 +5,24 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pytest
 
 from tests.deadline import Deadline
+from tests.run import OUTER_VARIABLES, Run
 from tests.session_server import ForkedSession, SessionServer
 
 if TYPE_CHECKING:
     from tests.conftest import Surroundings
 
-_RESULTS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|RERUN|SUBPASSED|SUBFAILED|SUBSKIPPED"
-_RESULT_LINES = (
-    re.compile(rf"^(?P<test>\S+::.+?) (?P<word>{_RESULTS})\b", re.MULTILINE),
-    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_RESULTS}) (?P<test>\S+::.+?)(?: <- .*| \(.*)?$", re.MULTILINE),
-)
 _TIMEOUT = 150.0
 """Timeout of a session in seconds of a machine that is not busy (`Deadline`): more than ten times what any takes."""
 _INI = """
@@ -36,49 +30,6 @@ _INI = """
 accel = sim:4
 filterwarnings = error
 """
-_OUTER_VARIABLES = re.compile(
-    "PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|COVERAGE_|[A-Z]+_VISIBLE_DEVICES$|(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_[A-Z]+|OMP_NUM_THREADS)$"
-)
-"""Environment variables that an outer session or launcher may have set. Sessions do not inherit them."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """The exit status, the output and the results of a session that has ended."""
-
-    ret: int
-    text: str
-    errors: str
-    results: dict[str, list[str]]
-    """The results that ``-v`` has shown for each test id, in order of time."""
-
-    def result(self, test: str) -> str:
-        """Return the results of `test`, joined by spaces. `test` is a test id, or its part after a ``::``."""
-        found = [words for name, words in self.results.items() if name == test or name.endswith(f"::{test}")]
-        assert len(found) == 1, f"{test}: expected one test of this name, found {len(found)} in\n{self.text}"
-        return " ".join(found[0])
-
-    def outcomes(self) -> dict[str, str]:
-        """Return the results of each test, joined by spaces, by the part of its id after the last ``::``."""
-        return {name.rpartition("::")[2]: " ".join(words) for name, words in self.results.items()}
-
-    def count(self) -> dict[str, int]:
-        """Return the number of results by result word."""
-        counts: dict[str, int] = {}
-        for words in self.results.values():
-            for word in words:
-                counts[word] = counts.get(word, 0) + 1
-        return counts
-
-    def failure(self, test: str) -> str:
-        """Return the report of the failure or error of `test`, without its headline."""
-        found = re.search(
-            rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:__+ \S.* __+|=+ .* =+)$)",
-            self.text,
-            re.MULTILINE | re.DOTALL,
-        )
-        assert found is not None, f"no failure of {test} in\n{self.text}"
-        return found[1]
 
 
 class Suite:
@@ -141,12 +92,8 @@ class Suite:
         (self.path / "pytest.ini").write_text(self._ini)
         options = self._options if quiet else (*self._options, "-v")
         ret, text, errors = self._finish([*options, *args])
-        results: dict[str, list[str]] = {}
-        for pattern in _RESULT_LINES:
-            for match in pattern.finditer(text):
-                results.setdefault(match["test"].strip(), []).append(match["word"])
         assert "INTERNALERROR" not in text
-        return Run(ret, text, errors, results)
+        return Run(ret, text, errors)
 
     def _finish(self, args: list[str]) -> tuple[int, str, str]:
         """Run a session and return its exit status, stdout and stderr; fail the test if it hangs."""
@@ -202,7 +149,7 @@ def suite(
     Its sessions have their own lock folder and load no installed plugins by default.
     """
     for name in os.environ:
-        if _OUTER_VARIABLES.match(name):
+        if OUTER_VARIABLES.match(name):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setenv("COLUMNS", "160")

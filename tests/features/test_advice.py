@@ -15,8 +15,7 @@ from pytest_accel import advice
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import KindSpec, Machine
-from pytest_accel.schedule.forecast import Suite as PlannedSuite
-from pytest_accel.schedule.forecast import Times
+from pytest_accel.schedule.forecast import SuiteOnMachine, Times
 from pytest_accel.schedule.test_demand import Demand
 from tests.features.test_published_kinds import Packages
 
@@ -224,5 +223,5 @@ def test_advice_names_the_best_number_of_workers(workers: int, line: str) -> Non
     key = WorldKey("sim", DeviceNeed(1), 1, grouped=False, devices_per_rank=1)
     times = Times((10.0,) * 8, (10.0,) * 8, 0, 0, 1.0)
     demand = Demand.of((index, key) for index in range(8))
-    suite = PlannedSuite([f"test_{n}" for n in range(8)], demand, times, Machine(KindSpec("sim", "4")), 2)
+    suite = SuiteOnMachine([f"test_{n}" for n in range(8)], demand, times, Machine(KindSpec("sim", "4")), 2)
     assert list(advice.about_workers(suite, list(suite.forecasts()), workers)) == [line]

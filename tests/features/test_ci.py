@@ -15,7 +15,8 @@ from pytest_accel.record.ci_summary import summary
 from pytest_accel.record.timeline import sessions_of
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Run, Suite
+    from tests.features.conftest import Suite
+    from tests.run import Run
 
 _MIXED_TESTS = """
     import os
@@ -77,7 +78,7 @@ _PASSING_TEST = """
 """
 
 
-class Job:
+class CiJob:
     """A job that runs sessions of a suite. The variables of CI systems are unset until a test sets them."""
 
     def __init__(self, suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +104,9 @@ class Job:
 
 
 @pytest.fixture
-def job(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> CiJob:
     """Return a job with an empty suite."""
-    return Job(suite, monkeypatch)
+    return CiJob(suite, monkeypatch)
 
 
 def _annotations(run: Run) -> list[str]:
@@ -114,7 +115,7 @@ def _annotations(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [(), ("-n2",)], ids=["no-xdist", "xdist"])
-def test_github_gets_a_summary_and_annotations(job: Job, options: tuple[str, ...]) -> None:
+def test_github_gets_a_summary_and_annotations(job: CiJob, options: tuple[str, ...]) -> None:
     job.suite.write("sub/test_it.py", _MIXED_TESTS)
     job.on_github()
     job.summary.write_text("An earlier step.")
@@ -149,7 +150,7 @@ def test_github_gets_a_summary_and_annotations(job: Job, options: tuple[str, ...
     assert run.text.index("::error") > run.text.index("short test summary info")
 
 
-def test_text_of_tests_is_escaped(job: Job) -> None:
+def test_text_of_tests_is_escaped(job: CiJob) -> None:
     job.suite.write(
         "test_it.py",
         """
@@ -177,7 +178,7 @@ def test_text_of_tests_is_escaped(job: Job) -> None:
     assert "<code>one &#60;/table&#62;&#124;&#96;two&#96;</code>" in text
 
 
-def test_only_ten_failures_are_annotated(job: Job) -> None:
+def test_only_ten_failures_are_annotated(job: CiJob) -> None:
     job.suite.write(
         "test_it.py",
         """
@@ -200,7 +201,7 @@ def test_only_ten_failures_are_annotated(job: Job) -> None:
     assert "test&#95;fails&#91;11&#93;" in text
 
 
-def test_no_annotations_are_written_if_another_plugin_writes_them(job: Job) -> None:
+def test_no_annotations_are_written_if_another_plugin_writes_them(job: CiJob) -> None:
     name = "pytest_github_actions_annotate_failures"
     job.suite.write(f"{name}.py", "")
     job.suite.plugin(name)
@@ -210,7 +211,7 @@ def test_no_annotations_are_written_if_another_plugin_writes_them(job: Job) -> N
     assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 2 failed")
 
 
-def test_a_summary_that_cannot_be_written_is_reported_and_fails_no_session(job: Job) -> None:
+def test_a_summary_that_cannot_be_written_is_reported_and_fails_no_session(job: CiJob) -> None:
     job.suite.write("test_it.py", _PASSING_TEST)
     job.set(GITHUB_STEP_SUMMARY=str(job.suite.path))
     run = job.run()
@@ -218,7 +219,7 @@ def test_a_summary_that_cannot_be_written_is_reported_and_fails_no_session(job: 
     assert f"\naccel: the job summary {job.suite.path} cannot be written: Is a directory\n" in run.text
 
 
-def test_a_full_disk_is_reported_and_fails_no_session(job: Job) -> None:
+def test_a_full_disk_is_reported_and_fails_no_session(job: CiJob) -> None:
     job.suite.write(
         "conftest.py",
         """
@@ -249,7 +250,7 @@ def test_a_full_disk_is_reported_and_fails_no_session(job: Job) -> None:
 
 
 @pytest.mark.parametrize("options", [("--accel-ci=off",), ("--collect-only",), ("--accel-plan",), ("test_plain.py",)])
-def test_some_sessions_write_no_summary(job: Job, options: tuple[str, ...]) -> None:
+def test_some_sessions_write_no_summary(job: CiJob, options: tuple[str, ...]) -> None:
     job.suite.write("test_it.py", _PASSING_TEST)
     job.suite.write("test_plain.py", "def test_plain():\n    pass\n")
     job.on_github()
@@ -257,7 +258,7 @@ def test_some_sessions_write_no_summary(job: Job, options: tuple[str, ...]) -> N
     assert not job.summary.exists()
 
 
-def test_a_session_that_a_test_starts_writes_no_summary(job: Job) -> None:
+def test_a_session_that_a_test_starts_writes_no_summary(job: CiJob) -> None:
     job.suite.write("inner/test_inner.py", _PASSING_TEST)
     job.suite.write(
         "test_it.py",
@@ -279,7 +280,7 @@ def test_a_session_that_a_test_starts_writes_no_summary(job: Job) -> None:
     assert job.summary.read_text(encoding="utf-8").count("## pytest-accel") == 1
 
 
-def test_a_summary_is_written_if_all_tests_are_skipped_for_missing_hardware(job: Job) -> None:
+def test_a_summary_is_written_if_all_tests_are_skipped_for_missing_hardware(job: CiJob) -> None:
     job.suite.write("test_it.py", _PASSING_TEST)
     job.on_github()
     assert job.run("--accel=none").ret == 0
@@ -287,7 +288,7 @@ def test_a_summary_is_written_if_all_tests_are_skipped_for_missing_hardware(job:
 
 
 @pytest.mark.parametrize(("tests", "style"), [(_MIXED_TESTS, "error"), (_PASSING_TEST, "info")], ids=["fail", "pass"])
-def test_buildkite_gets_an_annotation(job: Job, tests: str, style: str) -> None:
+def test_buildkite_gets_an_annotation(job: CiJob, tests: str, style: str) -> None:
     agent = job.suite.write(
         "bin/buildkite-agent",
         """\
@@ -306,7 +307,7 @@ def test_buildkite_gets_an_annotation(job: Job, tests: str, style: str) -> None:
     assert "accel: buildkite" not in run.text
 
 
-def test_a_buildkite_agent_that_fails_is_reported_and_fails_no_session(job: Job) -> None:
+def test_a_buildkite_agent_that_fails_is_reported_and_fails_no_session(job: CiJob) -> None:
     agent = job.suite.write("bin/buildkite-agent", "#!/bin/sh\nexit 3\n")
     agent.chmod(0o755)
     job.suite.write("test_it.py", _PASSING_TEST)
@@ -316,7 +317,7 @@ def test_a_buildkite_agent_that_fails_is_reported_and_fails_no_session(job: Job)
     assert "\naccel: buildkite-agent annotate: exit status 3\n" in run.text
 
 
-def test_gitlab_gets_a_collapsed_section(job: Job) -> None:
+def test_gitlab_gets_a_collapsed_section(job: CiJob) -> None:
     job.suite.write("test_it.py", _MIXED_TESTS)
     job.set(GITLAB_CI="true")
     run = job.run()
@@ -332,7 +333,7 @@ def test_gitlab_gets_a_collapsed_section(job: Job) -> None:
     )
 
 
-def test_the_command_summary_combines_records(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_summary_combines_records(job: CiJob, capfd: pytest.CaptureFixture[str]) -> None:
     job.suite.write("test_it.py", _MIXED_TESTS)
     for shard in (1, 2):
         job.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")

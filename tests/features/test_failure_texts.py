@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Run, Suite
+    from tests.features.conftest import Suite
+    from tests.run import Run
 
 
 def _summary(run: Run, test: str) -> str:

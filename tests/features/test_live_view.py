@@ -15,14 +15,14 @@ import pyte
 import pytest
 
 from pytest_accel.schedule import durations_file
-from tests.background_suite import TIMEOUT, Suite
-from tests.deadline import Deadline
+from tests.background_suite import BackgroundSuite
+from tests.deadline import TIMEOUT, Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.background_suite import Session
+    from tests.background_suite import BackgroundSession
 
 _WAIT = """
 import time
@@ -65,9 +65,9 @@ def test_plain(wait_for):
 
 
 @pytest.fixture
-def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Provide a suite with the fixture `wait_for`, which waits for a file; check that no process is left at the end."""
-    made = Suite(tmp_path, tmp_path_factory.mktemp("s"))
+    made = BackgroundSuite(tmp_path, tmp_path_factory.mktemp("s"))
     made.write("conftest.py", _WAIT)
     try:
         yield made
@@ -76,7 +76,7 @@ def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         made.kill_sessions()
 
 
-def report(session: Session) -> list[str]:
+def report(session: BackgroundSession) -> list[str]:
     """Send SIGUSR1 to `session`; return the headline of its report and a line for each test."""
     session.process.send_signal(signal.SIGUSR1)
     assert session.process.stdout is not None
@@ -86,7 +86,7 @@ def report(session: Session) -> list[str]:
     pytest.fail("the session has ended", pytrace=False)
 
 
-def test_a_signal_shows_the_running_test_and_the_places_of_its_ranks(suite: Suite) -> None:
+def test_a_signal_shows_the_running_test_and_the_places_of_its_ranks(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     session = suite.start()
     suite.read("at-ranks")
@@ -100,7 +100,7 @@ def test_a_signal_shows_the_running_test_and_the_places_of_its_ranks(suite: Suit
     (suite.path / "plain").touch()
     assert session.process.stdout is not None
     rest = session.process.stdout.read()
-    assert session.finish().code == 0
+    assert session.finish().ret == 0
 
     assert first[0] == "accel: 1 running, 0 waiting, 2 of 4 devices in use\n"
     assert re.match(r"  test_it\.py::test_ranks \(\d+ s, (setup|call)\): ", first[1])
@@ -114,7 +114,7 @@ def test_a_signal_shows_the_running_test_and_the_places_of_its_ranks(suite: Suit
     assert re.match(r"test_it\.py::test_plain PASSED +\[100%\]\n", rest)
 
 
-def test_the_report_names_workers_and_waiting_tests(suite: Suite) -> None:
+def test_the_report_names_workers_and_waiting_tests(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -169,7 +169,7 @@ def pytest_unconfigure(config):
 """
 
 
-def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(suite: Suite) -> None:
+def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", _HANDLER_CONFTEST)
     suite.write(
         "test_it.py",
@@ -203,7 +203,7 @@ def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(s
 
 
 @pytest.mark.parametrize("handled_by", ["signal", "faulthandler"])
-def test_a_handler_of_the_suite_is_kept(suite: Suite, handled_by: str) -> None:
+def test_a_handler_of_the_suite_is_kept(suite: BackgroundSuite, handled_by: str) -> None:
     register = {
         "signal": "signal.signal(signal.SIGUSR1, lambda *_: Path('handled').write_text('x'))",
         "faulthandler": "faulthandler.register(signal.SIGUSR1, open('handled', 'w'))",
@@ -282,7 +282,7 @@ _VARYING = re.compile(r"=+ (?=\d+ (?:failed|passed))| in \d+\.\d+s.*|0x[0-9a-f]+
 class Screen:
     """A session at an emulated terminal, and the contents of this terminal."""
 
-    def __init__(self, suite: Suite, *args: str, term: str = "xterm") -> None:
+    def __init__(self, suite: BackgroundSuite, *args: str, term: str = "xterm") -> None:
         self._ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, 80, 0, 0))
         environment = {"COLUMNS": "80", "TERM": term}
@@ -334,7 +334,7 @@ class Screen:
                 self._stream.feed(written)
 
 
-def touch(suite: Suite, *names: str) -> None:
+def touch(suite: BackgroundSuite, *names: str) -> None:
     """Create the files that the tests of `suite` wait for."""
     for name in names:
         (suite.path / name).touch()
@@ -354,7 +354,9 @@ def touch(suite: Suite, *names: str) -> None:
     ],
     ids=["dots", "verbose", "quiet", "xdist", "xdist-verbose", "colours", "live-logs"],
 )
-def test_the_final_output_is_the_same_with_and_without_status_line(suite: Suite, args: tuple[str, ...]) -> None:
+def test_the_final_output_is_the_same_with_and_without_status_line(
+    suite: BackgroundSuite, args: tuple[str, ...]
+) -> None:
     suite.write("test_it.py", _MANY_TESTS)
     args = args if "-v" in args else ("-q", *args)  # The suite adds -v.
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
@@ -375,7 +377,7 @@ def test_the_final_output_is_the_same_with_and_without_status_line(suite: Suite,
     ("args", "running", "remaining"), [((), 0, "2.0 h"), (("-n2",), 1, "60 min")], ids=["no-xdist", "xdist"]
 )
 def test_the_status_line_shows_waiting_time_and_remaining_time(
-    suite: Suite, args: tuple[str, ...], running: int, remaining: str
+    suite: BackgroundSuite, args: tuple[str, ...], running: int, remaining: str
 ) -> None:
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write(
@@ -413,7 +415,7 @@ def test_the_status_line_shows_waiting_time_and_remaining_time(
     [(("-s",), "xterm"), (("-q", "-q", "-q"), "xterm"), ((), "dumb"), (("--no-header", "-n2"), "")],
     ids=["uncaptured", "very-quiet", "dumb", "no-term"],
 )
-def test_some_sessions_have_no_status_line(suite: Suite, args: tuple[str, ...], term: str) -> None:
+def test_some_sessions_have_no_status_line(suite: BackgroundSuite, args: tuple[str, ...], term: str) -> None:
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write(
         "test_it.py",
@@ -441,7 +443,7 @@ def test_some_sessions_have_no_status_line(suite: Suite, args: tuple[str, ...], 
     assert _ERASE not in screen.output
 
 
-def test_a_report_at_a_terminal_is_written_above_the_status_line(suite: Suite) -> None:
+def test_a_report_at_a_terminal_is_written_above_the_status_line(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write("test_it.py", _TESTS)
     screen = Screen(suite, "-k", "plain or devices", "-q")

@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Run, Suite
+    from tests.features.conftest import Suite
+    from tests.run import Run
 
 SUITE = """
     import pytest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.launch.launch_api import missing
-
-_FOREIGN = re.compile("PYTEST_(?!DEBUG_TEMPROOT)|COV|[A-Z]+_VISIBLE_DEVICES$|OMP_NUM_THREADS$|GLOO_SOCKET_IFNAME$")
-"""Variables of an outer session or of the user that `launch` would pass on."""
+from tests.run import OUTER_VARIABLES
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the variables of an outer session from the environment."""
     for name in os.environ:
-        if _FOREIGN.match(name):
+        if OUTER_VARIABLES.match(name):
             monkeypatch.delenv(name)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.background_suite import Run, Suite
+from tests.background_suite import BackgroundSuite
+from tests.run import Run
 
 RANKS = """
     import os
@@ -67,12 +68,12 @@ PASSES = {
 
 
 @contextlib.contextmanager
-def suites(factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suites(factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield an empty suite, whose path is short enough for sockets.
 
     The test fails if a session leaves processes or files behind.
     """
-    made = Suite(factory.mktemp("t"), factory.mktemp("s"))
+    made = BackgroundSuite(factory.mktemp("t"), factory.mktemp("s"))
     try:
         yield made
         made.expect_nothing_left()
@@ -82,19 +83,19 @@ def suites(factory: pytest.TempPathFactory) -> Iterator[Suite]:
         made.kill_sessions()
 
 
-def expect_one_session(suite: Suite, run: Run, launcher: str) -> None:
+def expect_one_session(suite: BackgroundSuite, run: Run, launcher: str) -> None:
     """Check that the suite `RANKS` has run in one session, which has reported everything once."""
     run.expect(PASSES)
     assert run.text.count("test session starts") == 1
     assert f"accel: {launcher}, 2 ranks\n" in run.text
     assert f"needs 4 ranks; {launcher} has started 2" in run.text
     assert run.text.count("5 passed, 1 skipped") == 1
-    assert run.code == 0
+    assert run.ret == 0
     cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")
     assert sorted(str(case.get("name")) for case in cases) == sorted(PASSES)
 
 
-def launched_process(suite: Suite, variable: str, value: str) -> psutil.Process:
+def launched_process(suite: BackgroundSuite, variable: str, value: str) -> psutil.Process:
     """Return the launched process in whose environment `variable` is `value`."""
     (found,) = (process for process in suite.processes() if process.environ().get(variable) == value)
     return found

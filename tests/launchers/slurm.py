@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.background_suite import eventually
+from tests.deadline import eventually
 
 _SETTINGS = """
 ClusterName=tests
@@ -45,7 +45,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 
-class Node(NamedTuple):
+class SlurmNode(NamedTuple):
     """A node of Slurm."""
 
     name: str
@@ -82,12 +82,12 @@ def single_node(folder: Path) -> Iterator[Slurm]:
         if holder.stdout.readline() != b"up\n":
             pytest.skip("no network namespace can be made here")
         enter = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
-        with cluster([Node(socket.gethostname(), "127.0.0.1", enter)], folder) as made:
+        with cluster([SlurmNode(socket.gethostname(), "127.0.0.1", enter)], folder) as made:
             yield made
 
 
 @contextlib.contextmanager
-def cluster(nodes: Sequence[Node], folder: Path, *, cpus: int | None = None, gpus: int = 0) -> Iterator[Slurm]:
+def cluster(nodes: Sequence[SlurmNode], folder: Path, *, cpus: int | None = None, gpus: int = 0) -> Iterator[Slurm]:
     """Yield Slurm on `nodes`, with its controller on the first; skip the test if Slurm is not installed.
 
     Slurm is configured with `cpus` cores (default: the available ones) and `gpus` GPUs for each node.

@@ -23,7 +23,8 @@ from pytest_accel.nodes.greeting import AuthenticatedLink
 from pytest_accel.nodes.launched_session import find_difference
 from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.nodes.tcp_rendezvous import Rendezvous, read_rendezvous
-from tests.background_suite import eventually
+from tests.deadline import eventually
+from tests.peers import UnpickleMarker, read_all
 
 SECRET = "nobody can guess this one"
 OTHER_USER = 1002
@@ -339,15 +340,6 @@ def connect_to(where: Rendezvous) -> socket.socket:
     return made
 
 
-def read_all(end: socket.socket) -> bytes:
-    """Return all bytes until the other end closes the connection."""
-    found = b""
-    with contextlib.suppress(ConnectionResetError):  # The other end was closed before it had read everything.
-        while data := end.recv(1 << 16):
-            found += data
-    return found
-
-
 def test_different_secrets_are_reported_at_both_ends(
     rendezvous: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,16 +408,6 @@ def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
             tcp_rendezvous.gather(process, where, hello(0, node="here"), 5)
         thread.join()
         assert "has another secret" in str(found[0])
-
-
-class UnpickleMarker:
-    """An object that creates the file `marker` when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.marker,)
 
 
 @pytest.mark.parametrize("whose", ["its own", "the other's"])

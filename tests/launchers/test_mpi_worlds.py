@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.launch.launch_api import missing
-from tests.background_suite import TIMEOUT, Suite, eventually
+from tests.background_suite import BackgroundSuite
+from tests.deadline import TIMEOUT, eventually
 from tests.launchers.launcher_sessions import suites
 from tests.test_docs import ROOT, TORCHRUN, blocks
 
@@ -98,7 +99,7 @@ _ENDING_JOBS = (
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield a suite in which warnings are errors."""
     with suites(tmp_path_factory) as made:
         made.write("pytest.ini", "[pytest]\nfilterwarnings = error\n")
@@ -122,7 +123,7 @@ def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path
 @pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
-def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: Suite, mpi: Mapping[str, str]) -> None:
+def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
     suite.write("test_world.py", _WORLD)
     (documented,) = blocks(ROOT / "docs" / "how-to" / "test-with-mpi.md", "python mpi")
     suite.write("test_docs.py", documented)
@@ -149,7 +150,7 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: Suite, mpi: Ma
 @pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
-def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str, str]) -> None:
+def test_a_job_that_dies_ends_only_its_own_world(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
     suite.write("test_ends.py", _ENDING_JOBS)
     run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Three jobs, one after the other.
     run.expect({"test_abort": "FAILED", "test_plain_ranks": "PASSED", "test_exit": "FAILED", "test_next": "PASSED"})
@@ -171,7 +172,7 @@ def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str,
 @pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
-def test_a_job_ends_with_its_session(suite: Suite, mpi: Mapping[str, str]) -> None:
+def test_a_job_ends_with_its_session(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
     suite.write(
         "test_waits.py",
         _HEAD
@@ -195,7 +196,7 @@ def test_a_job_ends_with_its_session(suite: Suite, mpi: Mapping[str, str]) -> No
 @pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
-def test_coverage_of_the_ranks_of_a_job_is_measured(suite: Suite, mpi: Mapping[str, str]) -> None:
+def test_coverage_of_the_ranks_of_a_job_is_measured(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
     """The variable makes each new Python process start a measurement. This must not replace that of the rank."""
     coverage = pytest.importorskip("coverage")
     suite.write("coverage.ini", "[run]\nparallel = true\nsource = .\npatch = subprocess\n")
@@ -215,17 +216,17 @@ def test_coverage_of_the_ranks_of_a_job_is_measured(suite: Suite, mpi: Mapping[s
 
 
 @pytest.mark.long
-def test_a_test_is_skipped_without_mpirun(suite: Suite, tmp_path: Path) -> None:
+def test_a_test_is_skipped_without_mpirun(suite: BackgroundSuite, tmp_path: Path) -> None:
     suite.write("test_world.py", _WORLD)
     run = suite.start("-k", "test_it_stays", environment={"PATH": str(tmp_path)}).finish()
     run.expect({"test_it_stays": "SKIPPED"})
     assert "launcher 'mpirun': there is no mpirun or mpiexec beside Python or on PATH" in run.text
     strict = suite.start("-k", "test_it_stays", "--accel-strict", environment={"PATH": str(tmp_path)}).finish()
-    assert strict.code == 1
+    assert strict.ret == 1
 
 
 @pytest.mark.long
-def test_the_output_of_an_mpirun_that_fails_is_shown(suite: Suite, tmp_path: Path) -> None:
+def test_the_output_of_an_mpirun_that_fails_is_shown(suite: BackgroundSuite, tmp_path: Path) -> None:
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho there are no slots\nexit 7\n")
     (tmp_path / "mpirun").chmod(0o755)
     suite.write("test_world.py", _WORLD)
@@ -236,7 +237,7 @@ def test_the_output_of_an_mpirun_that_fails_is_shown(suite: Suite, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_test_is_skipped_under_a_launcher(suite: Suite) -> None:
+def test_a_test_is_skipped_under_a_launcher(suite: BackgroundSuite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)
     suite.write("test_world.py", _WORLD)

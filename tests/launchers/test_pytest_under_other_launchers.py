@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.background_suite import PYTEST, Suite
+from tests.background_suite import PYTEST, BackgroundSuite
 from tests.launchers import slurm
 from tests.launchers.launcher_sessions import RANKS, expect_one_session, suites
 
@@ -50,7 +50,7 @@ def srun(variables: str, *, rank_1_args: str = "") -> tuple[str, ...]:
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield an empty suite."""
     with suites(tmp_path_factory) as made:
         yield made
@@ -69,7 +69,9 @@ def skip_without(package: str) -> None:
         pytest.skip(f"{package} is not installed")
 
 
-def check_sessions(suite: Suite, launcher: str, program: tuple[str, ...], environment: dict[str, str]) -> None:
+def check_sessions(
+    suite: BackgroundSuite, launcher: str, program: tuple[str, ...], environment: dict[str, str]
+) -> None:
     """Check a session under `launcher` that passes, and one with a failure."""
     suite.write("test_it.py", RANKS)
     run = suite.start("--junitxml=report.xml", program=program, environment=environment).finish()
@@ -79,24 +81,24 @@ def check_sessions(suite: Suite, launcher: str, program: tuple[str, ...], enviro
     run = suite.start(program=program, environment=environment).finish()
     run.expect({"test_fails": "FAILED"})
     assert "rank 1: failed at test_it.py:7\n" in run.failure("test_fails")
-    assert run.code == 1
+    assert run.ret == 1
 
 
 @pytest.mark.long
-def test_accelerate_starts_one_session(suite: Suite) -> None:
+def test_accelerate_starts_one_session(suite: BackgroundSuite) -> None:
     skip_without("accelerate")
     environment = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
     check_sessions(suite, "accelerate launch", ACCELERATE, environment)
 
 
 @pytest.mark.long
-def test_deepspeed_starts_one_session(suite: Suite) -> None:
+def test_deepspeed_starts_one_session(suite: BackgroundSuite) -> None:
     skip_without("deepspeed")
     check_sessions(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
 
 
 @pytest.mark.long
-def test_open_mpi_starts_one_session(suite: Suite) -> None:
+def test_open_mpi_starts_one_session(suite: BackgroundSuite) -> None:
     program = mpirun("openmpi", "--host", "localhost:2")
     # Open MPI gives the ranks a terminal, so pytest would write colors.
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
@@ -104,33 +106,33 @@ def test_open_mpi_starts_one_session(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_mpich_starts_one_session(suite: Suite) -> None:
+def test_mpich_starts_one_session(suite: BackgroundSuite) -> None:
     check_sessions(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
 
 @pytest.mark.long
-def test_srun_starts_one_session(suite: Suite, tmp_path: Path) -> None:
+def test_srun_starts_one_session(suite: BackgroundSuite, tmp_path: Path) -> None:
     with slurm.single_node(tmp_path) as running:
         check_sessions(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
 
 
 @pytest.mark.long
-def test_processes_with_the_variables_of_srun_are_one_session(suite: Suite) -> None:
+def test_processes_with_the_variables_of_srun_are_one_session(suite: BackgroundSuite) -> None:
     check_sessions(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
 
 
 @pytest.mark.long
-def test_processes_with_different_arguments_are_refused(suite: Suite) -> None:
+def test_processes_with_different_arguments_are_refused(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", RANKS)
 
     run = suite.start(program=srun("SLURM_STEP_TASKS_PER_NODE='2'", rank_1_args="-k test_both")).finish()
 
     assert run.text.count("ERROR: the processes that srun has started differ in their arguments: rank 0 has -v ") == 1
     assert "rank 1 has -v -p accel -p xdist -p no:cacheprovider -k test_both" in run.text
-    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_a_conftest_that_cannot_be_imported_ends_all_processes_with_the_same_status(suite: Suite) -> None:
+def test_a_conftest_that_cannot_be_imported_ends_all_processes_with_the_same_status(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", "import no_such_module\n")
     program = srun("SLURM_STEP_TASKS_PER_NODE='2'")
     program = (*program[:2], program[2].replace("wait;", "wait $!; echo rank 1 ended with $?;"), *program[3:])
@@ -139,11 +141,11 @@ def test_a_conftest_that_cannot_be_imported_ends_all_processes_with_the_same_sta
 
     assert run.text.count("No module named 'no_such_module'") == 1
     assert "rank 1 ended with 4\n" in run.text
-    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.long
-def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
+def test_processes_with_different_devices_are_refused(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", RANKS)
 
     program = srun("SLURM_STEP_TASKS_PER_NODE='2' CUDA_VISIBLE_DEVICES=0")
@@ -153,4 +155,4 @@ def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
     assert "differ in their visible devices: rank 0 has CUDA_VISIBLE_DEVICES=0, rank 1 has CUDA_VISIBLE_DEVICES=1" in (
         run.text
     )
-    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.ret == pytest.ExitCode.USAGE_ERROR

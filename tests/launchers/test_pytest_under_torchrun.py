@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.background_suite import Suite, eventually
+from tests.background_suite import BackgroundSuite
+from tests.deadline import eventually
 from tests.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
@@ -18,13 +19,13 @@ PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield an empty suite."""
     with suites(tmp_path_factory) as made:
         yield made
 
 
-def test_the_processes_of_torchrun_are_one_session(suite: Suite) -> None:
+def test_the_processes_of_torchrun_are_one_session(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", RANKS)
 
     run = suite.start("--junitxml=report.xml", "--accel-census=census.json", program=PROGRAM).finish()
@@ -37,7 +38,7 @@ def test_the_processes_of_torchrun_are_one_session(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Suite) -> None:
+def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -97,7 +98,7 @@ def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Suite)
     assert "rank 1 has not reached" in run.failure("test_hangs")
     assert "has no test test_collected_otherwise[b] in this rank" in run.failure("test_collected_otherwise[b]")
     assert run.text.count("3 failed, 2 passed, 1 error") == 1
-    assert run.code == 1
+    assert run.ret == 1
 
 
 ENDLESS = """
@@ -119,7 +120,7 @@ ENDLESS = """
 
 
 @pytest.mark.long
-def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: Suite) -> None:
+def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=PROGRAM)
     suite.read("rank-0")
@@ -130,12 +131,12 @@ def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: 
     run = session.finish()
 
     assert f"torchrun has lost rank 1 (pid {agent.pid})" in run.text
-    assert "test_next" not in run.results
-    assert run.code == 1
+    assert "test_next" not in run.outcomes()
+    assert run.ret == 1
 
 
 @pytest.mark.long
-def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: Suite) -> None:
+def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=PROGRAM)
     suite.read("rank-0")
@@ -144,22 +145,22 @@ def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: Suite) -> Non
     launched_process(suite, "RANK", "0").kill()
     run = session.finish()
 
-    assert run.code == 1
+    assert run.ret == 1
     assert "passed" not in run.text
 
 
 @pytest.mark.long
-def test_xdist_is_refused(suite: Suite) -> None:
+def test_xdist_is_refused(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", RANKS)
 
     run = suite.start("-n", "2", program=PROGRAM).finish()
 
     assert run.text.count("ERROR: -n 2 under torchrun: use only one of the two.") == 1
-    assert run.code == 1
+    assert run.ret == 1
 
 
 @pytest.mark.long
-def test_detection_of_launchers_can_be_switched_off(suite: Suite) -> None:
+def test_detection_of_launchers_can_be_switched_off(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -176,12 +177,12 @@ def test_detection_of_launchers_can_be_switched_off(suite: Suite) -> None:
 
     run = suite.start("--accel-launcher=none", program=PROGRAM).finish()
 
-    assert run.code == 0
+    assert run.ret == 0
     assert (suite.read("rank-0"), suite.read("rank-1")) == ("here", "here")
 
 
 @pytest.mark.long
-def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite: Suite) -> None:
+def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite: BackgroundSuite) -> None:
     """The ranks of the stopped process continue. The driver ends without an answer from the process."""
     suite.write(
         "test_it.py",
@@ -212,11 +213,11 @@ def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite:
     run = session.finish()
 
     run.expect({"test_waits": "PASSED"})
-    assert run.code == 0
+    assert run.ret == 0
 
 
 @pytest.mark.long
-def test_spread_runs_device_tests_on_all_launched_processes_in_turn(suite: Suite) -> None:
+def test_spread_runs_device_tests_on_all_launched_processes_in_turn(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """

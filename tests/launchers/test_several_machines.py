@@ -19,17 +19,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.background_suite import PYTEST, Run, Suite, eventually
+from tests.background_suite import PYTEST, BackgroundSuite
+from tests.deadline import eventually
 from tests.launchers import slurm
 from tests.launchers.launcher_sessions import launched_process, suites
 from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
+from tests.run import Run
 
 SECRET = "a secret that nobody guesses"
 BATCH_FILES = Path(__file__).resolve().parents[2] / "examples" / "ci" / "slurm"
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield a suite for ranks on the CPU, in which warnings are errors."""
     with suites(tmp_path_factory) as made:
         made.write("pytest.ini", "[pytest]\naccel = none\nfilterwarnings = error\n")
@@ -37,7 +39,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 
 @pytest.fixture
-def two_machines(suite: Suite, tmp_path: Path) -> Iterator[Machines]:
+def two_machines(suite: BackgroundSuite, tmp_path: Path) -> Iterator[Machines]:
     """Yield two machines. The test fails if a process is left on one of them."""
     with machines(tmp_path) as made:
         yield made
@@ -194,19 +196,19 @@ TWO_NODE_RESULTS = {
 }
 
 
-def expect_two_node_session(suite: Suite, run: Run, launcher: str) -> None:
+def expect_two_node_session(suite: BackgroundSuite, run: Run, launcher: str) -> None:
     """Check that `TWO_NODE_TESTS` have run in one session, which has reported everything once."""
     run.expect(TWO_NODE_RESULTS)
     assert run.text.count("test session starts") == 1
     assert f"accel: {launcher}, 2 ranks on 2 nodes: near-node (rank 0), far-node (rank 1)\n" in run.text
     assert f"needs 3 ranks; {launcher} has started 2" in run.text
-    assert run.code == 0
+    assert run.ret == 0
     cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")
     assert sorted(str(case.get("name")) for case in cases) == sorted(TWO_NODE_RESULTS)
 
 
 @pytest.mark.long
-def test_torchrun_starts_one_session_on_two_machines(suite: Suite, two_machines: Machines) -> None:
+def test_torchrun_starts_one_session_on_two_machines(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", TWO_NODE_TESTS)
 
     run = suite.start("--junitxml=report.xml", program=torchrun(two_machines, 1)).finish()
@@ -215,7 +217,9 @@ def test_torchrun_starts_one_session_on_two_machines(suite: Suite, two_machines:
 
 
 @pytest.mark.long
-def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suite, two_machines: Machines) -> None:
+def test_failures_on_the_remote_machine_are_reported_like_local_ones(
+    suite: BackgroundSuite, two_machines: Machines
+) -> None:
     suite.write(
         "test_it.py",
         """
@@ -289,13 +293,13 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suit
     assert "rank 1 has not reached barrier" in run.failure("test_hangs")
     assert "threading.py" in run.failure("test_hangs")
     assert "rank 1: skipped: not here" in run.failure("test_differs")
-    assert run.code == 1
+    assert run.ret == 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
 def test_mpirun_starts_one_session_on_two_machines(
-    suite: Suite, two_machines: Machines, tmp_path: Path, flavour: str
+    suite: BackgroundSuite, two_machines: Machines, tmp_path: Path, flavour: str
 ) -> None:
     program = shutil.which(f"mpirun.{flavour}")
     if program is None:
@@ -320,8 +324,10 @@ def test_mpirun_starts_one_session_on_two_machines(
 
 
 @pytest.mark.long
-def test_srun_starts_one_session_on_two_machines(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
-    nodes = [slurm.Node(*fields) for fields in zip(NAMES, ADDRESSES, map(two_machines.on, range(2)), strict=True)]
+def test_srun_starts_one_session_on_two_machines(
+    suite: BackgroundSuite, two_machines: Machines, tmp_path: Path
+) -> None:
+    nodes = [slurm.SlurmNode(*fields) for fields in zip(NAMES, ADDRESSES, map(two_machines.on, range(2)), strict=True)]
     suite.write("test_it.py", TWO_NODE_TESTS)
     home = tmp_path / "home"
     home.mkdir()
@@ -346,9 +352,9 @@ def test_srun_starts_one_session_on_two_machines(suite: Suite, two_machines: Mac
 
 
 @pytest.mark.long
-def test_slurm_accepts_the_example_batch_files(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
+def test_slurm_accepts_the_example_batch_files(suite: BackgroundSuite, two_machines: Machines, tmp_path: Path) -> None:
     """The file for two nodes is also run, with one simulated device and one rank on each node."""
-    nodes = [slurm.Node(*fields) for fields in zip(NAMES, ADDRESSES, map(two_machines.on, range(2)), strict=True)]
+    nodes = [slurm.SlurmNode(*fields) for fields in zip(NAMES, ADDRESSES, map(two_machines.on, range(2)), strict=True)]
     text = (BATCH_FILES / "two-nodes.sbatch").read_text(encoding="utf-8")
     changes = {"--ntasks-per-node=4": "--ntasks-per-node=1", "--gpus-per-node=4": "--gpus-per-node=1", "cuda:": "sim:"}
     for before, start_file in changes.items():
@@ -386,14 +392,14 @@ def test_slurm_accepts_the_example_batch_files(suite: Suite, two_machines: Machi
         submitted = suite.start(program=command, environment={**environment, **running.environment}).finish()
 
     (output,) = suite.path.glob("two-node-tests-*.out")
-    run = Run(submitted.code, output.read_text(encoding="utf-8"))
+    run = Run(submitted.ret, output.read_text(encoding="utf-8"))
     run.expect({"test_both": "PASSED"})
     assert "accel: srun, 2 ranks on 2 nodes: " in run.text
-    assert run.code == 0
+    assert run.ret == 0
 
 
 @pytest.mark.long
-def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_machines: Machines) -> None:
+def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -453,7 +459,7 @@ def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_
     assert "accel: torchrun, 4 ranks on 2 nodes: near-node (ranks 0-1), far-node (ranks 2-3)\n" in run.text
     assert "needs 3 nodes; torchrun has started ranks on 2" in run.text
     assert "rank 2: failed at test_it.py:39\n" in run.failure("test_fails_on_one")
-    assert run.code == 1
+    assert run.ret == 1
 
 
 ENDLESS = """
@@ -475,7 +481,7 @@ ENDLESS = """
 
 
 @pytest.mark.long
-def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two_machines: Machines) -> None:
+def test_a_disconnected_machine_is_named_and_ends_the_session(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     # The session ends without the node, so nothing is retried.
     session = suite.start("--accel-retry-dead", program=srun(two_machines))
@@ -486,14 +492,16 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two_
     run = session.finish()
 
     # The result is ERROR if the driver did not learn in time that the far rank had passed the setup.
-    assert run.results in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
+    assert run.outcomes() in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
     assert "rank 1 was lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")
     assert "srun has lost the node far-node with rank 1: it did not answer for 10 s" in run.text
-    assert run.code == 1
+    assert run.ret == 1
 
 
 @pytest.mark.long
-def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, two_machines: Machines) -> None:
+def test_a_killed_launched_process_of_the_remote_machine_is_named(
+    suite: BackgroundSuite, two_machines: Machines
+) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two_machines))
     suite.read("rank-0")
@@ -504,13 +512,13 @@ def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, 
     run = session.finish()
 
     assert f"srun has lost rank 1 (pid {agent.pid} on far-node)" in run.text
-    assert "test_next" not in run.results
-    assert run.code == 1
+    assert "test_next" not in run.outcomes()
+    assert run.ret == 1
 
 
 @pytest.mark.long
 def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_killed(
-    suite: Suite, two_machines: Machines
+    suite: BackgroundSuite, two_machines: Machines
 ) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two_machines))
@@ -519,11 +527,11 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
 
     launched_process(suite, "SLURM_PROCID", "0").kill()
 
-    assert session.finish().code == 128 + signal.SIGKILL
+    assert session.finish().ret == 128 + signal.SIGKILL
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_both_machines(suite: Suite, two_machines: Machines) -> None:
+def test_ctrl_c_ends_both_machines(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two_machines))
     suite.read("rank-0")
@@ -533,11 +541,11 @@ def test_ctrl_c_ends_both_machines(suite: Suite, two_machines: Machines) -> None
     run = session.finish()
 
     assert "KeyboardInterrupt" in run.text
-    assert run.code == pytest.ExitCode.INTERRUPTED
+    assert run.ret == pytest.ExitCode.INTERRUPTED
 
 
 @pytest.mark.long
-def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two_machines: Machines) -> None:
+def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -568,30 +576,30 @@ def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two_
 
     run.expect({"test_loses_its_server": "FAILED", "test_next": "PASSED"})
     assert "ended with the fork server, which is gone" in run.failure("test_loses_its_server")
-    assert run.code == 1
+    assert run.ret == 1
 
 
 @pytest.mark.long
-def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two_machines: Machines) -> None:
+def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", TWO_NODE_TESTS)
 
     run = suite.start("-k", "both or folder", program=srun(two_machines, private=[str(suite.temporary)])).finish()
 
     run.expect({"test_both": "PASSED", "test_a_folder": "ERROR"})
     assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
-    assert run.code == 1
+    assert run.ret == 1
 
     # The machines share the suite's folder, like a checkout on a cluster.
     options = ("-k", "both or folder", f"--basetemp={suite.path / 'tmp'}")
     run = suite.start(*options, program=srun(two_machines, private=[str(suite.temporary)])).finish()
 
     run.expect({"test_both": "PASSED", "test_a_folder": "PASSED"})
-    assert run.code == 0
+    assert run.ret == 0
 
 
 @pytest.mark.long
 def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(
-    suite: Suite, two_machines: Machines
+    suite: BackgroundSuite, two_machines: Machines
 ) -> None:
     suite.write(
         "test_it.py",
@@ -613,11 +621,11 @@ def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(
     assert "[rank 0] from rank 0\n" in run.text
     assert "[rank 1] from rank 1\n" in run.text
     assert "1 passed" in run.text
-    assert run.code == 0
+    assert run.ret == 0
 
 
 @pytest.mark.long
-def test_each_machine_leases_its_own_devices(suite: Suite, two_machines: Machines) -> None:
+def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -679,11 +687,13 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two_machines: Machine
         }
     )
     assert "needs 5 sim devices; there are 4: 4 x sim (on near-node)" in run.text
-    assert run.code == 0
+    assert run.ret == 0
 
 
 @pytest.mark.long
-def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Suite, two_machines: Machines) -> None:
+def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(
+    suite: BackgroundSuite, two_machines: Machines
+) -> None:
     suite.write(
         "test_it.py",
         """
@@ -704,34 +714,36 @@ def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Su
     run = suite.start("-x", program=srun(two_machines)).finish()
 
     run.expect({"test_fails": "FAILED"})
-    assert run.code == 1
+    assert run.ret == 1
 
 
 @pytest.mark.long
-def test_machines_with_different_arguments_are_refused(suite: Suite, two_machines: Machines) -> None:
+def test_machines_with_different_arguments_are_refused(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", TWO_NODE_TESTS)
 
     run = suite.start(program=srun(two_machines, far_args=["-k", "both"])).finish()
 
     assert run.text.count("ERROR: the processes that srun has started differ in their arguments: rank 0 has -v ") == 1
-    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.long
-def test_a_missing_address_or_secret_is_a_usage_error(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
+def test_a_missing_address_or_secret_is_a_usage_error(
+    suite: BackgroundSuite, two_machines: Machines, tmp_path: Path
+) -> None:
     suite.write("test_it.py", TWO_NODE_TESTS)
 
     run = suite.start(program=srun(two_machines, with_address=False)).finish()
 
     assert run.text.count("they have no address to meet at: MASTER_ADDR='', MASTER_PORT=''. Export MASTER_ADDR") == 2
-    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
 
     run = suite.start(program=srun(two_machines, secret=""), environment={"HOME": str(tmp_path)}).finish()
 
     for who in ("rank 0 on near-node", "rank 1 on far-node"):
         assert run.text.count(f"ERROR: srun has started 2 processes on several machines, and {who} has no secret") == 1
     assert run.text.count("Export PYTEST_ACCEL_SECRET with the same value to all of them, or keep one in ~/.") == 2
-    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
 
 
 @contextlib.contextmanager
@@ -749,7 +761,7 @@ def attacker(two_machines: Machines, machine: int, script: str, *args: str) -> I
 
 
 @pytest.mark.long
-def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
+def test_an_impostor_of_rank_0_is_rejected(suite: BackgroundSuite, two_machines: Machines, tmp_path: Path) -> None:
     """The impostor relays the challenges of two callers to each other, and sends a pickle to the first."""
     suite.write("test_it.py", TWO_NODE_TESTS)
     marker = tmp_path / "mark"
@@ -815,12 +827,12 @@ def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two_machines: Machines,
     listens = "ERROR: the process that listens for rank 0 at 10.77.0.1, port 29511, has another secret"
     for rank in (1, 2):
         assert run.text.count(f"{listens} (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank {rank} on far-node")
-    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.long
 def test_slow_strangers_do_not_delay_the_start_of_the_session(
-    suite: Suite, two_machines: Machines, tmp_path: Path
+    suite: BackgroundSuite, two_machines: Machines, tmp_path: Path
 ) -> None:
     suite.write("test_it.py", TWO_NODE_TESTS)
     ready = tmp_path / "ready"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.background_suite import eventually
+from tests.deadline import eventually
 from tests.nodes.ray_machines import HEAD_HOST, RayMachines
 
 HEAD, WORKER = "head", "worker"

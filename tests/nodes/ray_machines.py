@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from pytest_accel.nodes.ray_resources import TYPE_LABEL
-from tests.background_suite import eventually
+from tests.deadline import eventually
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)

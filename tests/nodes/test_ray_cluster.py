@@ -26,8 +26,8 @@ from pytest_accel.nodes.ray_client import RayCluster
 from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.nodes.ray_messages import Connect
 from pytest_accel.settings.options import Settings
-from tests.background_suite import TIMEOUT, eventually
 from tests.conftest import Surroundings
+from tests.deadline import TIMEOUT, eventually
 from tests.nodes.ray_machines import RayMachines
 
 # Without --long, the session in tests/clusters covers this module's subject.
@@ -47,7 +47,7 @@ def machines(surroundings: Surroundings) -> Iterator[RayMachines]:
         made.close()
 
 
-class Session:
+class ClusterUser:
     """The part of a session that uses a Ray cluster."""
 
     def __init__(self, address: str) -> None:
@@ -83,9 +83,9 @@ class Session:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Session]:
+def connected(address: str) -> Iterator[ClusterUser]:
     """Yield a session that is connected to the cluster at `address`."""
-    made = Session(address)
+    made = ClusterUser(address)
     try:
         made.cluster.connect(TIMEOUT)
         yield made
@@ -94,7 +94,7 @@ def connected(address: str) -> Iterator[Session]:
 
 
 @pytest.fixture
-def session(machines: RayMachines) -> Iterator[Session]:
+def session(machines: RayMachines) -> Iterator[ClusterUser]:
     with connected(machines.address) as made:
         yield made
 
@@ -117,7 +117,7 @@ def agents(surroundings: Surroundings) -> list[psutil.Process]:
     return processes_with(surroundings, "ray_agent")
 
 
-def test_places_have_devices_of_their_own_on_nodes_whose_agents_have_joined(session: Session) -> None:
+def test_places_have_devices_of_their_own_on_nodes_whose_agents_have_joined(session: ClusterUser) -> None:
     pair = session.place(gpus(2))
     (node,) = set(pair.nodes)
     assert pair.nodes == (node, node)
@@ -146,13 +146,13 @@ def test_a_released_place_is_kept_for_a_world_of_the_same_shape(machines: RayMac
         assert isinstance(answers.get(timeout=TIMEOUT), Place)
 
 
-def test_a_name_chooses_the_node(session: Session) -> None:
+def test_a_name_chooses_the_node(session: ClusterUser) -> None:
     small = session.place(gpus(1, name="*H100*"))
     assert session.place(gpus(4, name="*A100*")).nodes[0] != small.nodes[0]
     assert session.failure(gpus(4, name="*H100*")).startswith("needs 4 GPU (H100) on one node; the largest node")
 
 
-def test_avoided_nodes_are_not_used(session: Session) -> None:
+def test_avoided_nodes_are_not_used(session: ClusterUser) -> None:
     first = session.place(gpus(2))
     session.cluster.release(first)
     second = session.place(gpus(2), first.nodes)
@@ -161,13 +161,13 @@ def test_avoided_nodes_are_not_used(session: Session) -> None:
     assert "; no other node of the Ray cluster has GPU" in session.failure(gpus(2), both)
 
 
-def test_ranks_on_the_cpu_are_placed_if_they_need_several_nodes(session: Session) -> None:
+def test_ranks_on_the_cpu_are_placed_if_they_need_several_nodes(session: ClusterUser) -> None:
     place = session.place(WorldKey("cpu", None, 4, True, nodes=3))
     assert sorted(place.nodes.count(node) for node in set(place.nodes)) == [1, 1, 2]
     assert place.devices == {}
 
 
-def test_a_request_waits_until_there_is_room(session: Session) -> None:
+def test_a_request_waits_until_there_is_room(session: ClusterUser) -> None:
     places = [session.place(gpus(4)), session.place(gpus(2))]
     number, cancelled = session.request(gpus(1))
     text = "{} GPU on one node of the Ray cluster; 0 of 6 are free"
@@ -182,7 +182,7 @@ def test_a_request_waits_until_there_is_room(session: Session) -> None:
     assert cancelled.empty()
 
 
-def test_a_world_that_is_too_large_is_refused(session: Session) -> None:
+def test_a_world_that_is_too_large_is_refused(session: ClusterUser) -> None:
     (name, *_) = {node.name for node in session.cluster.nodes}
     reason = f"needs 8 GPU on one node; the largest node of the Ray cluster ({name}) has 4"
     assert session.failure(gpus(8)) == f"{reason}, and no autoscaler adds nodes"
@@ -191,7 +191,7 @@ def test_a_world_that_is_too_large_is_refused(session: Session) -> None:
     assert session.failure(gpus(1, kind="mlu")).startswith("Ray does not assign devices of kind 'mlu'")
 
 
-def test_an_agent_has_the_environment_of_its_node(session: Session, surroundings: Surroundings) -> None:
+def test_an_agent_has_the_environment_of_its_node(session: ClusterUser, surroundings: Surroundings) -> None:
     session.place(gpus(4))
     (agent,) = agents(surroundings)
     environment = agent.environ()
@@ -203,7 +203,7 @@ def test_an_agent_has_the_environment_of_its_node(session: Session, surroundings
         assert Path(f"/proc/{agent.pid}/oom_score_adj").read_text() == Path("/proc/self/oom_score_adj").read_text()
 
 
-def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Surroundings) -> None:
+def test_an_agent_that_has_ended_is_replaced(session: ClusterUser, surroundings: Surroundings) -> None:
     lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     session.nodes.on_lost = lambda number, why: lost.put((number, why))
     place = session.place(gpus(4))
@@ -216,7 +216,9 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
     assert again.nodes[0] == place.nodes[0] + 1
 
 
-def test_a_failure_names_the_node_whose_agent_does_not_join(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_names_the_node_whose_agent_does_not_join(
+    session: ClusterUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expect = session.nodes.expect
     (name, *_) = {node.name for node in session.cluster.nodes}
     with monkeypatch.context() as patch:
@@ -228,7 +230,7 @@ def test_a_failure_names_the_node_whose_agent_does_not_join(session: Session, mo
     assert session.place(gpus(4)).nodes == (3,) * 4
 
 
-def test_a_request_that_waits_gets_a_node_that_has_just_joined(session: Session, machines: RayMachines) -> None:
+def test_a_request_that_waits_gets_a_node_that_has_just_joined(session: ClusterUser, machines: RayMachines) -> None:
     held = [session.place(gpus(4)), session.place(gpus(2))]
     _, answers = session.request(gpus(2))
     assert session.waits.get(timeout=TIMEOUT)
@@ -240,7 +242,7 @@ def test_a_request_that_waits_gets_a_node_that_has_just_joined(session: Session,
     eventually("the report of Ray", lambda: len(session.cluster.nodes) == 3)
 
 
-def test_nodes_join_and_leave(session: Session, machines: RayMachines) -> None:
+def test_nodes_join_and_leave(session: ClusterUser, machines: RayMachines) -> None:
     assert session.failure(gpus(7))
     node = machines.add(8)
     eventually("the new node", lambda: session.shortage(gpus(7)) is None)
@@ -255,7 +257,7 @@ def test_nodes_join_and_leave(session: Session, machines: RayMachines) -> None:
     assert session.place(gpus(4)).nodes[0] != place.nodes[0]
 
 
-def test_requests_fail_if_the_helper_dies(session: Session, surroundings: Surroundings) -> None:
+def test_requests_fail_if_the_helper_dies(session: ClusterUser, surroundings: Surroundings) -> None:
     session.place(gpus(4))
     session.place(gpus(2))
     _, waiting = session.request(gpus(1))

@@ -13,7 +13,7 @@ from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.nodes.ray_resources import TYPE_LABEL, RayNode
-from pytest_accel.schedule.forecast import Suite
+from pytest_accel.schedule.forecast import SuiteOnMachine
 from pytest_accel.schedule.test_demand import Demand
 
 NODES = (
@@ -96,7 +96,7 @@ def test_the_schedule_counts_devices_whose_properties_are_unknown() -> None:
 @pytest.mark.parametrize("nodes", [NODES, NODES[:1]])
 def test_the_schedule_has_a_worker_wait_for_devices_that_an_autoscaler_may_add(nodes: Sequence[RayNode]) -> None:
     growing = machine("sim:4", nodes, can_scale=True)
-    suite = Suite.of([("test_it.py::test_large", key(9))], {}, growing, 2)
+    suite = SuiteOnMachine.of([("test_it.py::test_large", key(9))], {}, growing, 2)
     assert [forecast.makespan for forecast in suite.forecasts()] == [suite.lower_bound]
 
 

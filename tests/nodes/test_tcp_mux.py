@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import socket
@@ -19,7 +18,8 @@ import pytest
 from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import TARGET_LENGTH, call_agent
 from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
-from tests.background_suite import eventually
+from tests.deadline import eventually
+from tests.peers import UnpickleMarker, read_all
 
 KEY = b"of this connection alone"
 
@@ -91,16 +91,6 @@ def wait_for_posted_calls(mux: TcpMux) -> None:
     os.close(write_end)
     mux.watch(read_end, done.set)
     assert done.wait(60)
-
-
-def read_all(end: socket.socket) -> bytes:
-    """Return the bytes that arrive until the stream ends."""
-    end.settimeout(30)
-    found = b""
-    with contextlib.suppress(ConnectionResetError):  # The other end was closed before it had read everything.
-        while data := end.recv(1 << 16):
-            found += data
-    return found
 
 
 def test_messages_and_streams_keep_their_order(mux: TcpMux, remote: RemoteEnd) -> None:
@@ -213,16 +203,6 @@ def test_a_stream_that_joins_a_closed_connection_ends(remote: RemoteEnd, joins_l
         step()
     with ours:
         assert read_all(ours) == b""
-
-
-class UnpickleMarker:
-    """An object that creates the file `marker` when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.marker,)
 
 
 HEAD = struct.Struct("<BII")

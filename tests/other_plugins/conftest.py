@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.features.conftest import Run, Suite, session_server, suite
+from tests.features.conftest import Suite, session_server, suite
+from tests.run import Run
 
 if TYPE_CHECKING:
     from tests.session_server import SessionServer

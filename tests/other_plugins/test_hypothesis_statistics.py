@@ -10,8 +10,8 @@ import pytest
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Run
     from tests.other_plugins.conftest import Pair
+    from tests.run import Run
 
 pytestmark = needs("hypothesis")
 

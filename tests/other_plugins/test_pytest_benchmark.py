@@ -11,8 +11,9 @@ import pytest
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Run, Suite
+    from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
+    from tests.run import Run
 
 pytestmark = needs("pytest_benchmark")
 

@@ -10,7 +10,8 @@ import pytest
 from tests.other_plugins.conftest import Pair, needs
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Run, Suite
+    from tests.features.conftest import Suite
+    from tests.run import Run
 
 pytestmark = needs("testmon")
 

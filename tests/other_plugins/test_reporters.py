@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.features.conftest import Run
 from tests.other_plugins.conftest import needs
+from tests.run import Run
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -474,7 +474,7 @@ def test_plugin_passed_by_a_runner_reports_marked_tests(pair: Pair, monkeypatch:
         command = [sys.executable, "runner.py", *options, "--jb-swapdiff", "-W", "default", "-k", "fails or passes"]
         done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr)
-        results.append((done.returncode, _parse_teamcity(suite, Run(done.returncode, done.stdout, done.stderr, {}))))
+        results.append((done.returncode, _parse_teamcity(suite, Run(done.returncode, done.stdout, done.stderr))))
     assert results[0][0] == 1
     assert results[1] == results[0]
 

@@ -10,8 +10,9 @@ from tests.other_plugins.conftest import needs
 if TYPE_CHECKING:
     import pytest
 
-    from tests.features.conftest import Run, Suite
+    from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
+    from tests.run import Run
 
 _IGNORED_FOLDERS = ("__pycache__", ".approval_tests_temp", ".pytest_cache", "runpytest-")
 

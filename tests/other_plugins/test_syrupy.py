@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Run, Suite
+    from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
+    from tests.run import Run
 
 pytestmark = needs("syrupy", "pytest_rerunfailures")
 

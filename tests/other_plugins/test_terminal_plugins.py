@@ -12,8 +12,9 @@ from tests.deadline import scaled
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Run, Suite
+    from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
+    from tests.run import Run
 
 _TESTS = '''
     import pytest

@@ -29,7 +29,7 @@ TWO = WorldKey("cpu", None, 2, grouped=True, nodes=2)
 ON_CONTROLLER = WorldKey("cpu", None, 2, grouped=True)
 
 
-class Nodes:
+class ThreeNodes:
     """The controller's node and two nodes of a cluster."""
 
     layout = Layout(tuple(Node(f"node-{n}", f"10.0.0.{n}", (ForkServer(n, None),)) for n in range(3)))
@@ -41,7 +41,7 @@ class Nodes:
 
 
 @dataclass(eq=False)
-class Driver:
+class QueueDriver:
     """A fake driver. It records the answers to its requests, and the numbers of its worlds that are wanted."""
 
     pool: Pool
@@ -70,11 +70,11 @@ class Driver:
 
 
 @dataclass(eq=False)
-class Cluster:
+class PooledCluster:
     """A pool, and the nodes of its cluster."""
 
     pool: Pool
-    nodes: Nodes
+    nodes: ThreeNodes
 
     @property
     def table(self) -> TableCluster:
@@ -87,11 +87,11 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[PooledCluster]:
     """Yield a pool whose worlds start at once, and are gone as soon as they are retired or killed."""
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
-    nodes = Nodes()
+    nodes = ThreeNodes()
     pool = Pool(machine_for(Settings(accel="none")), spec, 2, nodes=nodes, record=Recorders())  # type: ignore[arg-type]
     manager = pool._manager
 
@@ -102,15 +102,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(manager, "start", start)
     monkeypatch.setattr(manager, "_kill_after", lambda world, seconds: manager._forget(world))
-    yield Cluster(pool, nodes)
+    yield PooledCluster(pool, nodes)
     pool.close(gracefully=False)
     nodes.cluster.settle()
     nodes.cluster.close()
     assert sorted(nodes.cluster.released) == sorted(place.request_id for place in nodes.cluster.granted)
 
 
-def test_a_world_has_the_nodes_of_its_place(cluster: Cluster) -> None:
-    driver = Driver(cluster.pool)
+def test_a_world_has_the_nodes_of_its_place(cluster: PooledCluster) -> None:
+    driver = QueueDriver(cluster.pool)
     spec = driver.get(TWO).spec
     assert (spec.nodes, spec.servers, spec.addresses) == ((1, 2), (1, 2), ("10.0.0.1", "10.0.0.2"))
     assert driver.acquired is not None
@@ -119,8 +119,8 @@ def test_a_world_has_the_nodes_of_its_place(cluster: Cluster) -> None:
     assert len(cluster.table.granted) == 1
 
 
-def test_an_idle_world_keeps_its_place_for_the_next_driver(cluster: Cluster) -> None:
-    first, second = Driver(cluster.pool), Driver(cluster.pool)
+def test_an_idle_world_keeps_its_place_for_the_next_driver(cluster: PooledCluster) -> None:
+    first, second = QueueDriver(cluster.pool), QueueDriver(cluster.pool)
     world = first.get(TWO).spec.world
     first.release()
     assert cluster.table.released == []
@@ -129,18 +129,18 @@ def test_an_idle_world_keeps_its_place_for_the_next_driver(cluster: Cluster) -> 
     assert cluster.table.released == [1]
 
 
-def test_as_few_idle_worlds_as_possible_make_room_the_longest_idle_first(cluster: Cluster) -> None:
-    drivers = [Driver(cluster.pool) for _ in range(4)]
+def test_as_few_idle_worlds_as_possible_make_room_the_longest_idle_first(cluster: PooledCluster) -> None:
+    drivers = [QueueDriver(cluster.pool) for _ in range(4)]
     worlds = [driver.get(TWO).spec.world for driver in drivers]
     for driver in (drivers[1], drivers[0], drivers[2], drivers[3]):
         driver.release()
-    last = Driver(cluster.pool)
+    last = QueueDriver(cluster.pool)
     assert last.get(FOUR).spec.ranks == 4
     assert set(cluster.pool._manager.worlds) == {worlds[2], worlds[3], last.acquired and last.acquired.spec.world}
 
 
-def test_a_returned_world_makes_room_for_a_waiting_request(cluster: Cluster) -> None:
-    first, second = Driver(cluster.pool), Driver(cluster.pool)
+def test_a_returned_world_makes_room_for_a_waiting_request(cluster: PooledCluster) -> None:
+    first, second = QueueDriver(cluster.pool), QueueDriver(cluster.pool)
     first.get(EIGHT)
     number = second.request(TWO)
     assert cluster.states() == [WorldState.IN_USE]
@@ -151,8 +151,8 @@ def test_a_returned_world_makes_room_for_a_waiting_request(cluster: Cluster) -> 
     assert cluster.states() == [WorldState.IN_USE]
 
 
-def test_a_returned_world_is_handed_to_the_first_request_if_the_keys_are_equal(cluster: Cluster) -> None:
-    first, second, third = (Driver(cluster.pool) for _ in range(3))
+def test_a_returned_world_is_handed_to_the_first_request_if_the_keys_are_equal(cluster: PooledCluster) -> None:
+    first, second, third = (QueueDriver(cluster.pool) for _ in range(3))
     world = first.get(EIGHT).spec.world
     second.request(EIGHT)
     third.request(EIGHT)
@@ -166,8 +166,8 @@ def test_a_returned_world_is_handed_to_the_first_request_if_the_keys_are_equal(c
     assert len(cluster.table.granted) == 1
 
 
-def test_a_returned_world_is_not_handed_to_a_later_request(cluster: Cluster) -> None:
-    first, second, third = (Driver(cluster.pool) for _ in range(3))
+def test_a_returned_world_is_not_handed_to_a_later_request(cluster: PooledCluster) -> None:
+    first, second, third = (QueueDriver(cluster.pool) for _ in range(3))
     world = first.get(EIGHT).spec.world
     second.request(FOUR)
     third.request(EIGHT)
@@ -180,8 +180,8 @@ def test_a_returned_world_is_not_handed_to_a_later_request(cluster: Cluster) -> 
     assert third.get().spec.world != world
 
 
-def test_a_waiting_request_is_cancelled_or_fails_with_the_reason_of_the_cluster(cluster: Cluster) -> None:
-    first, second = Driver(cluster.pool), Driver(cluster.pool)
+def test_a_waiting_request_is_cancelled_or_fails_with_the_reason_of_the_cluster(cluster: PooledCluster) -> None:
+    first, second = QueueDriver(cluster.pool), QueueDriver(cluster.pool)
     first.get(EIGHT)
     cluster.pool.cancel(second.request(TWO))
     number = second.request(TWO)
@@ -195,8 +195,8 @@ def test_a_waiting_request_is_cancelled_or_fails_with_the_reason_of_the_cluster(
     assert cluster.states() == []
 
 
-def test_a_place_that_is_granted_after_the_cancellation_is_released(cluster: Cluster) -> None:
-    driver = Driver(cluster.pool)
+def test_a_place_that_is_granted_after_the_cancellation_is_released(cluster: PooledCluster) -> None:
+    driver = QueueDriver(cluster.pool)
     with cluster.pool._lock:  # The cluster cannot answer before the cancellation.
         cluster.pool.cancel(driver.request(TWO))
     cluster.table.settle()
@@ -204,27 +204,29 @@ def test_a_place_that_is_granted_after_the_cancellation_is_released(cluster: Clu
     assert driver.answers.empty()
 
 
-def test_a_place_on_an_unknown_node_is_an_error_and_is_released(cluster: Cluster) -> None:
+def test_a_place_on_an_unknown_node_is_an_error_and_is_released(cluster: PooledCluster) -> None:
     """The cluster made the error. Without an answer, the driver would wait forever."""
     cluster.table.lose(2)
     cluster.table.add(7, [])
-    driver = Driver(cluster.pool)
+    driver = QueueDriver(cluster.pool)
     driver.request(TWO)
     assert "IndexError" in str(driver.answers.get(timeout=60))
     cluster.table.settle()
     assert cluster.table.released == [1]
 
 
-def test_a_second_request_gets_room_once_no_world_is_ending(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_request_gets_room_once_no_world_is_ending(
+    cluster: PooledCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The world that is ending when the second request comes makes room for the first request."""
     manager = cluster.pool._manager
     monkeypatch.setattr(manager, "_kill_after", lambda world, seconds: None)
-    drivers = [Driver(cluster.pool) for _ in range(2)]
+    drivers = [QueueDriver(cluster.pool) for _ in range(2)]
     for driver in drivers:
         driver.get(FOUR)
     for driver in drivers:
         driver.release()
-    first, second = Driver(cluster.pool), Driver(cluster.pool)
+    first, second = QueueDriver(cluster.pool), QueueDriver(cluster.pool)
     first.request(replace(FOUR, init=False))
     second.request(replace(FOUR, backend="gloo"))
     assert cluster.states() == [WorldState.RETIRING, WorldState.IDLE]
@@ -243,11 +245,11 @@ def test_a_second_request_gets_room_once_no_world_is_ending(cluster: Cluster, mo
 
 
 def test_a_world_that_ended_with_its_fork_server_is_not_handed_over(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: PooledCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request gets the CPU slots of a world that ends with the same fork server."""
     manager = cluster.pool._manager
-    first, second = Driver(cluster.pool), Driver(cluster.pool)
+    first, second = QueueDriver(cluster.pool), QueueDriver(cluster.pool)
     world = first.get(ON_CONTROLLER).spec.world
     first.release()
     with monkeypatch.context() as patch:
@@ -264,9 +266,9 @@ def test_a_world_that_ended_with_its_fork_server_is_not_handed_over(
 
 
 @pytest.mark.parametrize("loss", [None, "node-2 (its agent has ended)"])
-def test_only_the_worlds_of_a_fork_server_end_with_it(cluster: Cluster, loss: str | None) -> None:
+def test_only_the_worlds_of_a_fork_server_end_with_it(cluster: PooledCluster, loss: str | None) -> None:
     manager = cluster.pool._manager
-    first, second, third = (Driver(cluster.pool) for _ in range(3))
+    first, second, third = (QueueDriver(cluster.pool) for _ in range(3))
     first.get(TWO)
     second.get(FOUR)
     second.release()

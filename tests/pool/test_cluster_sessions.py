@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.background_suite import Suite, eventually
+from tests.background_suite import BackgroundSuite
+from tests.deadline import eventually
 from tests.launchers.launcher_sessions import suites
 
 NO_MASKS = "MASKS = {}"
@@ -56,7 +57,7 @@ CONFTEST = f"""
 
 
 @pytest.fixture
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield a suite whose conftest makes a cluster of two nodes with two devices each."""
     with suites(tmp_path_factory) as made:
         made.write("pytest.ini", "[pytest]\naccel = sim:4,shared\n")
@@ -64,14 +65,14 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield made
 
 
-def agents(suite: Suite) -> list[psutil.Process]:
+def agents(suite: BackgroundSuite) -> list[psutil.Process]:
     """Return the processes of the agents, in the order of their nodes."""
     processes = [process for process in suite.processes() if "cluster_agent" in " ".join(process.cmdline())]
     return sorted(processes, key=lambda process: process.create_time())
 
 
 @pytest.mark.long
-def test_a_killed_node_fails_only_the_test_that_runs_there(suite: Suite) -> None:
+def test_a_killed_node_fails_only_the_test_that_runs_there(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -116,7 +117,7 @@ def test_a_killed_node_fails_only_the_test_that_runs_there(suite: Suite) -> None
     suite.write("go", "")
     run = session.finish(120)
 
-    result = run.results.get("test_loses_a_node", "")
+    result = run.outcomes().get("test_loses_a_node", "")
     # The result is ERROR if the driver did not learn in time that the lost rank had passed the setup.
     assert result in ("FAILED", "ERROR"), run.text
     run.expect(
@@ -143,14 +144,14 @@ PAIR = """
 
 
 @pytest.mark.long
-def test_a_test_runs_on_another_node_if_the_devices_of_the_first_do_not_suffice(suite: Suite) -> None:
+def test_a_test_runs_on_another_node_if_the_devices_of_the_first_do_not_suffice(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", CONFTEST.replace(NO_MASKS, 'MASKS = {1: "1"}'))
     suite.write("test_it.py", PAIR)
     suite.run().expect({"test_pair[0]": "PASSED", "test_pair[1]": "PASSED"})
 
 
 @pytest.mark.long
-def test_a_test_fails_if_the_devices_of_no_node_suffice(suite: Suite) -> None:
+def test_a_test_fails_if_the_devices_of_no_node_suffice(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", CONFTEST.replace(NO_MASKS, 'MASKS = {1: "1", 2: "3"}'))
     suite.write("test_it.py", PAIR)
     run = suite.run()
@@ -165,7 +166,9 @@ def test_a_test_fails_if_the_devices_of_no_node_suffice(suite: Suite) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
-def test_the_agents_end_if_the_controller_is_killed_or_interrupted(suite: Suite, signum: signal.Signals) -> None:
+def test_the_agents_end_if_the_controller_is_killed_or_interrupted(
+    suite: BackgroundSuite, signum: signal.Signals
+) -> None:
     suite.write(
         "test_it.py",
         """
@@ -187,5 +190,5 @@ def test_the_agents_end_if_the_controller_is_killed_or_interrupted(suite: Suite,
         suite.read(name)
     assert len(agents(suite)) == 2
     session.process.send_signal(signum)
-    assert session.finish(120).code == (-signum if signum is signal.SIGKILL else pytest.ExitCode.INTERRUPTED)
+    assert session.finish(120).ret == (-signum if signum is signal.SIGKILL else pytest.ExitCode.INTERRUPTED)
     eventually("the agents to end", lambda: not agents(suite))

@@ -30,7 +30,7 @@ from pytest_accel.pool.pool_client import LocalPoolClient
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
-from tests.background_suite import eventually
+from tests.deadline import eventually
 from tests.nodes.table_cluster import Agents, TableCluster
 
 SETTINGS = Settings(accel="sim:4,shared")
@@ -77,7 +77,7 @@ TESTS = """
 
 
 @dataclass(eq=False)
-class Session:
+class ClusterPool:
     """A pool on a cluster. The drivers of its worlds run in this process."""
 
     pool: Pool
@@ -134,7 +134,7 @@ def device_ids(world: World) -> list[str]:
     return [device.id for device in world.grant.spec.devices]
 
 
-def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) -> Iterator[Session]:
+def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) -> Iterator[ClusterPool]:
     """Yield a session whose cluster has `devices` on its nodes.
 
     The test fails if the session leaves an agent or a place behind.
@@ -153,7 +153,7 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     try:
         for _ in devices:
             agents.start()
-        yield Session(pool, agents, table, suite)
+        yield ClusterPool(pool, agents, table, suite)
     finally:
         pool.close(gracefully=False)
         statuses = agents.close()
@@ -164,13 +164,13 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
 
 
 @pytest.fixture
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
     """Yield a session on a cluster with two nodes, each with two devices."""
     yield from sessions(tmp_path_factory, {1: ["0", "1"], 2: ["2", "3"]})
 
 
 @pytest.fixture
-def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
     """Yield a session on a cluster with one node and two of its four devices."""
     yield from sessions(tmp_path_factory, {1: ["3", "1"]})
 
@@ -181,7 +181,7 @@ def outcomes(world: World) -> tuple[RankOutcome, ...]:
     return world.wait("call", 60)
 
 
-def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: Session) -> None:
+def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: ClusterPool) -> None:
     other = DeviceLocks(default_folder())
     world = one_node.acquire(PAIR)
     assert world.grant.spec.nodes == (1, 1)
@@ -200,7 +200,7 @@ def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node
     other.close()
 
 
-def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node: Session) -> None:
+def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node: ClusterPool) -> None:
     other = DeviceLocks(default_folder())
     assert other.try_acquire("sim-3", HOLDER)
     answers = one_node.request(ONE)
@@ -216,7 +216,7 @@ def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node:
     world.close()
 
 
-def test_a_node_that_joins_later_preloads_the_same_modules(one_node: Session) -> None:
+def test_a_node_that_joins_later_preloads_the_same_modules(one_node: ClusterPool) -> None:
     one_node.pool.warm()
     one_node.pool.preload(("colorsys",))
     node = one_node.agents.start()
@@ -229,7 +229,7 @@ def test_a_node_that_joins_later_preloads_the_same_modules(one_node: Session) ->
 
 
 @pytest.mark.long
-def test_only_worlds_on_a_lost_node_end_and_later_worlds_use_the_other_nodes(two_nodes: Session) -> None:
+def test_only_worlds_on_a_lost_node_end_and_later_worlds_use_the_other_nodes(two_nodes: ClusterPool) -> None:
     spread = two_nodes.acquire(BOTH_NODES)
     assert (spread.grant.spec.nodes, device_ids(spread)) == ((1, 2), ["sim-0", "sim-2"])
     two_nodes.run(spread, "test_sum")
@@ -267,7 +267,7 @@ def test_only_worlds_on_a_lost_node_end_and_later_worlds_use_the_other_nodes(two
 
 
 @pytest.mark.long
-def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_nodes: Session) -> None:
+def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_nodes: ClusterPool) -> None:
     """The cluster does not know of the first loss and grants the node again. After the second, it grants another."""
     agent = two_nodes.agent(1)
     agent.suspend()
@@ -294,7 +294,7 @@ def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_n
 
 
 @pytest.mark.long
-def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: Session) -> None:
+def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: ClusterPool) -> None:
     agent = two_nodes.agent(2)
     agent.suspend()
     answers = two_nodes.request(ON_CPU)  # The agent does not answer the request for the fork server.

@@ -21,7 +21,7 @@ KEY = WorldKey("sim", DeviceNeed(1, "sim"), 1, grouped=False, devices_per_rank=1
 
 
 @dataclass(frozen=True)
-class Lease:
+class FakeLease:
     """A fake lease of a device."""
 
     id: LeaseId
@@ -35,7 +35,7 @@ class Lease:
 
 
 @dataclass(eq=False)
-class NodeRequest:
+class FakeNodeRequest:
     """A fake request for a device of a node, which the test grants or refuses."""
 
     node: int
@@ -60,7 +60,7 @@ class NodeRequest:
 
     def grant(self) -> None:
         assert self.on_grant is not None
-        self.on_grant(Lease(LeaseId(self.node, 1)))
+        self.on_grant(FakeLease(LeaseId(self.node, 1)))
 
     def refuse(self) -> None:
         assert self.on_failure is not None
@@ -68,15 +68,15 @@ class NodeRequest:
 
 
 @dataclass(eq=False)
-class Session:
+class RequestsOnTwoNodes:
     """Requests for worlds of one key, on a cluster with two devices on each of two nodes."""
 
     table: TableCluster = field(default_factory=lambda: TableCluster({1: ["0", "1"], 2: ["2", "3"]}))
-    submitted: queue.SimpleQueue[NodeRequest] = field(default_factory=queue.SimpleQueue)
+    submitted: queue.SimpleQueue[FakeNodeRequest] = field(default_factory=queue.SimpleQueue)
     answers: queue.SimpleQueue[Place | Exception] = field(default_factory=queue.SimpleQueue)
     unfit: dict[int, str] = field(default_factory=dict)
 
-    def request(self) -> NodeRequest:
+    def request(self) -> FakeNodeRequest:
         """Request a world; return the request for the device of its place."""
         request = PlaceRequest(
             threading.RLock(),
@@ -92,27 +92,27 @@ class Session:
         request.submit()
         return self.next()
 
-    def next(self) -> NodeRequest:
+    def next(self) -> FakeNodeRequest:
         """Wait until a place is known, and return the request for its device."""
         self.table.settle()
         return self.submitted.get(timeout=60)
 
-    def _node_requests(self, place: Place) -> list[NodeRequest]:
+    def _node_requests(self, place: Place) -> list[FakeNodeRequest]:
         (node,) = place.nodes
-        request = NodeRequest(node)
+        request = FakeNodeRequest(node)
         self.submitted.put(request)
         return [request]
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
+def session() -> Iterator[RequestsOnTwoNodes]:
     """Yield a session, and close its cluster."""
-    made = Session()
+    made = RequestsOnTwoNodes()
     yield made
     made.table.close()
 
 
-def test_requests_that_get_the_same_unfit_node_at_once_both_get_another_node(session: Session) -> None:
+def test_requests_that_get_the_same_unfit_node_at_once_both_get_another_node(session: RequestsOnTwoNodes) -> None:
     requests = [session.request() for _ in range(2)]
     assert [request.node for request in requests] == [1, 1]
     others = []
@@ -126,13 +126,13 @@ def test_requests_that_get_the_same_unfit_node_at_once_both_get_another_node(ses
     assert len(session.table.released) == 2
 
 
-def test_a_later_request_avoids_an_unfit_node(session: Session) -> None:
+def test_a_later_request_avoids_an_unfit_node(session: RequestsOnTwoNodes) -> None:
     session.request().refuse()
     session.next().grant()
     assert session.request().node == 2
 
 
-def test_a_request_fails_with_the_reasons_of_all_nodes_if_all_are_unfit(session: Session) -> None:
+def test_a_request_fails_with_the_reasons_of_all_nodes_if_all_are_unfit(session: RequestsOnTwoNodes) -> None:
     session.request().refuse()
     session.next().refuse()
     reasons = [f"the devices of node {node} are too small" for node in (1, 2)]

@@ -26,7 +26,7 @@ FIRST_LEASE = 2
 
 
 @dataclass(eq=False)
-class Driver:
+class ListDriver:
     """A fake driver. It records the answers to its requests, and the numbers of its worlds that are wanted."""
 
     pool: Pool
@@ -73,14 +73,14 @@ def states(pool: Pool) -> list[WorldState]:
 
 
 def test_a_world_has_the_devices_of_all_its_ranks(pool: Pool) -> None:
-    driver = Driver(pool)
+    driver = ListDriver(pool)
     driver.acquire(TWO)
     assert [device.id for device in driver.acquired().spec.devices] == ["sim-0", "sim-1"]
     assert not driver.acquired().warm
 
 
 def test_an_idle_world_is_handed_to_the_next_driver(pool: Pool) -> None:
-    first, second = Driver(pool), Driver(pool)
+    first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(TWO)
     first.release()
     second.acquire(TWO)
@@ -89,7 +89,7 @@ def test_an_idle_world_is_handed_to_the_next_driver(pool: Pool) -> None:
 
 
 def test_an_idle_world_ends_for_a_request_that_needs_its_devices(pool: Pool) -> None:
-    first, second = Driver(pool), Driver(pool)
+    first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(TWO)
     first.release()
     second.acquire(FOUR)
@@ -98,7 +98,7 @@ def test_an_idle_world_ends_for_a_request_that_needs_its_devices(pool: Pool) -> 
 
 
 def test_a_world_is_reported_as_wanted_and_handed_to_the_waiting_request_of_the_same_key(pool: Pool) -> None:
-    first, second = Driver(pool), Driver(pool)
+    first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(FOUR)
     number = second.acquire(FOUR)
     assert first.wanted == [first.acquired().spec.world]
@@ -112,7 +112,7 @@ def test_a_world_is_reported_as_wanted_and_handed_to_the_waiting_request_of_the_
 
 
 def test_a_world_that_is_released_with_a_kill_reason_is_replaced(pool: Pool) -> None:
-    first, second = Driver(pool), Driver(pool)
+    first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(FOUR)
     second.acquire(FOUR)
     first.release("a rank hangs")
@@ -120,7 +120,7 @@ def test_a_world_that_is_released_with_a_kill_reason_is_replaced(pool: Pool) -> 
 
 
 def test_cpu_slots_are_held_for_one_test(pool: Pool) -> None:
-    first, second = Driver(pool), Driver(pool)
+    first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(ON_CPU)
     second.acquire(ON_CPU)
     assert (len(second.answers), first.wanted) == (0, [first.acquired().spec.world])
@@ -130,7 +130,7 @@ def test_cpu_slots_are_held_for_one_test(pool: Pool) -> None:
 
 
 def test_a_request_that_waits_too_long_fails_with_its_obstacles(pool: Pool) -> None:
-    first, second = Driver(pool), Driver(pool)
+    first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(FOUR)
     number = second.acquire(TWO)
     pool.fail_if_waiting(number, "no devices came free")
@@ -144,7 +144,7 @@ def test_a_request_that_waits_too_long_fails_with_its_obstacles(pool: Pool) -> N
 
 
 def test_the_worlds_and_requests_of_a_lost_driver_end(pool: Pool) -> None:
-    first, second = Driver(pool), Driver(pool)
+    first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(FOUR)
     first.acquire(TWO)
     pool.driver_lost(first)
@@ -154,7 +154,7 @@ def test_the_worlds_and_requests_of_a_lost_driver_end(pool: Pool) -> None:
 
 
 def test_a_world_whose_lock_is_lost_is_ended(pool: Pool) -> None:
-    driver = Driver(pool)
+    driver = ListDriver(pool)
     driver.acquire(TWO)
     pool._lease_lost("sim", FIRST_LEASE, "the lock of sim-0 was lost")
     assert pool.summary.errors == ["the lock of sim-0 was lost"]
@@ -162,7 +162,7 @@ def test_a_world_whose_lock_is_lost_is_ended(pool: Pool) -> None:
 
 
 def test_a_lease_whose_lock_is_lost_before_its_world_exists_is_not_used(pool: Pool) -> None:
-    driver = Driver(pool)
+    driver = ListDriver(pool)
     pool._lease_lost("sim", FIRST_LEASE, "the lock of sim-0 was lost")
     driver.acquire(TWO)
     (answer,) = driver.answers
@@ -172,7 +172,7 @@ def test_a_lease_whose_lock_is_lost_before_its_world_exists_is_not_used(pool: Po
 
 
 def test_a_lease_that_is_wanted_before_its_world_exists_is_given_up_after_one_test(pool: Pool) -> None:
-    driver = Driver(pool)
+    driver = ListDriver(pool)
     pool._lease_wanted("sim", FIRST_LEASE)
     driver.acquire(TWO)
     assert driver.wanted == [driver.acquired().spec.world]

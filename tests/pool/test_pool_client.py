@@ -23,7 +23,7 @@ KEY = cast(WorldKey, None)
 HOLDER = Holder.here("a test")
 
 
-class Channel:
+class FakeChannel:
     """A fake channel; `sent` has the messages that were sent through it."""
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class BrokenPool:
         raise IndexError(f"met in {name}")
 
 
-def send(channel: Channel, message: WorkerMessage) -> None:
+def send(channel: FakeChannel, message: WorkerMessage) -> None:
     channel.receive(pickle.dumps(message))
 
 
 def test_an_error_in_a_request_fails_the_pool_and_all_waiting_requests() -> None:
-    channel, pool = Channel(), BrokenPool()
+    channel, pool = FakeChannel(), BrokenPool()
     channel.setcallback(PoolService(lambda: cast(Pool, pool), channel, print, print, print).receive, endmarker=None)
     send(channel, AcquireWorld(7, KEY, HOLDER))
     answer = channel.sent.get(timeout=30)
@@ -86,7 +86,7 @@ def test_an_error_in_a_grant_fails_its_request_first() -> None:
 
 
 def test_an_invalid_answer_fails_the_waiting_request() -> None:
-    channel = Channel()
+    channel = FakeChannel()
     client = WorkerPoolClient(channel)
     errors: queue.SimpleQueue[PoolError] = queue.SimpleQueue()
 

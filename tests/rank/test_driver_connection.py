@@ -20,7 +20,7 @@ def request(serial: int, *, ahead: bool = False) -> RunTest:
     return RunTest(serial, NodeRef("test_x.py", ("test",)), ("test_x.py", 1, "test"), None, ahead=ahead)
 
 
-class World:
+class ConnectedRank:
     """Rank 0 of a world with two ranks, its driver, and the channel of rank 1."""
 
     def __init__(self, folder: Path) -> None:
@@ -43,14 +43,14 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[ConnectedRank]:
     """Provide a world of two ranks and its driver."""
-    made = World(tmp_path)
+    made = ConnectedRank(tmp_path)
     yield made
     made.close()
 
 
-def test_queued_messages_are_sent_with_the_next_one_in_order(world: World) -> None:
+def test_queued_messages_are_sent_with_the_next_one_in_order(world: ConnectedRank) -> None:
     world.rank.queue("setup")
     world.rank.queue("call")
     assert not world.driver.poll()
@@ -60,33 +60,33 @@ def test_queued_messages_are_sent_with_the_next_one_in_order(world: World) -> No
     assert world.driver.recv() == ("next",)
 
 
-def test_a_test_sent_ahead_begins_when_all_ranks_have_passed(world: World) -> None:
+def test_a_test_sent_ahead_begins_when_all_ranks_have_passed(world: ConnectedRank) -> None:
     world.rank.finish(1, Finished(1, {}, checksum=7))
     world.peer.announce(1, 7)
     world.send(request(2, ahead=True))
     assert world.rank.receive(announced=True) == request(2, ahead=True)
 
 
-def test_a_test_sent_ahead_is_replaced_if_a_rank_has_not_passed(world: World) -> None:
+def test_a_test_sent_ahead_is_replaced_if_a_rank_has_not_passed(world: ConnectedRank) -> None:
     world.send(request(2, ahead=True), request(3))
     assert world.rank.receive(announced=False) == request(3)
 
 
-def test_a_rank_waits_for_the_driver_if_checksums_differ(world: World) -> None:
+def test_a_rank_waits_for_the_driver_if_checksums_differ(world: ConnectedRank) -> None:
     world.rank.finish(1, Finished(1, {}, checksum=7))
     world.peer.announce(1, 8)
     world.send(request(2, ahead=True), Retire())
     assert world.rank.receive(announced=True) == Retire()
 
 
-def test_a_test_sent_ahead_begins_when_the_test_after_it_arrives(world: World) -> None:
+def test_a_test_sent_ahead_begins_when_the_test_after_it_arrives(world: ConnectedRank) -> None:
     world.rank.finish(1, Finished(1, {}, checksum=7))
     world.send(request(2, ahead=True), request(3, ahead=True), request(4))
     assert world.rank.receive(announced=True) == request(2, ahead=True)
     assert world.rank.receive(announced=False) == request(4)
 
 
-def test_receive_fails_if_the_driver_has_closed_the_connection(world: World) -> None:
+def test_receive_fails_if_the_driver_has_closed_the_connection(world: ConnectedRank) -> None:
     world.driver.close()
     world.rank.send("dropped")
     with pytest.raises((EOFError, OSError)):

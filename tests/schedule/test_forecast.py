@@ -13,7 +13,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.leases.policy import Request
 from pytest_accel.schedule import plan_text
-from pytest_accel.schedule.forecast import Forecast, Suite, Times, assumed_times, best, critical_path
+from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine, Times, assumed_times, best, critical_path
 from pytest_accel.schedule.lower_bounds import suite_lower_bound
 from pytest_accel.schedule.simulation import Span
 from pytest_accel.schedule.test_demand import Demand
@@ -34,26 +34,26 @@ KEYS = [None, key(1), key(2), key(3), key(4), key(2, share=0.5), key(0, ranks=2)
 
 
 @dataclass(frozen=True)
-class Case:
+class ForecastSuite:
     """A suite: the world keys of its tests, their seconds, and whether these seconds are known."""
 
     keys: tuple[WorldKey | None, ...]
     seconds: tuple[float, ...]
     known: tuple[bool, ...]
 
-    def suite(self) -> Suite:
+    def suite(self) -> SuiteOnMachine:
         needs = [(index, one) for index, one in enumerate(self.keys) if one is not None]
         names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.keys))]
         expected = tuple(one if known else None for one, known in zip(self.seconds, self.known, strict=True))
         times = Times(expected, self.seconds, 0, len(names) - sum(self.known), 1.0)
-        return Suite(names, Demand.of(needs), times, PretendedMachine(DEVICES, "sim"), SLOTS)
+        return SuiteOnMachine(names, Demand.of(needs), times, PretendedMachine(DEVICES, "sim"), SLOTS)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn) -> ForecastSuite:
     count = draw(st.integers(1, 30))
     seconds = st.sampled_from((0.0, 0.01, 0.3, 1.0, 2.5, 9.0))
-    return Case(
+    return ForecastSuite(
         tuple(draw(st.sampled_from(KEYS)) for _ in range(count)),
         tuple(draw(seconds) for _ in range(count)),
         tuple(draw(st.booleans()) for _ in range(count)),
@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases(), st.integers(1, 9))
-def test_a_plan_is_between_the_lower_bound_and_a_sequential_run(case: Case, workers: int) -> None:
+def test_a_plan_is_between_the_lower_bound_and_a_sequential_run(case: ForecastSuite, workers: int) -> None:
     suite = case.suite()
     forecast = suite.forecast(workers)
     assert suite.lower_bound - 1e-9 <= forecast.makespan <= sum(case.seconds) + 1e-9
@@ -70,7 +70,7 @@ def test_a_plan_is_between_the_lower_bound_and_a_sequential_run(case: Case, work
 
 
 @given(cases(), st.integers(1, 9))
-def test_the_critical_path_has_no_gap(case: Case, workers: int) -> None:
+def test_the_critical_path_has_no_gap(case: ForecastSuite, workers: int) -> None:
     forecast = case.suite().forecast(workers)
     spans = critical_path(forecast.spans)
     assert spans[0].begin == 0.0
@@ -79,7 +79,7 @@ def test_the_critical_path_has_no_gap(case: Case, workers: int) -> None:
 
 
 @given(cases())
-def test_forecasts_double_the_workers_while_that_shortens_the_makespan(case: Case) -> None:
+def test_forecasts_double_the_workers_while_that_shortens_the_makespan(case: ForecastSuite) -> None:
     suite = case.suite()
     forecasts = list(suite.forecasts())
     assert [forecast.workers for forecast in forecasts] == [2**number for number in range(len(forecasts))]
@@ -143,7 +143,7 @@ def test_durations_are_formatted_with_units(seconds: float, text: str) -> None:
 
 def test_long_names_are_shortened_to_the_width_of_the_terminal() -> None:
     spans = tuple(Span(index, 0, float(index), index + 1.0, (("sim-0", 1_000_000),)) for index in range(2))
-    suite = Case((KEYS[1],) * 2, (1.0, 1.0), (True, True)).suite()
+    suite = ForecastSuite((KEYS[1],) * 2, (1.0, 1.0), (True, True)).suite()
     suite.collection[0] = "folder/" * 20 + "test_file.py::test_name"
     lines = list(plan_text.about(Forecast(1, spans), suite, 80))
     assert any(line.endswith("test_file.py::test_name") and "…" in line for line in lines)

@@ -30,7 +30,7 @@ NEEDS = [need(0), need(1), need(2), need(3), need(4), need(1, 0.5), need(2, 0.25
 
 
 @dataclass(frozen=True)
-class Case:
+class PlannedSuite:
     """A suite, the seconds that its tests take, and the number of workers."""
 
     tasks: tuple[Task, ...]
@@ -39,7 +39,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn) -> PlannedSuite:
     times = st.sampled_from((0.01, 0.1, 0.3, 1.0, 2.0, 7.0, 30.0))
     count = draw(st.integers(1, 25))
     tasks = [
@@ -51,20 +51,20 @@ def cases(draw: st.DrawFn) -> Case:
         )
         for index in range(count)
     ]
-    return Case(tuple(tasks), tuple(draw(times) for _ in tasks), draw(st.integers(1, 8)))
+    return PlannedSuite(tuple(tasks), tuple(draw(times) for _ in tasks), draw(st.integers(1, 8)))
 
 
 @dataclass
-class Session:
+class SimulatedSession:
     """A simulated session of a case, which checks every decision of the plan."""
 
-    case: Case
+    case: PlannedSuite
     now: float = 0.0
     order: list[int] = field(default_factory=list)
     idle: int = 0
     """How often a worker was left without a test although one would have fitted."""
 
-    def run(self) -> Session:
+    def run(self) -> SimulatedSession:
         """Run all tests, and return the session."""
         backlog = Backlog(NEEDS, list(self.case.tasks))
         free = dict.fromkeys(DEVICES, WHOLE)
@@ -106,15 +106,17 @@ class Session:
 
 
 @given(cases())
-def test_every_test_runs_once_and_no_device_is_used_twice(case: Case) -> None:
-    session = Session(case).run()
+def test_every_test_runs_once_and_no_device_is_used_twice(case: PlannedSuite) -> None:
+    session = SimulatedSession(case).run()
     assert sorted(session.order) == list(range(len(case.tasks)))
 
 
 @given(cases())
-def test_no_worker_waits_while_devices_are_free_if_all_tests_are_equal(case: Case) -> None:
-    equal = Case(tuple(Task(one.index, 2, one.module, one.expected) for one in case.tasks), case.seconds, case.workers)
-    assert Session(equal).run().idle == 0
+def test_no_worker_waits_while_devices_are_free_if_all_tests_are_equal(case: PlannedSuite) -> None:
+    equal = PlannedSuite(
+        tuple(Task(one.index, 2, one.module, one.expected) for one in case.tasks), case.seconds, case.workers
+    )
+    assert SimulatedSession(equal).run().idle == 0
 
 
 def offers(*sizes: tuple[int, float]) -> list[Offer]:

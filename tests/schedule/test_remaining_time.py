@@ -8,7 +8,7 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.schedule.durations_file import Durations
-from pytest_accel.schedule.forecast import Suite
+from pytest_accel.schedule.forecast import SuiteOnMachine
 from pytest_accel.schedule.remaining_time import RemainingTime
 
 
@@ -16,7 +16,7 @@ def remaining(durations: Durations, workers: int) -> RemainingTime:
     """Return the estimate for two tests that need all 4 devices, and two that need none."""
     key = WorldKey("sim", DeviceNeed(4, "sim"), 1, grouped=False, devices_per_rank=4)
     tests = [("big_1", key), ("big_2", key), ("plain_1", None), ("plain_2", None)]
-    return RemainingTime(Suite.of(tests, durations, PretendedMachine(4, "sim"), 2), workers)
+    return RemainingTime(SuiteOnMachine.of(tests, durations, PretendedMachine(4, "sim"), 2), workers)
 
 
 TIMES: Durations = {

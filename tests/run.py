@@ -1,0 +1,73 @@
+"""The result of a pytest session that a test has run, read from its output with ``-v``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import pytest
+
+_RESULTS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|RERUN|SUBPASSED|SUBFAILED|SUBSKIPPED"
+_RESULT_LINES = (
+    re.compile(rf"^(?P<test>\S+::.+?) (?P<word>{_RESULTS})\b", re.MULTILINE),
+    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_RESULTS}) (?P<test>\S+::.+?)(?: <- .*| \(.*)?$", re.MULTILINE),
+)
+OUTER_VARIABLES = re.compile(
+    r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|COVERAGE_|\w+_VISIBLE_DEVICES$"
+    r"|(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_[A-Z]+|OMP_NUM_THREADS|GLOO_SOCKET_IFNAME)$"
+)
+"""Environment variables that an outer session, a launcher or the user may have set. Sessions do not inherit them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The exit status and the output of a session that has ended."""
+
+    ret: int
+    text: str
+    errors: str = ""
+    """What the session has written to stderr, if that is not part of `text`."""
+
+    @cached_property
+    def results(self) -> dict[str, list[str]]:
+        """The results that ``-v`` has shown for each test id, in order of time."""
+        results: dict[str, list[str]] = {}
+        for pattern in _RESULT_LINES:
+            for match in pattern.finditer(self.text):
+                results.setdefault(match["test"].strip(), []).append(match["word"])
+        return results
+
+    def result(self, test: str) -> str:
+        """Return the results of `test`, joined by spaces. `test` is a test id, or its part after a ``::``."""
+        found = [words for name, words in self.results.items() if name == test or name.endswith(f"::{test}")]
+        assert len(found) == 1, f"{test}: expected one test of this name, found {len(found)} in\n{self.text}"
+        return " ".join(found[0])
+
+    def outcomes(self) -> dict[str, str]:
+        """Return the results of each test, joined by spaces, by the part of its id after the last ``::``."""
+        outcomes = {name.rpartition("::")[2]: " ".join(words) for name, words in self.results.items()}
+        assert len(outcomes) == len(self.results), f"tests of the same name in {list(self.results)}"
+        return outcomes
+
+    def count(self) -> dict[str, int]:
+        """Return the number of results by result word."""
+        counts: dict[str, int] = {}
+        for words in self.results.values():
+            for word in words:
+                counts[word] = counts.get(word, 0) + 1
+        return counts
+
+    def expect(self, expected: dict[str, str]) -> None:
+        """Check that `outcomes` returns `expected`; on failure show the whole output."""
+        outcomes = self.outcomes()
+        wrong = {name: outcomes.get(name) for name in expected | outcomes if outcomes.get(name) != expected.get(name)}
+        if wrong:
+            pytest.fail(f"{self.text}\n{wrong}", pytrace=False)
+
+    def failure(self, test: str) -> str:
+        """Return the text of all sections that report a failure or an error of `test`, without their headlines."""
+        headline = rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:__+ \S.* __+|=+ .* =+)$)"
+        found: list[str] = re.findall(headline, self.text, re.MULTILINE | re.DOTALL)
+        assert found, f"no failure of {test} in\n{self.text}"
+        return "\n".join(found)
