@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -158,60 +159,74 @@ def coverage_settings(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     return pytester
 
 
-@pytest.mark.parametrize(
-    "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.long)]
-)
-def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, launcher: tuple[str, ...]) -> None:
-    coverage_settings.mkpydir("mypackage").joinpath("work.py").write_text(
+def write_measured_suite(folder: Path) -> None:
+    """Write a package and a test of it to `folder`. Two ranks run all of the package but one line."""
+    package = folder / "mypackage"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "work.py").write_text(
         "def work(rank):\n    if rank == 0:\n        return 'zero'\n    return 'more'\n\n\ndef rest():\n    return 1\n"
     )
-    coverage_settings.makepyfile(
-        """
-        import pytest
-        from mypackage.work import work
+    (folder / "test_work.py").write_text(
+        textwrap.dedent(
+            """
+            import pytest
+            from mypackage.work import work
 
-        @pytest.mark.distributed(2)
-        def test_work(rank):
-            assert work(rank)
-        """
+            @pytest.mark.distributed(2)
+            def test_work(rank):
+                assert work(rank)
+            """
+        )
     )
 
-    result = coverage_settings.run(sys.executable, *launcher, "-m", *MEASURING_PYTEST)
 
-    result.assert_outcomes(passed=1)
-    assert ("accel: torchrun, 2 ranks" in result.outlines) == bool(launcher)
-    result.stdout.re_match_lines([r"mypackage/work\.py +6 +1 +83% +8"])
-    left = {path.name for path in coverage_settings.path.glob(".coverage*")}
-    assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
-
-
-@pytest.mark.long
+@pytest.mark.long(except_for="alone")
 @pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "1"), id="xdist")])
-def test_coverage_of_replaced_ranks_is_kept(coverage_settings: pytest.Pytester, options: tuple[str, ...]) -> None:
-    """The ranks are replaced because a passed test has damaged them."""
-    coverage_settings.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")
+def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, options: tuple[str, ...]) -> None:
+    """Ranks are measured, and ranks that are replaced because a passed test has damaged them."""
+    write_measured_suite(coverage_settings.path)
+    (coverage_settings.path / "mypackage" / "replaced.py").write_text("def work():\n    return 1\n")
     coverage_settings.makepyfile(
-        """
-        import os
+        test_replaced="""
         import pytest
         import torch.distributed as dist
-        from mypackage.work import work
+        from mypackage.replaced import work
 
         @pytest.mark.distributed(2)
-        def test_work(rank):
+        def test_damages_its_ranks():
             work()
             dist.destroy_process_group()
 
         @pytest.mark.distributed(2)
-        def test_next(rank):
+        def test_next():
             pass
         """
     )
 
     result = coverage_settings.run(sys.executable, "-m", *MEASURING_PYTEST, *options)
 
-    result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines([r"mypackage/work\.py +2 +0 +100%"])
+    result.assert_outcomes(passed=3)
+    check_coverage(result, coverage_settings.path)
+    result.stdout.re_match_lines([r"mypackage/replaced\.py +2 +0 +100%"])
+
+
+@pytest.mark.long
+def test_coverage_of_ranks_under_torchrun_is_measured(coverage_settings: pytest.Pytester) -> None:
+    write_measured_suite(coverage_settings.path)
+
+    result = coverage_settings.run(sys.executable, *TORCHRUN, "-m", *MEASURING_PYTEST)
+
+    result.assert_outcomes(passed=1)
+    assert "accel: torchrun, 2 ranks" in result.outlines
+    check_coverage(result, coverage_settings.path)
+
+
+def check_coverage(result: pytest.RunResult, folder: Path) -> None:
+    """Check the coverage of the suite that `write_measured_suite` writes."""
+    result.stdout.re_match_lines([r"mypackage/work\.py +6 +1 +83% +8"])
+    left = {path.name for path in folder.glob(".coverage*")}
+    assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
 
 
 def test_links_have_targets() -> None:

@@ -77,10 +77,10 @@ def test_the_examples_without_accelerators_have_the_documented_output() -> None:
 
 
 @pytest.mark.long
-def test_a_model_is_split_over_simulated_devices() -> None:
-    """The folder `failing` is collected only if the command line names it."""
-    output = run("examples", "-k", "split or failing", "--accel", "sim:2", status=0)
-    output.fnmatch_lines(["=* 2 passed, 11 deselected in *"])
+def test_folders_with_failing_tests_and_with_launchers_are_collected_only_if_named() -> None:
+    """The other tests name these folders. Here, no test is left without the files in the folder `examples` itself."""
+    output = run("examples", "--ignore-glob=examples/test_*", status=pytest.ExitCode.NO_TESTS_COLLECTED)
+    output.fnmatch_lines(["=* no tests ran in *"])
 
 
 _DEATH_AND_WAITS = """
@@ -117,6 +117,12 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
     skipped, failed, total = (int(junit.get(name, "")) for name in ("skipped", "failures", "tests"))
     assert (skipped, failed) == (1, 2)
     counts = {"passed": total - skipped - failed, "skipped": skipped, "failed": failed}
+    passed = {
+        str(case.get("name"))
+        for case in junit.iter("testcase")
+        if not {child.tag for child in case} & {"failure", "skipped"}
+    }
+    assert {"test_gradients_flow_back_over_both_devices", "test_the_halves_are_on_different_devices"} <= passed
 
     heading, *_ = (tmp_path / "summary.md").read_text(encoding="utf-8").splitlines()
     assert heading.startswith("## pytest-accel: ")
@@ -146,11 +152,10 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_scripts_run_under_torchrun_and_accelerate() -> None:
     # The tests of tests/launchers run scripts under the other launchers.
-    output = run("examples/launchers", "--accel", "none", "-k", "not (deepspeed or mpirun or srun)", status=0)
+    output = run("examples/launchers", "--accel", "none", "-k", "not cpu or torchrun", status=0)
     output.fnmatch_lines(
         [
             "*::test_training_with_two_ranks_on_the_cpu[[]torchrun[]] PASSED *",
-            "*::test_training_with_two_ranks_on_the_cpu[[]accelerate[]] PASSED *",
             "*::test_training_on_two_devices[[]torchrun[]] SKIPPED (needs 2 devices; *",
             "*::test_each_prompt_is_answered_once PASSED *",
             "*::test_a_wrong_argument_is_told_as_the_script_tells_it PASSED *",

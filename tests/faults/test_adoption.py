@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,7 +66,6 @@ class TestBoth(Case):
     def test_skips(self):
         pass
 """
-"""Tests with the same verdicts whether they are adopted or not."""
 PARENT = """
 class TestParent(MultiProcessTestCase):
     @property
@@ -259,6 +259,22 @@ def test_other(rank):
     assert len(seen) == 5 - 1 and not dist.is_initialized()
     assert os.environ["RANK"] == str(rank)
 """
+NOTED = """
+@pytest.fixture(autouse=True)
+def noted(request):
+    yield
+    if request.instance is not None:
+        with open("files", "a") as file:
+            print(request.instance.file_name, file=file)
+"""
+"""Each adopted test writes the name of its file to ``files``."""
+NAMES_OF_WARM = re.findall(r"def (test_\w+)", WARM)
+MARKED = """
+@pytest.mark.distributed(3)
+class TestMarked(Case):
+    def test_size(self):
+        pass
+"""
 RPC = """
 import torch.distributed.rpc as rpc
 from torch.testing._internal.dist_utils import dist_init, worker_name
@@ -302,6 +318,7 @@ def write_adopted_tests(suite: BackgroundSuite, more_ini: str = "", **files: str
 
 @pytest.mark.long
 def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: BackgroundSuite) -> None:
+    """Each test has new groups and files, in the same ranks as the test before unless it uses RPC."""
     write_adopted_tests(
         suite,
         "accel_rules = **::test_hang: distributed(timeout=3)\n",
@@ -309,18 +326,22 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
         test_parent=PARENT,
         test_ends=ENDS,
         test_forged=FORGED,
+        test_marked=MARKED,
+        test_warm=NOTED + WARM,
+        test_rpc=NOTED + RPC,
     )
 
     run = suite.run("-rs")
-    # torch starts two interpreters for each test.
-    not_adopted = suite.start("-o", "accel_adopt=", "test_both.py").finish(timeout=300)
+    # torch starts two interpreters for each test, so only one test is compared.
+    not_adopted = suite.start("-o", "accel_adopt=", "test_both.py", "-k", "test_fails_on_rank_1").finish(timeout=300)
 
-    both = {"test_adds_up": "PASSED", "test_fails_on_rank_1": "FAILED", "test_skips": "SKIPPED"}
-    not_adopted.expect(both)
+    not_adopted.expect({"test_fails_on_rank_1": "FAILED"})
     assert "Process 1 exited with error code 10" in not_adopted.text
     run.expect(
         {
-            **both,
+            "test_adds_up": "PASSED",
+            "test_fails_on_rank_1": "FAILED",
+            "test_skips": "SKIPPED",
             "test_child": "PASSED",
             "test_nothing_runs": "SKIPPED",
             "test_never": "FAILED",
@@ -335,6 +356,9 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
             "test_after_all": "PASSED",
             "test_abort": "PASSED",
             "test_environment": "FAILED",
+            "test_size": "FAILED",
+            **dict.fromkeys(NAMES_OF_WARM, "PASSED"),
+            **dict.fromkeys(("test_references", "test_references_once_more", "test_without"), "PASSED"),
         }
     )
     assert "rank 1: " in run.failure("TestBoth.test_fails_on_rank_1")
@@ -352,17 +376,10 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
     forged = re.escape((suite.path / "forged").read_text())
     unsigned = rf"E .*'{forged}' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
     assert re.search(unsigned, run.failure("TestForged.test_environment"))
-
-
-@pytest.mark.long
-def test_each_test_has_new_groups_and_files_in_the_same_ranks_unless_it_uses_rpc(suite: BackgroundSuite) -> None:
-    write_adopted_tests(suite, test_warm=WARM, test_rpc=RPC)
-
-    run = suite.run()
-
-    assert set(run.outcomes().values()) == {"PASSED"}, run.text
-    assert len(run.outcomes()) == 9 + 3
-    assert list(suite.temporary.glob("tmp*")) == []  # Without adoption, torch would leave these files.
+    assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
+    files = set((suite.path / "files").read_text().splitlines())
+    assert len(files) == 2 * (8 + 3), "one for each rank and each test of a class in test_warm.py and test_rpc.py"
+    assert not any(Path(file).exists() for file in files)  # Without adoption, torch would leave these files.
 
 
 @pytest.mark.long
@@ -387,20 +404,13 @@ class TestThreads(MultiThreadedTestCase):
 
     def test_threads(self):
         assert "WORLD_SIZE" not in os.environ
-
-
-@pytest.mark.distributed(3)
-class TestMarked(Case):
-    def test_size(self):
-        pass
 """,
     )
 
     run = suite.run("-n", "1")
 
-    run.expect({"test_alone": "PASSED", "test_threads": "PASSED", "test_size": "FAILED"})
+    run.expect({"test_alone": "PASSED", "test_threads": "PASSED"})
     assert "test_torch.py::TestUnknown is not adopted: reading its world_size raised KeyError: " in run.text
-    assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
 
 
 @pytest.mark.long

@@ -10,6 +10,44 @@ if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
 
+UNLIKE = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    def unlike(rank):
+        if rank == 0:
+            dist.all_reduce(torch.ones(8))
+        else:
+            dist.broadcast(torch.ones(3), src=1)
+
+
+    @pytest.mark.distributed(2)
+    def test_of_the_option(rank):
+        unlike(rank)
+
+
+    @pytest.mark.distributed(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    def test_of_the_mark(rank):
+        unlike(rank)
+
+
+    @pytest.mark.distributed(2, init=False)
+    def test_of_its_own_group(rank):
+        dist.init_process_group("gloo")
+        unlike(rank)
+
+
+    @pytest.mark.distributed(2)
+    def test_alike(rank, world_size):
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == world_size
+"""
+"""The ranks of a test call different collectives."""
+
+
 @pytest.mark.long
 def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:8\nfilterwarnings = error\n")
@@ -140,7 +178,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
             assert tensor.item() == world_size
         """,
     )
-    run = suite.run("-n3")
+    run = suite.run("-n2")
     run.expect(
         {
             "test_event": "FAILED",
@@ -199,6 +237,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
 
 @pytest.mark.long
 def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuite) -> None:
+    """If the mark sets torch's debug mode, torch raises an error in each rank, and none hangs."""
     suite.write(
         "test_hangs.py",
         """
@@ -248,7 +287,8 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
             threading.Event().wait()
         """,
     )
-    run = suite.run("--accel", "none")
+    suite.write("test_unlike.py", UNLIKE)
+    run = suite.run("--accel", "none", "test_hangs.py", "test_unlike.py::test_of_the_mark")
     assert set(run.outcomes().values()) == {"FAILED"}, run.text
     expected = {
         "test_one_is_elsewhere": [
@@ -274,6 +314,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
         assert "flight" not in report
     for test in ("test_without_collectives", "test_without_a_group"):
         assert " collectives " not in run.failure(test)
+    assert "Detected mismatch between collectives on ranks" in run.failure("test_of_the_mark")
     suite.expect_nothing_left()
 
 
@@ -424,44 +465,7 @@ def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:
 
 @pytest.mark.long
 def test_torch_names_collectives_that_differ_in_debug_mode(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_unlike.py",
-        """
-        import pytest
-        import torch
-        import torch.distributed as dist
-
-
-        def unlike(rank):
-            if rank == 0:
-                dist.all_reduce(torch.ones(8))
-            else:
-                dist.broadcast(torch.ones(3), src=1)
-
-
-        @pytest.mark.distributed(2)
-        def test_of_the_option(rank):
-            unlike(rank)
-
-
-        @pytest.mark.distributed(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
-        def test_of_the_mark(rank):
-            unlike(rank)
-
-
-        @pytest.mark.distributed(2, init=False)
-        def test_of_its_own_group(rank):
-            dist.init_process_group("gloo")
-            unlike(rank)
-
-
-        @pytest.mark.distributed(2)
-        def test_alike(rank, world_size):
-            tensor = torch.ones(1)
-            dist.all_reduce(tensor)
-            assert tensor.item() == world_size
-        """,
-    )
+    suite.write("test_unlike.py", UNLIKE)
     run = suite.run("--accel-debug")
     failing_tests = ("test_of_the_option", "test_of_the_mark", "test_of_its_own_group")
     run.expect(dict.fromkeys(failing_tests, "FAILED") | {"test_alike": "PASSED"})
@@ -470,5 +474,3 @@ def test_torch_names_collectives_that_differ_in_debug_mode(suite: BackgroundSuit
         assert "Detected mismatch between collectives on ranks" in report
         assert "OpType=ALLREDUCE, TensorShape=[8]" in report
         assert "OpType=BROADCAST, TensorShape=[3]" in report
-    run = suite.run("-k", "test_of_the_mark")
-    assert "Detected mismatch between collectives on ranks" in run.failure("test_of_the_mark")

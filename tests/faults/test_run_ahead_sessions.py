@@ -36,10 +36,11 @@ def start_counts(suite: BackgroundSuite) -> Counter[str]:
 
 
 @pytest.mark.long
-def test_ranks_without_collectives_run_every_test_once(recording_suite: BackgroundSuite) -> None:
-    """The ranks finish each test at different times, so that sometimes one and sometimes the other is ahead."""
+def test_every_test_runs_once_and_reports_its_own_failures(recording_suite: BackgroundSuite) -> None:
+    """No rank runs ahead after a failure or a mismatch of collectives."""
+    # The ranks finish each test at different times, so that sometimes one and sometimes the other is ahead.
     recording_suite.write(
-        "test_it.py",
+        "test_uneven.py",
         """
         import pytest
 
@@ -49,17 +50,8 @@ def test_ranks_without_collectives_run_every_test_once(recording_suite: Backgrou
             sum(range(20_000 * ((number + rank) % 3)))
         """,
     )
-    run = recording_suite.run("-q")
-    assert "300 passed" in run.text
-    assert start_counts(recording_suite) == Counter(
-        {f"test_uneven[{number}] {rank}": 1 for number in range(300) for rank in range(2)}
-    )
-
-
-@pytest.mark.long
-def test_a_failure_is_reported_in_the_test_in_which_it_happened(recording_suite: BackgroundSuite) -> None:
     recording_suite.write(
-        "test_it.py",
+        "test_turns.py",
         """
         import os
 
@@ -103,18 +95,8 @@ def test_a_failure_is_reported_in_the_test_in_which_it_happened(recording_suite:
                     pytest.skip("on this rank")
         """,
     )
-    run = recording_suite.run("--accel-timeout", "60")
-    words = {"passes_first": "PASSED", "passes_second": "PASSED", "passes_third": "PASSED"}
-    words |= {"dies": "ERROR", "fails": "ERROR", "waits": "FAILED"}
-    run.expect({f"test_{name}[{turn}]": word for name, word in words.items() for turn in range(5)})
-    assert "errors outside of any test" not in run.text
-    assert set(start_counts(recording_suite).values()) == {1}
-
-
-@pytest.mark.long
-def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: BackgroundSuite) -> None:
     recording_suite.write(
-        "test_it.py",
+        "test_mismatch.py",
         """
         import pytest
         import torch
@@ -136,9 +118,24 @@ def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(recording_suite: Bac
             pass
         """,
     )
-    run = recording_suite.run()
-    run.expect({"test_before": "PASSED", "test_one_collective_too_many": "PASSED ERROR", "test_after": "PASSED"})
-    assert set(start_counts(recording_suite).values()) == {1}
+    run = recording_suite.run("--accel-timeout", "60")
+    words = {"passes_first": "PASSED", "passes_second": "PASSED", "passes_third": "PASSED"}
+    words |= {"dies": "ERROR", "fails": "ERROR", "waits": "FAILED"}
+    run.expect(
+        {
+            **{f"test_uneven[{number}]": "PASSED" for number in range(300)},
+            **{f"test_{name}[{turn}]": word for name, word in words.items() for turn in range(5)},
+            "test_before": "PASSED",
+            "test_one_collective_too_many": "PASSED ERROR",
+            "test_after": "PASSED",
+        }
+    )
+    assert "errors outside of any test" not in run.text
+    counts = start_counts(recording_suite)
+    assert set(counts.values()) == {1}
+    assert {test for test in counts if "uneven" in test} == {
+        f"test_uneven[{number}] {rank}" for number in range(300) for rank in range(2)
+    }
 
 
 @pytest.mark.long

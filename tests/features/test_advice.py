@@ -62,9 +62,14 @@ _SUITE = """
     from pathlib import Path
 
     import pytest
-    import torch
 
     GIB = 1024**3
+
+
+    def allocate(device, size):
+        import torch
+
+        torch.xpu.allocate(device, size)
 
 
     @pytest.fixture(autouse=True)
@@ -76,15 +81,15 @@ _SUITE = """
 
     @pytest.mark.parametrize("size", [1, 2])
     def test_small(size):
-        torch.xpu.allocate("xpu:0", size * GIB)
+        allocate("xpu:0", size * GIB)
 
 
     def test_two_devices():
-        torch.xpu.allocate("xpu:0", 10 * GIB)
+        allocate("xpu:0", 10 * GIB)
 
 
     def test_large():
-        torch.xpu.allocate("xpu:0", 14 * GIB)
+        allocate("xpu:0", 14 * GIB)
 
 
     def test_ranks(rank):
@@ -94,17 +99,17 @@ _SUITE = """
     @pytest.mark.distributed(2)
     def test_one_rank_of_two(rank):
         if rank == 0:
-            torch.xpu.allocate("xpu:0", GIB)
+            allocate("xpu:0", GIB)
 
 
     @pytest.mark.devices
     def test_has_a_mark_in_its_file():
-        torch.xpu.allocate("xpu:0", 3 * GIB)
+        allocate("xpu:0", 3 * GIB)
 
 
     @pytest.mark.devices
     def test_fails():
-        torch.xpu.allocate("xpu:0", GIB)
+        allocate("xpu:0", GIB)
         assert False
 
 

@@ -174,10 +174,14 @@ def test_passes_afterwards(x, rank):
 
 
 @pytest.mark.long
-def test_the_steps_of_a_state_machine_are_the_same_on_all_ranks(suite: Suite) -> None:
+def test_state_machines_deadlines_and_tests_with_one_rank(suite: Suite) -> None:
+    """All ranks take the same steps, the slowest rank counts, and one rank runs Hypothesis without changes."""
     _write(
         suite,
         """
+import time
+
+
 class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
@@ -202,14 +206,61 @@ class TestMachine(Machine.TestCase):
 
 def test_machine_in_the_body():
     run_state_machine_as_test(Machine, settings=few)
+
+
+@settings(deadline=1000)
+@given(slow=st.booleans())
+def test_slow_on_one_rank(slow, rank):
+    meet()
+    if rank == 1 and slow:
+        time.sleep(1.5)
+
+
+connected = []
+
+
+@settings(deadline=1000, max_examples=5)
+@given(x=st.integers())
+def test_slow_at_first(x, rank):
+    if rank == 1 and not connected:
+        connected.append(x)
+        time.sleep(1.5)
 """,
     )
+    one_rank = """
+pytestmark = pytest.mark.devices(1)
+
+
+@given(x=st.integers())
+def test_alone(x):
+    assert x < 100
+
+
+def test_is_as_hypothesis_made_it():
+    from hypothesis import core
+
+    assert core.StateForActualGivenExecution.__module__ == "hypothesis.core"
+"""
+    (suite.path / "test_one_rank.py").write_text(_HEADER + one_rank)
     run = suite.run()
-    assert run.outcomes() == {"runTest": "FAILED", "test_machine_in_the_body": "FAILED"}
+    assert run.outcomes() == {
+        "runTest": "FAILED",
+        "test_machine_in_the_body": "FAILED",
+        "test_slow_on_one_rank": "FAILED",
+        "test_slow_at_first": "PASSED",
+        "test_alone": "FAILED",
+        "test_is_as_hypothesis_made_it": "PASSED",
+    }
     for name in ("TestMachine.runTest", "test_machine_in_the_body"):
         text = _failure(run, name)
         assert "assert (1 == 0 or 4 <= 3)" in text
         assert len(re.findall(r"state\.add\(x=", text)) == 2
+    text = _failure(run, "test_slow_on_one_rank")
+    assert "DeadlineExceeded: Test took" in text
+    assert "slow=True," in text
+    assert "rank 1 was the slowest" in text
+    assert "ranks 0-1: failed" in text
+    assert "x=100," in _failure(run, "test_alone")
 
 
 @pytest.mark.long
@@ -270,6 +321,12 @@ def test_assumes_what_never_is(x):
 
 
 @given(x=st.integers(0, 9))
+def test_rejects_before_a_collective(x, rank):
+    assume(rank == 0 or x != 3)
+    meet()
+
+
+@given(x=st.integers(0, 9))
 def test_returns_something_on_one_rank(x, rank):
     return rank or None
 
@@ -287,6 +344,7 @@ def test_afterwards():
         "test_skips_on_one_rank": "FAILED",
         "test_skips_on_all_ranks": "SKIPPED",
         "test_assumes_what_never_is": "FAILED",
+        "test_rejects_before_a_collective": "FAILED",
         "test_returns_something_on_one_rank": "FAILED",
         "test_afterwards": "PASSED",
     }
@@ -311,63 +369,14 @@ def test_afterwards():
     assert "the ranks disagree about an example: rank 1 skipped, rank 0 ran" in text
     assert "Failing test case: test_skips_on_one_rank(rank=0, x=3)" in text
     assert "hypothesis.errors.Unsatisfiable" in run.failure("test_assumes_what_never_is")
+    text = run.failure("test_rejects_before_a_collective")
+    assert "rank 1 rejected an example, and rank 0 did not reach the end of the example within 10 s" in text
+    assert "Failing test case: test_rejects_before_a_collective(rank=1, x=3)" in text
+    place = r"still running at test_examples.py:\d+ in meet when it was stopped 3 s after rank 1 failed"
+    assert re.search(f"rank 0: {place}", text)
     text = run.failure("test_returns_something_on_one_rank")
     assert re.search("E +.*FailedHealthCheck: Tests run under @given should return None", text)
     assert "rank 0: failed as a consequence: an example failed on rank 1" in text
-
-
-@pytest.mark.long
-def test_an_example_is_rejected_on_one_rank_before_a_collective(suite: Suite) -> None:
-    _write(
-        suite,
-        """
-@given(x=st.integers(0, 9))
-def test_rejects(x, rank):
-    assume(rank == 0 or x != 3)
-    meet()
-""",
-    )
-    text = suite.run().failure("test_rejects")
-    assert "rank 1 rejected an example, and rank 0 did not reach the end of the example within 10 s" in text
-    assert "Failing test case: test_rejects(rank=1, x=3)" in text
-    pattern = r"rank 0: still running at test_examples.py:\d+ in meet when it was stopped 3 s after rank 1 failed"
-    assert re.search(pattern, text)
-
-
-@pytest.mark.long
-def test_deadlines_are_judged_by_the_slowest_rank(suite: Suite) -> None:
-    _write(
-        suite,
-        """
-import time
-
-
-@settings(deadline=1000)
-@given(slow=st.booleans())
-def test_slow_on_one_rank(slow, rank):
-    meet()
-    if rank == 1 and slow:
-        time.sleep(1.5)
-
-
-connected = []
-
-
-@settings(deadline=1000, max_examples=5)
-@given(x=st.integers())
-def test_slow_at_first(x, rank):
-    if rank == 1 and not connected:
-        connected.append(x)
-        time.sleep(1.5)
-""",
-    )
-    run = suite.run()
-    assert run.outcomes() == {"test_slow_on_one_rank": "FAILED", "test_slow_at_first": "PASSED"}
-    text = _failure(run, "test_slow_on_one_rank")
-    assert "DeadlineExceeded: Test took" in text
-    assert "slow=True," in text
-    assert "rank 1 was the slowest" in text
-    assert "ranks 0-1: failed" in text
 
 
 _RECORDING_TESTS = """
@@ -479,27 +488,3 @@ class TestCase(unittest.TestCase):
     }
     for name in ("test_asyncio", "test_anyio", "TestCase.test_unittest"):
         assert "x=100," in _failure(run, name)
-
-
-@pytest.mark.long
-def test_a_test_with_one_rank_runs_hypothesis_unchanged(suite: Suite) -> None:
-    _write(
-        suite,
-        """
-pytestmark = pytest.mark.devices(1)
-
-
-@given(x=st.integers())
-def test_alone(x):
-    assert x < 100
-
-
-def test_is_as_hypothesis_made_it():
-    from hypothesis import core
-
-    assert core.StateForActualGivenExecution.__module__ == "hypothesis.core"
-""",
-    )
-    run = suite.run()
-    assert "x=100," in _failure(run, "test_alone")
-    assert run.result("test_is_as_hypothesis_made_it") == "PASSED"

@@ -85,12 +85,9 @@ def _preloads_only_torch_and_pytest(run: Run) -> bool:
 @pytest.mark.parametrize(
     ("plugin", "checker", "workers", "error"),
     [
-        ("typeguard", "", ("-n2",), "typeguard.TypeCheckError"),
+        ("typeguard", "", ("-n1",), "typeguard.TypeCheckError"),
         ("beartype", "", (), "BeartypeCallHintParamViolation"),
         ("jaxtyping", ",beartype.beartype", (), "jaxtyping.TypeCheckError"),
-        pytest.param("typeguard", "", (), "typeguard.TypeCheckError", marks=pytest.mark.long),
-        pytest.param("beartype", "", ("-n2",), "BeartypeCallHintParamViolation", marks=pytest.mark.long),
-        pytest.param("jaxtyping", ",beartype.beartype", ("-n2",), "jaxtyping.TypeCheckError", marks=pytest.mark.long),
     ],
 )
 def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(

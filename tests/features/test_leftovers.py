@@ -78,8 +78,6 @@ _PROCESS_TESTS = """
 
     import psutil
     import pytest
-    import torch
-    import torch.distributed as dist
 
     pytestmark = pytest.mark.distributed(2, device="cpu")
     SEEN = {}
@@ -165,12 +163,18 @@ def test_process_groups_that_a_test_leaves_are_destroyed(suite: Suite) -> None:
         "test_groups.py",
         """
         import pytest
-        import torch
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
 
         pytestmark = pytest.mark.distributed(2, device="cpu")
         SEEN = []
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def imports():
+            \"""Import torch in ranks only.\"""
+            global torch, dist, init_device_mesh
+            import torch
+            import torch.distributed as dist
+            from torch.distributed.device_mesh import init_device_mesh
 
 
         def count():
@@ -229,15 +233,21 @@ def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> N
         import os
 
         import pytest
-        import torch
-        import torch.distributed as dist
-        import torch.distributed.rpc as rpc
 
         pytestmark = [
             pytest.mark.distributed(2, device="cpu"),
             pytest.mark.filterwarnings("ignore:You are using a Backend"),
         ]
         SEEN = []
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def imports():
+            \"""Import torch in ranks only.\"""
+            global torch, dist, rpc
+            import torch
+            import torch.distributed as dist
+            import torch.distributed.rpc as rpc
 
 
         def init():
@@ -309,7 +319,6 @@ def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
         import signal
 
         import pytest
-        import torch
 
         pytestmark = pytest.mark.distributed(2, device="cpu")
         signal.alarm(1000)
@@ -317,6 +326,9 @@ def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
 
         @pytest.fixture(scope="module", autouse=True)
         def doubles(tmp_path_factory):
+            global torch
+            import torch
+
             before = os.getcwd()
             torch.set_default_dtype(torch.float64)
             os.chdir(tmp_path_factory.mktemp("here"))
@@ -366,7 +378,6 @@ def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -
         "test_a.py",
         """
         import pytest
-        import torch
 
         pytestmark = pytest.mark.distributed(2, device="cpu")
 
@@ -374,6 +385,8 @@ def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -
         @pytest.fixture(scope="module", autouse=True)
         def sets_late():
             yield
+            import torch
+
             torch.set_default_dtype(torch.float64)
 
 

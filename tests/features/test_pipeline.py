@@ -47,8 +47,8 @@ JOBS = {
     # In a session without accelerators, ranks run on the CPU, so `devices == 0` also holds for tests with ranks.
     "cpu": ("--accel", "sim", "--accel-select", "devices == 0 and not marked"),
     "one": ("--accel", "sim:1", "--accel-select", "devices == 1 and fits"),
-    "four-1": ("--accel", "sim:4", "--accel-select", "2 <= devices <= 4", "--accel-shard", "1/2", "-n2"),
-    "four-2": ("--accel", "sim:4", "--accel-select", "2 <= devices <= 4", "--accel-shard", "2/2", "-n2"),
+    "four-1": ("--accel", "sim:4", "--accel-select", "2 <= devices <= 4", "--accel-shard", "1/2", "-n1"),
+    "four-2": ("--accel", "sim:4", "--accel-select", "2 <= devices <= 4", "--accel-shard", "2/2", "-n1"),
     "eight": ("--accel", "sim:8", "--accel-select", "devices > 4"),
 }
 

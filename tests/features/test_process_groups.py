@@ -18,11 +18,17 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
         import os
 
         import pytest
-        import torch
-        import torch.distributed as dist
 
         pytestmark = pytest.mark.distributed(2, device="cpu")
         seen = []
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def imports():
+            \"""Import torch in ranks only.\"""
+            global torch, dist
+            import torch
+            import torch.distributed as dist
 
 
         def test_first(process_group, rank, gather):
@@ -149,11 +155,17 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
         import socket
 
         import pytest
-        import torch
-        import torch.distributed as dist
 
         pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
         pids = []
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def imports():
+            \"""Import torch in ranks only.\"""
+            global torch, dist
+            import torch
+            import torch.distributed as dist
 
 
         def total():
@@ -275,11 +287,12 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
         "test_zlast.py",
         """
         import pytest
-        import torch.distributed as dist
 
 
         @pytest.mark.distributed(2, device="cpu", init=False)
         def test_has_no_group_of_another_file():
+            import torch.distributed as dist
+
             assert not dist.is_initialized()
         """,
     )

@@ -67,8 +67,7 @@ def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("--accel=acme",),
         pytest.param(("--accel=none",), marks=pytest.mark.long),
-        pytest.param(("--accel=acme", "-n2"), marks=pytest.mark.long),
-        pytest.param(("--accel=acme", "--accel-require=acme:3"), marks=pytest.mark.long),
+        pytest.param(("--accel=acme", "--accel-require=acme:3", "-n2"), marks=pytest.mark.long),
     ],
 )
 def test_the_kind_in_the_documentation_works(suite: Suite, acme: Packages, options: tuple[str, ...]) -> None:
@@ -111,47 +110,44 @@ def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme:
     assert "cpu, sim, acme or None, got 'acne'" in run.text + run.errors
 
 
+_UNUSABLE = {
+    "failing": ("make", "raise ImportError('no libacme')", " cannot be loaded: ImportError: no libacme"),
+    "missing": ("made", "", " cannot be loaded: AttributeError: .*made.*"),
+    "partial": (
+        "make",
+        "class Acme:\n    kind = 'partial'\ndef make(argument):\n    return Acme()",
+        " is no vendor: Acme has no backend, discover, fastest, hardware, lacking, mask, mask_variables, notes, "
+        "ranks, torch_devices, verify, visible",
+    ),
+    "other": ("make", ACME, ": the vendor calls itself 'acme', its entry point 'other'"),
+    "acme": (
+        "make",
+        ACME.replace("        names = sorted(", "        raise OSError('asleep')\n        names = sorted("),
+        ": its devices cannot be looked up: OSError: asleep",
+    ),
+}
+"""For each kind that cannot be used: the function that its entry point names, its module, and the message."""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("entry_point", "code", "text"),
-    [
-        ("acme = acme_accel:make", "raise ImportError('no libacme')", " cannot be loaded: ImportError: no libacme"),
-        ("acme = acme_accel:made", "", " cannot be loaded: AttributeError: .*made.*"),
-        (
-            "acme = acme_accel:make",
-            "class Acme:\n    kind = 'acme'\ndef make(argument):\n    return Acme()",
-            " is no vendor: Acme has no backend, discover, fastest, hardware, lacking, mask, mask_variables, notes, "
-            "ranks, torch_devices, verify, visible",
-        ),
-        (
-            "other = acme_accel:make",
-            ACME,
-            ": the vendor calls itself 'acme', its entry point 'other'",
-        ),
-        (
-            "acme = acme_accel:make",
-            ACME.replace("        names = sorted(", "        raise OSError('asleep')\n        names = sorted("),
-            ": its devices cannot be looked up: OSError: asleep",
-        ),
-    ],
-)
-def test_a_published_kind_that_cannot_be_used_is_reported(
-    suite: Suite, packages: Packages, entry_point: str, code: str, text: str
-) -> None:
-    packages.install("acme-accel", entry_point, "acme_accel", code)
-    kind = entry_point.partition(" ")[0]
-    suite.write("test_it.py", f"import pytest\n\n@pytest.mark.devices(kind='{kind}')\ndef test_it(): ...")
-    message = rf"kind '{kind}' of acme-accel 1\.0{text}"
-    for options, error_names_test in (([f"--accel={kind}"], False), (["--accel=none"], True)):
-        run = suite.run(*options)
-        assert run.ret == pytest.ExitCode.USAGE_ERROR
-        assert re.search(("test_it.py::test_it: " if error_names_test else "") + message, run.text + run.errors)
-        assert "Traceback" not in run.text + run.errors
-    # A session that does not need the kind still runs.
+def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages: Packages) -> None:
+    messages = {}
+    for kind, (function, code, text) in _UNUSABLE.items():
+        packages.install(f"{kind}-accel", f"{kind} = {kind}_accel:{function}", f"{kind}_accel", code)
+        messages[kind] = rf"kind '{kind}' of {kind}-accel 1\.0{text}"
+    for kind, message in messages.items():
+        suite.write("test_it.py", f"import pytest\n\n@pytest.mark.devices(kind='{kind}')\ndef test_it(): ...")
+        for option, error_names_test in ((f"--accel={kind}", False), ("--accel=none", True)):
+            run = suite.run(option)
+            assert run.ret == pytest.ExitCode.USAGE_ERROR
+            assert re.search(("test_it.py::test_it: " if error_names_test else "") + message, run.text + run.errors)
+            assert "Traceback" not in run.text + run.errors
+    # A session that does not need these kinds still runs.
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(1)\ndef test_it(): ...")
     run = suite.run("--accel=auto")
     assert run.count() == {"PASSED": 1}
-    assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)
+    for message in messages.values():
+        assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)
 
 
 def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: Packages) -> None:

@@ -44,14 +44,32 @@ _TESTS = """
     """
 
 
+_FLOOD = """
+    import os
+
+    import pytest
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_flood(rank):
+        if rank == 0:
+            for number in range(64):
+                os.write(1, b"flood\\n" * (1 << 17))
+            print("the end")
+    """
+
+
 @pytest.mark.long
-def test_lines_of_ranks_have_a_prefix_and_are_not_interleaved(suite: Suite) -> None:
+def test_lines_of_ranks_have_a_prefix_are_not_interleaved_and_survive_a_flood(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
+    suite.write("test_y.py", _FLOOD)
     run = suite.run("-s")
 
-    assert "3 passed" in run.text
+    assert "4 passed" in run.text
+    before_flood, _, flood = run.text.partition("test_y.py::test_flood")
+    assert "[rank 0] the end\n" in flood
     for rank in (0, 1):
-        shown = re.findall(rf"^\[rank {rank}\] (.*)$", run.text, re.MULTILINE)
+        shown = re.findall(rf"^\[rank {rank}\] (.*)$", before_flood, re.MULTILINE)
         lines = []
         for number in range(300):
             lines.append(f"line {number} of {rank} {'x' * 200}")
@@ -93,29 +111,6 @@ def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
         (suite.path / "seen").touch()
         assert "1 passed" in process.stdout.read()
     assert process.returncode == 0
-
-
-@pytest.mark.long
-def test_very_long_output_is_truncated(suite: Suite) -> None:
-    suite.write(
-        "test_x.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.mark.distributed(2, device="cpu")
-        def test_x(rank):
-            if rank == 0:
-                for number in range(64):
-                    os.write(1, b"flood\\n" * (1 << 17))
-                print("the end")
-        """,
-    )
-    run = suite.run("-s")
-    assert "1 passed" in run.text
-    assert "[rank 0] the end\n" in run.text
 
 
 @pytest.mark.long

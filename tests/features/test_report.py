@@ -266,71 +266,78 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
 
 
 @pytest.mark.long
-def test_a_click_on_a_test_shows_its_failure(folder: Path, session: Session, browser: Browser) -> None:
+def test_a_user_can_explore_the_page(folder: Path, session: Session, browser: Browser) -> None:
     with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
-        page.locator(".slick-row", has_text="test_one_rank_fails").click()
-        details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_fails")
-        details.get_by_text("rank 1: assert 1 == 0", exact=True).wait_for()
-        text = details.inner_text()
-        assert "call failed, rank 1, test_it.py:" in text
-        assert "assert rank == 0" in text
-        assert "hello from 1" in text
-        assert re.search(r"rank 1\s+passed [\d.]+ s\s+failed [\d.]+ s", text)
-        page.get_by_role("button", name="Close").click()
-        details.wait_for(state="hidden")
-
-        page.mouse.click(*_bar_center(page, "test_it.py::test_one_rank_ends"))
-        details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_ends")
-        details.get_by_text("rank 1 exited with status 3").first.wait_for()
-        chosen = page.locator(".slick-row", has=page.locator(".selected"))
-        assert chosen.locator(".l1").inner_text() == "test_it.py::test_one_rank_ends"
+        _check_tooltip(page)
+        _check_details(page)
+        _check_table(page)
+        _check_legend(page)
 
 
-@pytest.mark.long
-def test_the_tooltip_of_a_bar_describes_its_test(folder: Path, session: Session, browser: Browser) -> None:
-    with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
-        page.mouse.move(*_bar_center(page, "test_it.py::test_one_rank_fails"))
-        tooltip = page.locator(".bk-tooltip-content", has_text="test_one_rank_fails")
-        tooltip.wait_for()
-        text = tooltip.inner_text()
-        assert re.search(r"failed, ran [\d.]+ s, waited [\d.]+ s", text)
-        assert re.search(r"sim-\d, sim-\d", text)
-        assert "ranks: 2, peak memory: unknown" in text
-        assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
+def _check_tooltip(page: Page) -> None:
+    """Check that the tooltip of a bar describes its test."""
+    page.mouse.move(*_bar_center(page, "test_it.py::test_one_rank_fails"))
+    tooltip = page.locator(".bk-tooltip-content", has_text="test_one_rank_fails")
+    tooltip.wait_for()
+    text = tooltip.inner_text()
+    assert re.search(r"failed, ran [\d.]+ s, waited [\d.]+ s", text)
+    assert re.search(r"sim-\d, sim-\d", text)
+    assert "ranks: 2, peak memory: unknown" in text
+    assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
 
 
-@pytest.mark.long
-def test_the_table_is_filtered_and_sorted(folder: Path, session: Session, browser: Browser) -> None:
-    with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
-        verdicts = _source(page, "tests")["verdict"]
-        assert verdicts[:3] == ["failed", "failed", "error"]
-        page.get_by_placeholder("part of its name").press_sequentially("RANKS[")
-        page.get_by_text(f"4 of {len(verdicts)} tests").wait_for()
-        assert sorted(_column(page, 1)) == [f"test_it.py::test_ranks[{number}]" for number in range(4)]
-        page.get_by_placeholder("part of its name").fill("")
-        page.locator("select").select_option("error")
-        page.get_by_text(f"1 of {len(verdicts)} tests").wait_for()
-        assert _column(page, 1) == ["test_it.py::test_errs"]
-        page.locator("select").select_option("all")
-        page.get_by_text(f"{len(verdicts)} of {len(verdicts)} tests").wait_for()
-        header = page.locator(".slick-header-column").nth(1)
-        header.click()
-        ascending = _column(page, 1)
-        assert ascending == sorted(_source(page, "tests")["test"])[: len(ascending)]
-        header.click()
-        descending = _column(page, 1)
-        assert descending == sorted(_source(page, "tests")["test"], reverse=True)[: len(descending)]
+def _check_details(page: Page) -> None:
+    """Check that a click on a row or a bar shows the details of its test, which can be closed."""
+    page.locator(".slick-row", has_text="test_one_rank_fails").click()
+    details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_fails")
+    details.get_by_text("rank 1: assert 1 == 0", exact=True).wait_for()
+    text = details.inner_text()
+    assert "call failed, rank 1, test_it.py:" in text
+    assert "assert rank == 0" in text
+    assert "hello from 1" in text
+    assert re.search(r"rank 1\s+passed [\d.]+ s\s+failed [\d.]+ s", text)
+    page.get_by_role("button", name="Close").click()
+    details.wait_for(state="hidden")
+
+    page.mouse.click(*_bar_center(page, "test_it.py::test_one_rank_ends"))
+    details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_ends")
+    details.get_by_text("rank 1 exited with status 3").first.wait_for()
+    chosen = page.locator(".slick-row", has=page.locator(".selected"))
+    assert chosen.locator(".l1").inner_text() == "test_it.py::test_one_rank_ends"
+    page.get_by_role("button", name="Close").click()
+    details.wait_for(state="hidden")
 
 
-@pytest.mark.long
-def test_the_legend_hides_bars(folder: Path, session: Session, browser: Browser) -> None:
-    with _open_page(browser, folder / "report.html") as page:
-        visible = """() => Bokeh.documents[0].get_model_by_name("timeline").renderers
-            .filter(one => one.visible).map(one => one.name)"""
-        before = page.evaluate(visible)
-        assert {"failed", "error", "passed", "start"} <= set(before)
-        page.get_by_role("button", name="failed").click()
-        assert page.evaluate(visible) == [name for name in before if name != "failed"]
+def _check_table(page: Page) -> None:
+    """Check that the table can be filtered by name and by verdict, and sorted."""
+    verdicts = _source(page, "tests")["verdict"]
+    assert verdicts[:3] == ["failed", "failed", "error"]
+    page.get_by_placeholder("part of its name").press_sequentially("RANKS[")
+    page.get_by_text(f"4 of {len(verdicts)} tests").wait_for()
+    assert sorted(_column(page, 1)) == [f"test_it.py::test_ranks[{number}]" for number in range(4)]
+    page.get_by_placeholder("part of its name").fill("")
+    page.locator("select").select_option("error")
+    page.get_by_text(f"1 of {len(verdicts)} tests").wait_for()
+    assert _column(page, 1) == ["test_it.py::test_errs"]
+    page.locator("select").select_option("all")
+    page.get_by_text(f"{len(verdicts)} of {len(verdicts)} tests").wait_for()
+    header = page.locator(".slick-header-column").nth(1)
+    header.click()
+    ascending = _column(page, 1)
+    assert ascending == sorted(_source(page, "tests")["test"])[: len(ascending)]
+    header.click()
+    descending = _column(page, 1)
+    assert descending == sorted(_source(page, "tests")["test"], reverse=True)[: len(descending)]
+
+
+def _check_legend(page: Page) -> None:
+    """Check that a click on a verdict in the legend hides its bars."""
+    visible = """() => Bokeh.documents[0].get_model_by_name("timeline").renderers
+        .filter(one => one.visible).map(one => one.name)"""
+    before = page.evaluate(visible)
+    assert {"failed", "error", "passed", "start"} <= set(before)
+    page.get_by_role("button", name="failed").click()
+    assert page.evaluate(visible) == [name for name in before if name != "failed"]
 
 
 @pytest.mark.long

@@ -60,7 +60,8 @@ def _commands(text: str) -> list[str]:
 @pytest.mark.parametrize("style", ["auto", "long", "line", "no"])
 def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)
-    run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5")
+    options = ["--show-capture=no"] if style == "long" else []
+    run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5", *options)
     commands = _commands(run.text)
     if style == "no":
         assert not commands
@@ -73,16 +74,21 @@ def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str)
     ]
     assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-devices") == 1 for command in commands)
     if style in ("auto", "long"):
-        # The command comes last, after the captured output.
+        # The command comes last, after the captured output if that is shown.
         assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
 
 
 @pytest.mark.long
-def test_the_command_runs_the_same_test_on_the_same_devices(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_repeats_the_test_on_the_same_devices_and_is_in_junit_files(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     suite.write("test_x.py", _TESTS)
     monkeypatch.setenv("PYTEST_ACCEL", "sim:4")
-    run = suite.run("-k", "test_of", "--accel-order", "free")
-    (command,) = _commands(run.text)
+    run = suite.run("-k", "test_of or test_die", "--accel-order", "free", "--junitxml=x.xml")
+    command, command_of_dead_rank = _commands(run.text)
+    xml = (suite.path / "x.xml").read_text()
+    assert xml.count("pytest 'test_x.py::test_of[it") == xml.count("pytest test_x.py::test_die") == 1
+    assert "test_die" in command_of_dead_rank
     assert "--accel sim:4 --accel-order free" in command
     seen = [line for line in run.text.splitlines() if line.startswith("seen ")]
     monkeypatch.delenv("PYTEST_ACCEL")
@@ -94,15 +100,6 @@ def test_the_command_runs_the_same_test_on_the_same_devices(suite: Suite, monkey
 
 
 @pytest.mark.long
-def test_a_junit_file_contains_the_command_once(suite: Suite) -> None:
+def test_the_command_is_shown_under_xdist(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
-    run = suite.run("-k", "test_die", "--junitxml=x.xml")
-    assert len(_commands(run.text)) == 1
-    assert (suite.path / "x.xml").read_text().count("pytest test_x.py::test_die") == 1
-
-
-@pytest.mark.long
-def test_the_command_is_shown_without_captured_output_and_under_xdist(suite: Suite) -> None:
-    suite.write("test_x.py", _TESTS)
-    assert len(_commands(suite.run("-k", "test_end", "--show-capture=no").text)) == 1
     assert len(_commands(suite.run("-k", "test_end", "-n", "1").text)) == 1

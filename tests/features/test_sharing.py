@@ -113,12 +113,13 @@ def test_ranks_share_a_device_under_gloo(suite: Suite) -> None:
         "test_it.py",
         """
         import pytest
-        import torch
-        import torch.distributed as dist
 
 
         @pytest.mark.distributed(4)
         def test_four_on_one(accel, device, devices, gather, world_size):
+            import torch
+            import torch.distributed as dist
+
             total = torch.ones(1, device=device)
             dist.all_reduce(total)
             assert total.item() == world_size
