@@ -220,9 +220,9 @@ def test_each_rank_has_its_own_http_server(pair: Pair) -> None:
     assert marked.count() == {"PASSED": 3, "FAILED": 1}
 
 
-@pytest.mark.parametrize("options", [("--disable-socket",), ("--allow-hosts=192.0.2.2", "-n2")])
+@pytest.mark.parametrize(("option", "workers"), [("--disable-socket", ()), ("--allow-hosts=192.0.2.2", ("-n2",))])
 @needs("pytest_socket", "pytest_rerunfailures")
-def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, options: tuple[str, ...]) -> None:
+def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, option: str, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_socket", "pytest_rerunfailures")
     pair.write(
         "test_network.py",
@@ -309,7 +309,7 @@ def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, options: 
         in_ranks()
     """,
     )
-    _, marked = pair.run_both(*options)
+    marked = pair.run_marked(pair.plain.run(option), option, *workers)
     assert marked.count() == {"PASSED": 7, "FAILED": 1, "RERUN": 1}
 
 

@@ -82,7 +82,7 @@ def test_marked_tests_are_not_forked(pair: Pair, mark: str) -> None:
 def test_pytest_isolate_is_refused_for_marked_tests(pair: Pair) -> None:
     pair.plugin("pytest_isolate.plugin")
     pair.write("test_isolated.py", _SUITE % ("", "@pytest.mark.isolate(timeout=30)", "", "", "", ""))
-    for options in (("--isolate",), ("-k", "finds", "-n2")):
+    for options in (("--isolate",), ("-k", "finds", "-n1")):
         run = pair.marked.run("-W", "default", *options)
         assert run.ret == pytest.ExitCode.USAGE_ERROR
         assert "pytest-isolate runs a test in a fork of the pytest process" in run.text + run.errors

@@ -130,7 +130,7 @@ def test_default_flags_that_change_snapshots_are_refused(suite: Suite, monkeypat
     suite.write("conftest.py", _TERMINAL_CONFTEST)
     _check_refused(suite, "the default flags of pyproject.toml, report,trim,")
     # As for unmarked tests, nothing is changed under xdist, and a variable overrides the file.
-    _check_accepted(suite, "-n", "2")
+    _check_accepted(suite, "-n", "1")
     monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "report")
     _check_accepted(suite)
     monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "update")

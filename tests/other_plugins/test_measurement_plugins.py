@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pstats
 import re
+import shutil
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from tests.other_plugins.conftest import Pair
     from tests.run import Run
 
-_WORKERS = [(), ("-n", "2")]
+_WORKERS: tuple[tuple[str, ...], ...] = ((), ("-n", "2"))
+"""Options of the sessions of a marked suite, which are compared with one session of the plain suite."""
 
 
 # pytest-monitor
@@ -65,16 +67,19 @@ def read_monitor_database(suite: Suite) -> tuple[int, list[tuple[Any, ...]]]:
 
 
 @needs("pytest_monitor")
-@pytest.mark.parametrize("workers", _WORKERS)
-def test_monitor_has_one_session_and_one_row_for_each_test(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_monitor_has_one_session_and_one_row_for_each_test(pair: Pair) -> None:
+    """With xdist, the controller and each worker have one session."""
     pair.plugin("monitor")
     pair.write("conftest.py", _NODEID_CONFTEST)
     pair.write("test_x.py", _MONITORED)
-    pair.run_both(*workers, "-W", "ignore")
-    assert read_monitor_database(pair.marked) == read_monitor_database(pair.plain)
-    sessions, rows = read_monitor_database(pair.marked)
-    assert sessions == (3 if workers else 1)
+    plain = pair.plain.run("-W", "ignore")
+    sessions, rows = read_monitor_database(pair.plain)
+    assert sessions == 1
     assert [row[2] for row in rows] == ["test_plain", "test_ranks[1]", "test_ranks[2]"]
+    for workers in _WORKERS:
+        (pair.marked.path / ".pymon").unlink(missing_ok=True)
+        pair.run_marked(plain, *workers, "-W", "ignore")
+        assert read_monitor_database(pair.marked) == (3 if workers else 1, rows)
 
 
 @needs("pytest_monitor")
@@ -154,19 +159,23 @@ def parse_allocations(run: Run) -> list[tuple[str, str, str]]:
 
 
 @needs("pytest_memray")
-@pytest.mark.parametrize("workers", _WORKERS)
-def test_memray_reports_marked_tests(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_memray_reports_marked_tests(pair: Pair) -> None:
     pair.plugin("memray")
     pair.write("test_x.py", _MEMORY)
     options = ("--memray", "--most-allocations=0", "--memray-bin-path=bins", "--memray-bin-prefix=of")
-    plain, marked = pair.run_both(*options, *workers)
-    assert parse_allocations(marked) == parse_allocations(plain)
-    assert [name for name, _, _ in parse_allocations(marked)] == [
+    plain = pair.plain.run(*options)
+    assert [name for name, _, _ in parse_allocations(plain)] == [
         f"test_x.py::test_{test}" for test in ("device", "within", "too_much", "plain", "ranks")
     ]
-    dumps = [sorted(path.name for path in (one.path / "bins").rglob("*")) for one in (pair.plain, pair.marked)]
-    assert dumps[1] == dumps[0]
-    for run in (plain, marked):
+    runs = [plain]
+    for workers in _WORKERS:
+        shutil.rmtree(pair.marked.path / "bins", ignore_errors=True)
+        marked = pair.run_marked(plain, *options, *workers)
+        assert parse_allocations(marked) == parse_allocations(plain)
+        dumps = [sorted(path.name for path in (one.path / "bins").rglob("*")) for one in (pair.plain, pair.marked)]
+        assert dumps[1] == dumps[0]
+        runs.append(marked)
+    for run in runs:
         assert "Test was limited to 1.0MiB but allocated 3.8MiB" in run.text
         assert "MEMORY PROBLEMS test_x.py::test_too_much" in run.text
         assert "Created 5 binary dumps at" in run.text
@@ -249,20 +258,20 @@ def count_calls(suite: Suite) -> dict[str, int]:
 
 
 @needs("pytest_profiling")
-@pytest.mark.parametrize("workers", _WORKERS)
-def test_profiles_of_marked_tests_are_those_of_rank_0(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_profiles_of_marked_tests_are_those_of_rank_0(pair: Pair) -> None:
     pair.plugin("profiling")
     pair.write("conftest.py", "def pytest_configure(config):\n    config.addinivalue_line('markers', 'line_profile')\n")
     pair.write("work.py", _WORK)
     pair.write("test_x.py", _PROFILED)
-    plain, marked = pair.run_both("--profile", *workers)
-    assert count_calls(pair.marked).keys() == count_calls(pair.plain).keys()
+    plain, marked = pair.run_both("--profile")
     tests = {f"test_{test}.prof": count for test, count in (("plain", 1), ("ranks", 2), ("fails", 1), ("device", 1))}
-    assert count_calls(pair.marked).items() >= tests.items()
-    if not workers:  # Workers overwrite each other's file.
-        assert count_calls(pair.marked) == count_calls(pair.plain) == {**tests, "combined.prof": 5}
-        assert "Profiling (from" in plain.text
-        assert "Profiling (from" in marked.text
+    assert count_calls(pair.marked) == count_calls(pair.plain) == {**tests, "combined.prof": 5}
+    assert "Profiling (from" in plain.text
+    assert "Profiling (from" in marked.text
+    shutil.rmtree(pair.marked.path / "prof")
+    pair.run_marked(plain, "--profile", "-n", "2")
+    assert count_calls(pair.marked).keys() == count_calls(pair.plain).keys()
+    assert count_calls(pair.marked).items() >= tests.items()  # Workers overwrite each other's combined file.
 
 
 @needs("pytest_profiling")
@@ -310,8 +319,7 @@ def test_line_profiles_of_marked_tests_are_those_of_rank_0(pair: Pair) -> None:
 
 
 @needs("pytest_durations")
-@pytest.mark.parametrize("workers", _WORKERS)
-def test_durations_of_marked_tests_and_fixtures_are_those_of_ranks(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_durations_of_marked_tests_and_fixtures_are_those_of_ranks(pair: Pair) -> None:
     pair.plugin("pytest_durations")
     pair.write(
         "test_x.py",
@@ -341,22 +349,31 @@ def test_durations_of_marked_tests_and_fixtures_are_those_of_ranks(pair: Pair, w
             pass
         """,
     )
-    pair.run_both("--pytest-durations-json=out.json", *workers)
-    found = []
-    for one in (pair.plain, pair.marked):
-        categories = json.loads((one.path / "out.json").read_text())["categories"]
-        found.append({name: {entry["name"]: entry for entry in entries} for name, entries in categories.items()})
-    counts = [
-        {category: {name: entry["calls"] for name, entry in entries.items()} for category, entries in one.items()}
-        for one in found
-    ]
-    assert counts[1] == counts[0]
-    assert counts[1]["fixture"]["test_x.py::data"] == 3
-    marked = found[1]
-    assert marked["fixture"]["test_x.py::data"]["min"] >= 0.01
-    assert marked["test call"]["test_x.py::test_ranks"]["total"] >= 0.5
-    # The driver waits for all phases of the ranks in its own setup phase.
-    assert marked["test setup"]["test_x.py::test_ranks"]["total"] < 0.5
+    option = "--pytest-durations-json=out.json"
+    plain = pair.plain.run(option)
+    expected = _count_durations(_read_durations(pair.plain))
+    for workers in _WORKERS:
+        pair.run_marked(plain, option, *workers)
+        marked = _read_durations(pair.marked)
+        assert _count_durations(marked) == expected
+        assert _count_durations(marked)["fixture"]["test_x.py::data"] == 3
+        assert marked["fixture"]["test_x.py::data"]["min"] >= 0.01
+        assert marked["test call"]["test_x.py::test_ranks"]["total"] >= 0.5
+        # The driver waits for all phases of the ranks in its own setup phase.
+        assert marked["test setup"]["test_x.py::test_ranks"]["total"] < 0.5
+
+
+def _read_durations(suite: Suite) -> dict[str, dict[str, Any]]:
+    """Return the entries of the file of pytest-durations by category and name, and remove the file."""
+    file = suite.path / "out.json"
+    categories = json.loads(file.read_text())["categories"]
+    file.unlink()
+    return {name: {entry["name"]: entry for entry in entries} for name, entries in categories.items()}
+
+
+def _count_durations(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the number of calls of each entry in the result of `_read_durations`."""
+    return {category: {name: entry["calls"] for name, entry in entries.items()} for category, entries in found.items()}
 
 
 # pytest-harvest
@@ -414,18 +431,23 @@ _HARVESTED = """
 
 
 @needs("pytest_harvest")
-@pytest.mark.parametrize("workers", _WORKERS)
-def test_harvest_has_the_results_of_marked_tests(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_harvest_has_the_results_of_marked_tests(pair: Pair) -> None:
     pair.plugin("harvest")
     pair.write("conftest.py", _HARVEST)
-    tests = _HARVESTED.partition("def test_last")[0] if workers else _HARVESTED
-    pair.write("test_x.py", tests)
-    pair.run_both("-W", "ignore", *workers)
-    results = [json.loads((one.path / "out.json").read_text()) for one in (pair.plain, pair.marked)]
-    assert results[1] == results[0]
-    assert results[1]["test_x.py::test_fails"] == [
-        *("failed", ["passed", "failed", "passed"], {}, [["results_bag", "ResultsBag:\n{'score': 1}"]])
-    ]
+    pair.write("test_x.py", _HARVESTED)
+    pair.run_both("-W", "ignore")
+    expected, results = (json.loads((one.path / "out.json").read_text()) for one in (pair.plain, pair.marked))
+    assert results == expected
+    failed = ["failed", ["passed", "failed", "passed"], {}, [["results_bag", "ResultsBag:\n{'score': 1}"]]]
+    assert results["test_x.py::test_fails"] == failed
+
+    # Under xdist, `module_results_dct` has the results of the worker only.
+    (pair.marked.path / "out.json").unlink()
+    pair.marked.write("test_x.py", _HARVESTED.partition("def test_last")[0])
+    outcomes = pair.marked.run("-W", "ignore", "-n", "2").outcomes()
+    assert outcomes == {**dict.fromkeys(outcomes, "PASSED"), "test_fails": "FAILED"}
+    del expected["test_x.py::test_last"]
+    assert json.loads((pair.marked.path / "out.json").read_text()) == expected
 
 
 @needs("pytest_harvest", "numpy")

@@ -151,22 +151,23 @@ def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> No
 
 
 @needs("nbval", "ipykernel")
-@pytest.mark.parametrize("workers", [(), ("-n2", "--dist=loadfile")])
-def test_notebook_cells_run_in_ranks(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_notebook_cells_run_in_ranks(pair: Pair) -> None:
     """The cells of a notebook share one kernel in each rank, which the collector starts before the first cell."""
     pair.plugin("nbval.plugin")
     pair.marked.ini("accel_rules = ranks.ipynb: distributed(2, device='cpu')")
     pair.marked.write("ranks.ipynb", _make_notebook(_CELLS))
     pair.write("alone.ipynb", _make_notebook([("x = 1\nprint(x)", "1"), ("print(x)", "2")]))
-    args = ("--nbval", "-Wdefault", *workers)
-    plain, marked = pair.plain.run(*args), pair.marked.run("--accel-leaks=fail", *args)
-    words = [" ".join(results) for name, results in marked.results.items() if "ranks" in name]
-    assert words == ["PASSED", "PASSED", "SKIPPED", "FAILED", "PASSED", "FAILED"], marked.text
-    assert "- ranks 0-1: NbCellError: Cell outputs differ\n" in marked.text
-    assert "'7\\n' == '8\\n'" in marked.text
-    assert "rank 1: failed\nrank 0: passed\n" in marked.text
-    unmarked = [{name: results for name, results in run.results.items() if "alone" in name} for run in (plain, marked)]
-    assert unmarked[0] == unmarked[1] != {}
+    args = ("--nbval", "-Wdefault")
+    expected = pair.plain.run(*args).results
+    assert len(expected) == 2
+    for workers in ((), ("-n2", "--dist=loadfile")):
+        marked = pair.marked.run("--accel-leaks=fail", *args, *workers)
+        words = [" ".join(results) for name, results in marked.results.items() if "ranks" in name]
+        assert words == ["PASSED", "PASSED", "SKIPPED", "FAILED", "PASSED", "FAILED"], marked.text
+        assert "- ranks 0-1: NbCellError: Cell outputs differ\n" in marked.text
+        assert "'7\\n' == '8\\n'" in marked.text
+        assert "rank 1: failed\nrank 0: passed\n" in marked.text
+        assert {name: results for name, results in marked.results.items() if "alone" in name} == expected
 
 
 @needs("nbmake", "ipykernel")

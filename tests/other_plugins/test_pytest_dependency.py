@@ -106,15 +106,18 @@ _SUITE = """
     """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2", "--dist=loadfile")])
-def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair) -> None:
     pair.plugin("pytest_dependency")
     pair.write("test_depends.py", _SUITE)
-    _, marked = pair.run_both("-rs", *workers)
-    assert marked.count() == {"PASSED": 8, "FAILED": 1, "SKIPPED": 4, "ERROR": 1}
-    assert "test_on_a_failure depends on test_fails" in marked.text
-    # Ranks run no test that the driver skips, not even when they run ahead.
-    assert sorted(set(pair.marked.read("ran.log"))) == ["test_in_class", "test_on_another_world", "test_on_unmarked"]
+    plain = pair.plain.run("-rs")
+    for workers in ((), ("-n1", "--dist=loadfile")):  # One worker runs all tests of a file.
+        marked = pair.run_marked(plain, "-rs", *workers)
+        assert marked.count() == {"PASSED": 8, "FAILED": 1, "SKIPPED": 4, "ERROR": 1}
+        assert "test_on_a_failure depends on test_fails" in marked.text
+        # Ranks run no test that the driver skips, not even when they run ahead.
+        ran = set(pair.marked.read("ran.log"))
+        assert sorted(ran) == ["test_in_class", "test_on_another_world", "test_on_unmarked"]
+        (pair.marked.path / "ran.log").unlink()
 
 
 def test_calling_depends_in_a_rank_fails(pair: Pair) -> None:

@@ -21,7 +21,7 @@ def test_marked_tests_in_changed_files_are_picked(pair: Pair) -> None:
             identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid")
             subprocess.run(["git", *identity, *command], cwd=one.path, check=True)
     pair.write("test_other.py", test.format("other", False))
-    for option, workers in (("--picked", ()), ("--picked=first", ("-n2",))):
+    for option, workers in (("--picked", ()), ("--picked=first", ("-n1",))):
         plain, marked = pair.plain.run(option), pair.marked.run(option, *workers)
         assert marked.outcomes() == plain.outcomes()
         assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED

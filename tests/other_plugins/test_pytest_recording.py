@@ -124,7 +124,7 @@ def test_all_ranks_replay_cassettes_and_one_records(pair: Pair) -> None:
     assert recorded["test_passes.yaml"] == ["one", "two"]
 
     pair.write("offline", "")
-    replayed = pair.marked.run("--block-network", "-n2", "test_web.py")
+    replayed = pair.marked.run("--block-network", "-n1", "test_web.py")
     assert replayed.outcomes() == {"test_passes": "PASSED", "test_fails": "FAILED", "test_unmarked": "PASSED"}
 
     run = pair.marked.run("--record-mode=rewrite", "-k", "test_passes")

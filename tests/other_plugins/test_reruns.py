@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
+    from tests.run import Run
 
 _SUITE = """
     import os
@@ -108,26 +107,38 @@ def _assert_equal_counts(pair: Pair, *names: str) -> None:
 _COUNTED = ("once", "always", "passes", "skips", "expected", "not_flaky", "after_setup", "setup", "teardown", "last")
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
+def _run_with_and_without_workers(pair: Pair, *args: str) -> tuple[Run, list[Run]]:
+    """Run the plain suite, and the marked suite without and with xdist; fail unless results and counts are equal.
+
+    Return the session of the plain suite and those of the marked suite.
+    """
+    plain = pair.plain.run(*args)
+    assert plain.results
+    sessions = []
+    for workers in ((), ("-n2",)):
+        for file in pair.marked.path.glob("*.[01]"):
+            file.unlink()
+        sessions.append(pair.run_marked(plain, *args, *workers))
+        _assert_equal_counts(pair, *_COUNTED)
+    return plain, sessions
+
+
 @needs("pytest_rerunfailures")
-def test_rerunfailures_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_rerunfailures_reruns_marked_tests_like_unmarked_ones(pair: Pair) -> None:
     pair.plugin("pytest_rerunfailures")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(reruns=1)")
-    plain, marked = pair.run_both("-rR", *workers)
-    assert marked.results == plain.results
-    assert marked.count() == {"RERUN": 4, "PASSED": 5, "FAILED": 2, "SKIPPED": 1, "XFAIL": 1}
-    _assert_equal_counts(pair, *_COUNTED)
+    _, sessions = _run_with_and_without_workers(pair, "-rR")
+    for marked in sessions:
+        assert marked.count() == {"RERUN": 4, "PASSED": 5, "FAILED": 2, "SKIPPED": 1, "XFAIL": 1}
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
 @needs("flaky")
-def test_flaky_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_flaky_reruns_marked_tests_like_unmarked_ones(pair: Pair) -> None:
     pair.plugin("flaky.flaky_pytest_plugin")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=2)")
-    plain, marked = pair.run_both(*workers)
-    assert "test_once failed (1 runs remaining out of 2)" in plain.text
-    assert "test_once failed (1 runs remaining out of 2)" in marked.text
-    _assert_equal_counts(pair, *_COUNTED)
+    plain, sessions = _run_with_and_without_workers(pair)
+    for run in (plain, *sessions):
+        assert "test_once failed (1 runs remaining out of 2)" in run.text
 
 
 @needs("flaky")
@@ -139,16 +150,15 @@ def test_flaky_reruns_marked_tests_until_min_passes(pair: Pair) -> None:
     _assert_equal_counts(pair, *_COUNTED)
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
 @needs("pytest_retry")
-def test_pytest_retry_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_pytest_retry_reruns_marked_tests_like_unmarked_ones(pair: Pair) -> None:
     pair.plugin("pytest_retry.retry_plugin")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(retries=1)")
-    plain, marked = pair.run_both(*workers)
-    assert "test_once passed on attempt 2!" in plain.text
-    assert "test_once passed on attempt 2!" in marked.text
-    assert "ranks 0-1: failed" in marked.failure("test_always")
-    _assert_equal_counts(pair, *_COUNTED)
+    plain, sessions = _run_with_and_without_workers(pair)
+    for run in (plain, *sessions):
+        assert "test_once passed on attempt 2!" in run.text
+    for marked in sessions:
+        assert "ranks 0-1: failed" in marked.failure("test_always")
 
 
 _DYING = """

@@ -154,21 +154,21 @@ _SELECTIONS = [
 
 
 @pytest.mark.parametrize(("names", "options"), _SELECTIONS)
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["no-xdist", "xdist"])
 def test_marked_and_unmarked_tests_run_in_the_same_order(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], workers: tuple[str, ...]
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str]
 ) -> None:
     pair.plugin(*names)
     pair.write("conftest.py", _CONFTEST)
     pair.write("test_a.py", _TESTS)
     pair.write("test_b.py", _MORE_TESTS)
     _write_durations(pair)
-    plain, marked = (_run_in_order(one, monkeypatch, *workers, *options) for one in (pair.plain, pair.marked))
-    if workers:  # The order depends on when workers ask for tests.
-        plain[2].sort()
-        marked[2].sort()
+    plain, marked = (_run_in_order(one, monkeypatch, *options) for one in (pair.plain, pair.marked))
     assert marked == plain
     assert marked[2]
+
+    status, outcomes, order = _run_in_order(pair.marked, monkeypatch, "-n2", *options)
+    # The order depends on when workers ask for tests.
+    assert (status, outcomes, sorted(order)) == (plain[0], plain[1], sorted(plain[2]))
 
 
 _PASSING = """
@@ -190,8 +190,7 @@ _PASSING = """
 
 
 @needs("pytest_split", "pytest_slow_first")
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["no-xdist", "xdist"])
-def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_durations_are_stored_once(pair: Pair) -> None:
     """The driver stores what the slowest rank took; no rank writes a file."""
     pair.plugin("pytest-split", "slow-first")
     pair.write(
@@ -208,7 +207,9 @@ def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None
         """,
     )
     pair.write("test_it.py", _PASSING)
-    for one in (pair.plain, pair.marked):
+    for one, workers in ((pair.plain, ()), (pair.marked, ()), (pair.marked, ("-n2",))):
+        for name in (".test_durations", "pytest-slow-first.json"):
+            (one.path / name).unlink(missing_ok=True)
         run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)
         assert re.search(r"\b3 passed\b", run.text)
         if not workers:

@@ -141,9 +141,12 @@ def read_snapshots(suite: Suite) -> dict[str, bytes]:
     return {str(path.relative_to(suite.path)): path.read_bytes() for path in files}
 
 
-def run_both(pair: Pair, *args: str) -> Run:
-    """Run both suites, assert that outcomes, summary and snapshots are equal, and return the marked suite's session."""
-    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
+def run_both(pair: Pair, *args: str, workers: tuple[str, ...] = ()) -> Run:
+    """Run both suites, the marked one with `workers`, and return the session of the marked suite.
+
+    Fail if outcomes, summaries or snapshots differ.
+    """
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args, *workers)
     assert marked.outcomes() == plain.outcomes()
     assert read_summary(marked) == read_summary(plain)
     assert marked.ret == plain.ret
@@ -173,28 +176,29 @@ def test_syrupy_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
 
 def test_syrupy_handles_marked_tests_like_unmarked_ones_under_xdist(pair: Pair) -> None:
     """The controller knows the snapshots that all workers have used, and no worker deletes those of another."""
-    _check_creating(pair, "-n", "2")
+    workers = ("-n", "2")
+    _check_creating(pair, workers)
     pair.write("sub/test_other.py", _OTHER_WITHOUT_SNAPSHOT)
-    _check_updating(pair, "-n", "2")
+    _check_updating(pair, workers)
 
 
-def _check_creating(pair: Pair, *args: str) -> None:
+def _check_creating(pair: Pair, workers: tuple[str, ...] = ()) -> None:
     """Write the suites, create their snapshots, and check these."""
     pair.plugin("syrupy", "rerunfailures")
     pair.write("value", "first")
     pair.write("test_mixed.py", _MIXED)
     pair.write("sub/test_other.py", _OTHER)
-    created = run_both(pair, "--snapshot-update", *args)
+    created = run_both(pair, "--snapshot-update", workers=workers)
     assert created.ret == 0
     assert "25 snapshots generated" in read_summary(created)
     assert len(read_snapshots(pair.marked)) == 6
 
 
-def _check_updating(pair: Pair, *args: str) -> None:
+def _check_updating(pair: Pair, workers: tuple[str, ...] = ()) -> None:
     """Update the snapshots after other values, and check which are deleted."""
     pair.write("value", "shorter")
     before = read_snapshots(pair.marked)
-    updated = run_both(pair, "--snapshot-update", "--snapshot-details", *args)
+    updated = run_both(pair, "--snapshot-update", "--snapshot-details", workers=workers)
     assert updated.result("test_fails_after") == "FAILED"
     after = read_snapshots(pair.marked)
     assert before.keys() - after.keys() == {"sub/__snapshots__/test_other.ambr"}

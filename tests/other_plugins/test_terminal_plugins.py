@@ -101,6 +101,7 @@ _PLUGINS = [
 
 @pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
 def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], pattern: str) -> None:
+    """Under xdist, only lines that do not depend on the order in which tests end are compared."""
     pair.plugin(name)
     pair.write("test_mix.py", _TESTS)
 
@@ -109,20 +110,14 @@ def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], patt
     assert _find_in_output(marked, pattern) == _find_in_output(plain, pattern)
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
 
+    distributed = pair.marked.run("-n2", *options, quiet=True)
 
-@pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
-def test_each_test_is_shown_once_under_xdist(pair: Pair, name: str, options: list[str], pattern: str) -> None:
-    """Only lines that do not depend on the order in which tests end are compared."""
-    pair.plugin(name)
-    pair.write("test_mix.py", _TESTS)
-
-    runs = [one.run("-n2", *options, quiet=True) for one in (pair.plain, pair.marked)]
-
-    plain, marked = (
-        sorted(line for line in _find_in_output(run, pattern) if _is_independent_of_order(line)) for run in runs
+    expected, shown = (
+        sorted(line for line in _find_in_output(run, pattern) if _is_independent_of_order(line))
+        for run in (plain, distributed)
     )
-    assert marked == plain
-    assert [run.ret for run in runs] == [pytest.ExitCode.TESTS_FAILED] * 2
+    assert shown == expected
+    assert distributed.ret == pytest.ExitCode.TESTS_FAILED
 
 
 def _is_independent_of_order(line: str) -> bool:
