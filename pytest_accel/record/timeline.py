@@ -432,7 +432,11 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
             case SessionFinished():
                 session.finished = event
     session.worlds = list(worlds.values())
-    for test, times in begun.items():  # Tests that were running when the record ended.
+    # Tests that were running when the record ended.
+    for run in running.values():
+        if run.verdict == "unfinished":
+            run.until = span.stop
+    for test, times in begun.items():
         session.tests += [_unfinished(test, position, at, latest_wait.get(test), span.stop) for at in times]
     session.tests.sort(key=lambda run: run.span.start)
     _place(session, position)

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from pytest_accel import read_record
-from pytest_accel.core.record_events import SCHEMA, Event, PhaseReported, RankPlace, SessionStarted, WorldStarting
+from pytest_accel.core.record_events import (
+    SCHEMA,
+    Event,
+    PhaseReported,
+    RankPlace,
+    SessionStarted,
+    TestStarted,
+    WorldStarting,
+)
 from pytest_accel.record.record_file import RecordFile
 from pytest_accel.record.timeline import (
     Session,
@@ -35,6 +43,19 @@ def _session(path: Path, *events: Event) -> Session:
 def _ran(test: str, start: float, stop: float, process: int = 1, world: int = 0) -> PhaseReported:
     """Return the report of a call that has passed."""
     return PhaseReported(test, "call", "passed", start, stop, process=process, world=world)
+
+
+def test_a_test_whose_setup_was_its_last_phase_runs_until_the_record_ends(tmp_path: Path) -> None:
+    session = _session(
+        tmp_path / "record.jsonl",
+        TestStarted("endless"),
+        PhaseReported("endless", "setup", "passed", 1, 2),
+        TestStarted("next"),
+    )
+    assert [(test.test, test.verdict, *test.span) for test in session.tests] == [
+        ("endless", "unfinished", 1, 10),
+        ("next", "unfinished", 10, 10),
+    ]
 
 
 def test_the_critical_path_follows_processes_and_devices(tmp_path: Path) -> None:
