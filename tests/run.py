@@ -27,7 +27,7 @@ class Run:
     ret: int
     text: str
     errors: str = ""
-    """What the session has written to stderr, if that is not part of `text`."""
+    """The session's standard error; empty if it is part of `text`."""
 
     @cached_property
     def results(self) -> dict[str, list[str]]:

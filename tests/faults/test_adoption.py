@@ -259,9 +259,9 @@ def test_other(rank):
     assert len(seen) == 5 - 1 and not dist.is_initialized()
     assert os.environ["RANK"] == str(rank)
 """
-NOTED = """
+WRITE_FILE_NAMES = """
 @pytest.fixture(autouse=True)
-def noted(request):
+def write_file_name(request):
     yield
     if request.instance is not None:
         with open("files", "a") as file:
@@ -327,8 +327,8 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
         test_ends=ENDS,
         test_forged=FORGED,
         test_marked=MARKED,
-        test_warm=NOTED + WARM,
-        test_rpc=NOTED + RPC,
+        test_warm=WRITE_FILE_NAMES + WARM,
+        test_rpc=WRITE_FILE_NAMES + RPC,
     )
 
     run = suite.run("-rs")

@@ -16,11 +16,12 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.nodes.placement import ForkServer, Layout, Node
 from pytest_accel.nodes.remote_leases import RemoteLeases
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pooled_world import PooledWorld, WorldState
+from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.nodes.table_cluster import CROWDED, TableCluster
+from tests.pool.instant_worlds import use_instant_worlds
 
 EIGHT = WorldKey("cpu", None, 8, grouped=True, nodes=2)
 """A world that fills both nodes, which have room for four ranks each."""
@@ -42,7 +43,7 @@ class ThreeNodes:
 
 @dataclass(eq=False)
 class QueueDriver:
-    """A fake driver. It records the answers to its requests, and the numbers of its worlds that are wanted."""
+    """A fake driver, which waits for its answers. It records the numbers of its worlds that are wanted."""
 
     pool: Pool
     answers: queue.SimpleQueue[AcquiredWorld | PoolError] = field(default_factory=queue.SimpleQueue)
@@ -93,15 +94,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
     nodes = ThreeNodes()
     pool = Pool(machine_for(Settings(accel="none")), spec, 2, nodes=nodes, record=Recorders())  # type: ignore[arg-type]
-    manager = pool._manager
-
-    def start(world: PooledWorld) -> None:
-        manager.worlds[world.spec.world] = world
-        world.started(tuple(range(1, world.spec.ranks + 1)))
-        pool.on_started(world)
-
-    monkeypatch.setattr(manager, "start", start)
-    monkeypatch.setattr(manager, "_kill_after", lambda world, seconds: manager._forget(world))
+    use_instant_worlds(pool, monkeypatch)
     yield PooledCluster(pool, nodes)
     pool.close(gracefully=False)
     nodes.cluster.settle()

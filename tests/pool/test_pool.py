@@ -13,10 +13,11 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.pool import Pool, SingleNode
-from pytest_accel.pool.pooled_world import PooledWorld, WorldState
+from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
+from tests.pool.instant_worlds import use_instant_worlds
 
 TWO = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1)
 FOUR = WorldKey("sim", DeviceNeed(4, "sim"), 4, grouped=True, devices_per_rank=1)
@@ -27,7 +28,7 @@ FIRST_LEASE = 2
 
 @dataclass(eq=False)
 class ListDriver:
-    """A fake driver. It records the answers to its requests, and the numbers of its worlds that are wanted."""
+    """A fake driver, which gets all answers at once. It records them, and the numbers of its worlds that are wanted."""
 
     pool: Pool
     answers: list[AcquiredWorld | PoolError] = field(default_factory=list)
@@ -55,15 +56,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
     made = Pool(machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode(), record=Recorders())
-    manager = made._manager
-
-    def start(world: PooledWorld) -> None:
-        manager.worlds[world.spec.world] = world
-        world.started(tuple(range(1, world.spec.ranks + 1)))
-        made.on_started(world)
-
-    monkeypatch.setattr(manager, "start", start)
-    monkeypatch.setattr(manager, "_kill_after", lambda world, seconds: manager._forget(world))
+    use_instant_worlds(made, monkeypatch)
     yield made
     made.close(gracefully=False)
 
