@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import shutil
@@ -58,6 +59,8 @@ def test_holds(seconds):
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
     """Return the milliseconds per test on nodes and on machines, and the duration of a session with many tests."""
+    if importlib.util.find_spec("ray") is None:
+        return [Figure("worlds on a Ray cluster", float("nan"), "ms", note="not run: needs ray")]
     return [
         *_on_this_machine(folder, effort),
         *_on_two_machines(effort),

@@ -16,9 +16,9 @@ from tests.conftest import Surroundings
 from tests.launchers.launcher_sessions import suites
 from tests.launchers.machines import ADDRESSES, Machines, machines
 from tests.launchers.test_several_machines import torchrun
-from tests.nodes.ray_machines import StartedNode, start_node
+from tests.nodes.ray_machines import StartedNode, needs_ray, start_node
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, needs_ray]
 
 _PORT = 6379
 ENDLESS = """

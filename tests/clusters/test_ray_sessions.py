@@ -18,8 +18,10 @@ from tests.conftest import Surroundings
 from tests.deadline import eventually
 from tests.launchers.launcher_sessions import suites
 from tests.nodes.autoscaled_machines import AutoscaledMachines
-from tests.nodes.ray_machines import RayMachines
+from tests.nodes.ray_machines import RayMachines, needs_ray
 from tests.run import Run
+
+pytestmark = needs_ray
 
 ENDLESS = """
     import time

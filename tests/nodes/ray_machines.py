@@ -20,8 +20,7 @@ import pytest
 from pytest_accel.nodes.ray_resources import TYPE_LABEL
 from tests.deadline import eventually
 
-if find_spec("ray") is None:
-    pytest.skip("Ray is not installed", allow_module_level=True)
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 _PROGRAM = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
 """The program ``ray`` of this interpreter. PATH may lack it."""

@@ -28,10 +28,10 @@ from pytest_accel.nodes.ray_messages import Connect
 from pytest_accel.settings.options import Settings
 from tests.conftest import Surroundings
 from tests.deadline import TIMEOUT, eventually
-from tests.nodes.ray_machines import RayMachines
+from tests.nodes.ray_machines import RayMachines, needs_ray
 
 # Without --long, the session in tests/clusters covers this module's subject.
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, needs_ray]
 ROOT = Path(__file__).parents[2]
 
 
