@@ -12,7 +12,7 @@ from textwrap import dedent
 from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, clean_environment, middle
 
 _LIMIT = 8.0  # percent
-_RUNS = 30
+_RUNS = 8
 """Number of sessions in place of one run of another benchmark: a session takes only a fraction of a second."""
 _CONFTEST = """
     import os

@@ -7,6 +7,7 @@ PYTEST_DONT_REWRITE (ranks are forked from a process that has this package impor
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -92,6 +93,8 @@ class _PlainFinder:
 
 
 sys.meta_path.insert(0, _PlainFinder)
+# At its end, Python frees late what finders refer to. With pytest in these globals, that takes 4 ms longer.
+atexit.register(sys.meta_path.remove, _PlainFinder)
 
 
 class LeftoverWarning(pytest.PytestWarning):

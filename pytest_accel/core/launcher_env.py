@@ -13,13 +13,14 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherEnv:
-    """This process's place in a world that a launcher has started, and the identity of that launch."""
+class LauncherEnv(NamedTuple):
+    """This process's place in a world that a launcher has started, and the identity of that launch.
+
+    A dataclass takes pytest's start a millisecond more to define.
+    """
 
     launcher: str
     """Name of the launcher, for display."""

@@ -228,8 +228,8 @@ def test_the_rendezvous_of_several_machines_is_read_from_the_environment(
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
     found = read_rendezvous(exported, process)
     assert (found.address, found.port, found.key, found.secret) == ("node-0", 29511, None, SECRET.encode())
-    assert found == read_rendezvous(exported, replace(process, rank=3, local_rank=1))
-    assert found.job != read_rendezvous(exported, replace(process, job=("b",))).job
+    assert found == read_rendezvous(exported, process._replace(rank=3, local_rank=1))
+    assert found.job != read_rendezvous(exported, process._replace(job=("b",))).job
     agents = {**exported, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     assert read_rendezvous(agents, process).key == "pytest-accel/2"
     assert read_rendezvous({**agents, "PYTEST_ACCEL_SECRET": ""}, process).secret == b""
@@ -351,7 +351,7 @@ def test_different_secrets_are_reported_at_both_ends(
     def join_rank_1() -> None:
         connect_to(rendezvous).close()
         with pytest.raises(RendezvousError) as raised:
-            tcp_rendezvous.join(replace(process, rank=1), other, hello(1, node="there", host="remote-node"), 30)
+            tcp_rendezvous.join(process._replace(rank=1), other, hello(1, node="there", host="remote-node"), 30)
         failures.append(str(raised.value))
 
     thread = threading.Thread(target=join_rank_1)
@@ -390,7 +390,7 @@ def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
     def join_rank_1() -> None:
         try:
             own = hello(1, node="there")
-            found.append(tcp_rendezvous.join(replace(process, rank=1), replace(where, secret=theirs.encode()), own, 30))
+            found.append(tcp_rendezvous.join(process._replace(rank=1), replace(where, secret=theirs.encode()), own, 30))
         except RendezvousError as error:
             found.append(str(error))
 
