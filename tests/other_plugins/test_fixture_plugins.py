@@ -220,7 +220,7 @@ def test_each_rank_has_its_own_http_server(pair: Pair) -> None:
     assert marked.count() == {"PASSED": 3, "FAILED": 1}
 
 
-@pytest.mark.parametrize(("option", "workers"), [("--disable-socket", ()), ("--allow-hosts=192.0.2.2", ("-n2",))])
+@pytest.mark.parametrize(("option", "workers"), [("--disable-socket", ()), ("--allow-hosts=192.0.2.2", ("-n1",))])
 @needs("pytest_socket", "pytest_rerunfailures")
 def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, option: str, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_socket", "pytest_rerunfailures")

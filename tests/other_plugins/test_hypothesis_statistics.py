@@ -47,7 +47,7 @@ _TESTS = """
     """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
 def test_statistics_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("_hypothesis_pytestplugin")
     pair.write("test_it.py", _TESTS)

@@ -100,7 +100,7 @@ def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monke
     monkeypatch.setattr(tempfile, "tempdir", None)
     pair.plugin("inline_snapshot.pytest_plugin")
     pair.write("test_inline.py", _SUITE)
-    for args in ((), ("-n", "2")):
+    for args in ((), ("-n1",)):
         _, marked = pair.run_both(*args)
     assert "{'a': [1, 2]} == {'a': [1, 3]}" in marked.failure("test_differs")
 

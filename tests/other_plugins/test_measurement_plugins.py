@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.other_plugins.conftest import Pair
     from tests.run import Run
 
-_WORKERS: tuple[tuple[str, ...], ...] = ((), ("-n", "2"))
+_WORKERS: tuple[tuple[str, ...], ...] = ((), ("-n1",))
 """Options of the sessions of a marked suite, which are compared with one session of the plain suite."""
 
 
@@ -79,7 +79,7 @@ def test_monitor_has_one_session_and_one_row_for_each_test(pair: Pair) -> None:
     for workers in _WORKERS:
         (pair.marked.path / ".pymon").unlink(missing_ok=True)
         pair.run_marked(plain, *workers, "-W", "ignore")
-        assert read_monitor_database(pair.marked) == (3 if workers else 1, rows)
+        assert read_monitor_database(pair.marked) == (2 if workers else 1, rows)
 
 
 @needs("pytest_monitor")
@@ -444,7 +444,7 @@ def test_harvest_has_the_results_of_marked_tests(pair: Pair) -> None:
     # Under xdist, `module_results_dct` has the results of the worker only.
     (pair.marked.path / "out.json").unlink()
     pair.marked.write("test_x.py", _HARVESTED.partition("def test_last")[0])
-    marked = pair.marked.run("-W", "ignore", "-n", "2")
+    marked = pair.marked.run("-W", "ignore", "-n1")
     assert {**marked.outcomes(), "test_last": "PASSED"} == plain.outcomes()
     assert marked.ret == plain.ret
     del expected["test_x.py::test_last"]

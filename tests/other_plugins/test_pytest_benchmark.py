@@ -208,7 +208,7 @@ def test_workers_of_xdist_measure_nothing(pair: Pair) -> None:
             assert benchmark.disabled
         """,
     )
-    options = ("-n", "2", "--benchmark-json=out.json", "-W", "default")
+    options = ("-n1", "--benchmark-json=out.json", "-W", "default")
     plain, marked = pair.plain.run(*_QUICK, *options), pair.marked.run(*_QUICK, *options)
     assert marked.outcomes() == plain.outcomes() == {"test_ranks": "PASSED", "test_plain": "PASSED"}
     assert parse_tables(marked) == parse_tables(plain) == ([], [])

@@ -167,7 +167,7 @@ def test_images_and_arrays_are_written_once_and_compared_in_each_rank(
     monkeypatch.setenv("HEIGHT", "4")
     pair.marked.write("test_arrays.py", _ARRAYS)
     compare = ("--mpl", "--mpl-generate-summary=json,html", "--mpl-results-path=results", "--arraydiff", "-Wdefault")
-    plain, marked = (one.run(*compare, "-n2") for one in both)
+    plain, marked = (one.run(*compare, "-n1") for one in both)
     assert marked.count() == plain.count() == {"PASSED": 4, "FAILED": 3}
     for name in ("test_changes", "test_changes_on_rank_1"):
         assert "Image files did not match" in marked.failure(name)

@@ -431,7 +431,7 @@ def _parse_azure(suite: Suite, run: Run) -> Any:
 
 
 @needs("teamcity", "pytest_github_actions_annotate_failures", "pytest_azurepipelines", "pytest_nunit")
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["no-xdist", "xdist"])
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
 def test_streamed_reports_of_marked_and_unmarked_tests_are_equal(
     pair: Pair, workers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,7 @@ def _run_with_and_without_workers(pair: Pair, *args: str) -> tuple[Run, list[Run
     plain = pair.plain.run(*args)
     assert plain.results
     sessions = []
-    for workers in ((), ("-n2",)):
+    for workers in ((), ("-n1",)):
         for file in pair.marked.path.glob("*.[01]"):
             file.unlink()
         sessions.append(pair.run_marked(plain, *args, *workers))

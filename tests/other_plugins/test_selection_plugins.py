@@ -166,7 +166,7 @@ def test_marked_and_unmarked_tests_run_in_the_same_order(
     assert marked == plain
     assert marked[2]
 
-    status, outcomes, order = _run_in_order(pair.marked, monkeypatch, "-n2", *options)
+    status, outcomes, order = _run_in_order(pair.marked, monkeypatch, "-n1", *options)
     # The order depends on when workers ask for tests.
     assert (status, outcomes, sorted(order)) == (plain[0], plain[1], sorted(plain[2]))
 
@@ -207,7 +207,7 @@ def test_durations_are_stored_once(pair: Pair) -> None:
         """,
     )
     pair.write("test_it.py", _PASSING)
-    for one, workers in ((pair.plain, ()), (pair.marked, ()), (pair.marked, ("-n2",))):
+    for one, workers in ((pair.plain, ()), (pair.marked, ()), (pair.marked, ("-n1",))):
         for name in (".test_durations", "pytest-slow-first.json"):
             (one.path / name).unlink(missing_ok=True)
         run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)

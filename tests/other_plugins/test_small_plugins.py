@@ -104,7 +104,7 @@ def test_small_plugins_work_in_marked_tests(pair: Pair) -> None:
     plain = pair.plain.run("-Wdefault", "-rs")
     header = re.findall("^(?:Executable|byteorder): .*", plain.text, re.MULTILINE)
     assert len(header) == 2
-    for workers in ((), ("-n2",)):
+    for workers in ((), ("-n1",)):
         marked = pair.marked.run("-Wdefault", "-rs", *workers)
         assert marked.results == plain.results
         assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED

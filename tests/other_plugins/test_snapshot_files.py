@@ -102,7 +102,7 @@ def test_pytest_regressions_handles_marked_tests_like_unmarked_ones(pair: Pair) 
     assert len(read_files(pair.marked)) == 9
 
     pair.write("value", "second")
-    regenerated = run_both(pair, "--force-regen", workers=("-n", "2")).failure("TestFiles.test_text")
+    regenerated = run_both(pair, "--force-regen", workers=("-n1",)).failure("TestFiles.test_text")
     assert "Files differ and --force-regen set, regenerating file" in regenerated
     pair.write("value", "the third")
     assert run_both(pair, "--regen-all").ret == 0
@@ -217,7 +217,7 @@ def test_pytest_snapshot_handles_marked_tests_like_unmarked_ones(pair: Pair) -> 
     pair.plugin("pytest_snapshot.plugin")
     pair.write("value", "first")
     pair.write("test_files.py", _SNAPSHOT)
-    created = run_both(pair, "--snapshot-update", workers=("-n", "2"))
+    created = run_both(pair, "--snapshot-update", workers=("-n1",))
     assert "Created snapshots:\n    value.txt\n    same.txt\n    raw.bin" in created.failure("test_text")
     assert len(read_files(pair.marked)) == 9
 
@@ -386,7 +386,7 @@ def test_approvaltests_handles_marked_tests_like_unmarked_ones(pair: Pair, monke
         for path in suite.path.rglob("*.received.*"):
             path.replace(path.with_name(path.name.replace(".received.", ".approved.")))
     pair.write("tests/test_files.test_text.received.txt", "of an earlier run")
-    assert run_both(pair, workers=("-n", "2")).outcomes() == dict.fromkeys(received.outcomes(), "PASSED") | {
+    assert run_both(pair, workers=("-n1",)).outcomes() == dict.fromkeys(received.outcomes(), "PASSED") | {
         "test_twice": "FAILED"
     }
     assert not list(pair.marked.path.rglob("*.received.*"))

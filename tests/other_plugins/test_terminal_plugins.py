@@ -110,7 +110,7 @@ def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], patt
     assert _find_in_output(marked, pattern) == _find_in_output(plain, pattern)
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
 
-    distributed = pair.marked.run("-n2", *options, quiet=True)
+    distributed = pair.marked.run("-n1", *options, quiet=True)
 
     expected, shown = (
         sorted(line for line in _find_in_output(run, pattern) if _is_independent_of_order(line))
