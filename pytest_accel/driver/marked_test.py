@@ -11,8 +11,9 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.rank.collector import names_of
 
-_CONDITIONS = ("skip", "skipif", "xfail", "dependency", "flaky")
-"""Marks that may keep a test from running (`dependency` is pytest-dependency's), or have it run again."""
+_CONDITIONS = ("skip", "skipif", "xfail", "dependency", "order", "flaky")
+"""Marks that may keep a test from running (`dependency` and `order` are those of pytest-dependency and pytest-order), or
+have it run again."""
 
 
 class MarkedTest:
