@@ -12,8 +12,8 @@ from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.rank.collector import names_of
 
 _CONDITIONS = ("skip", "skipif", "xfail", "dependency", "order", "flaky")
-"""Marks that may keep a test from running (`dependency` and `order` are those of pytest-dependency and pytest-order), or
-have it run again."""
+"""Marks that may keep a test from running, or have it run again. `dependency` is pytest-dependency's, `order` is
+pytest-order's."""
 
 
 class MarkedTest:
