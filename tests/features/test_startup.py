@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,6 +47,12 @@ def test_a_session_without_marks_imports_few_modules(suite: Suite, options: tupl
     own = sorted(name for name in imported if name.partition(".")[0] == "pytest_accel")
     assert len(own) <= MAX_MODULES, own
     assert not imported & HEAVY_MODULES
+
+
+def test_nothing_is_said_at_exit_if_the_modules_finder_has_been_removed() -> None:
+    code = "import sys; before = sys.meta_path[:]; import pytest_accel; sys.meta_path[:] = before"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr == ""
 
 
 def test_pytest_does_not_rewrite_the_modules_of_the_plugin(suite: Suite) -> None:
