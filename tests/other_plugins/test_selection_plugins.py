@@ -167,7 +167,7 @@ def test_marked_and_unmarked_tests_run_in_the_same_order(
     assert marked[2]
 
     status, outcomes, order = _run_in_order(pair.marked, monkeypatch, "-n1", *options)
-    # The order depends on when workers ask for tests.
+    # Under xdist the scheduler chooses the order.
     assert (status, outcomes, sorted(order)) == (plain[0], plain[1], sorted(plain[2]))
 
 
