@@ -62,8 +62,20 @@ class RuntestHooks:
             self._driver.prepare(marked, following)
         try:
             return (yield)
+        except KeyboardInterrupt:
+            self._interrupt()  # The ranks may run the test although the driver was not waiting for them.
+            raise
         finally:
             self._driver.after(following)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if excinfo.errisinstance(KeyboardInterrupt):  # Not for pytest.exit, which calls this hook, too.
+            self._interrupt()  # Between two tests, the ranks may run one that was sent ahead.
+
+    def _interrupt(self) -> None:
+        if not self._session.is_forked_copy:
+            self._driver.interrupt()
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:

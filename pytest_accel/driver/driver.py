@@ -176,7 +176,7 @@ class Driver:
 
     def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""
-        self._error = None
+        self._error = self._running = None
         world = self._world
         if world is None:
             return
@@ -203,10 +203,12 @@ class Driver:
         folders, test = folders_of(self.config), self._running.item.nodeid
         self._pool_client.show(report_text.progress(test, when, seconds, timeout, places, collectives, folders))
 
-    def record_interrupted(self, marked: MarkedTest) -> None:
-        """Record the stacks of the ranks of `marked`, because the session is interrupted while it runs."""
+    def interrupt(self) -> None:
+        """Record where the ranks are, and end the world, because the session is interrupted."""
         if self._world is not None:
-            self._pool_client.record_interrupted(self._world.number, marked.item.nodeid)
+            running = self._started_ahead or self._running
+            self._pool_client.record_interrupted(self._world.number, running.item.nodeid if running else "")
+            self.end_world("the session is interrupted")
 
     def end_world(self, reason: str) -> None:
         """Have the pool terminate the world because of `reason`."""

@@ -70,6 +70,8 @@ class World:
         self.grant = grant
         self._waited = grant.waited
         self.condition = WorldCondition()
+        self.closed = False
+        """True once the world has been given back to the pool."""
         self._pool_client = pool_client
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
@@ -217,6 +219,7 @@ class World:
 
     def close(self) -> None:
         """Give the world back to the pool."""
+        self.closed = True
         if self._log_tail is not None:
             self._log_tail.finish()
         self._monitor.close()

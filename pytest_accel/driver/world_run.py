@@ -51,8 +51,8 @@ class WorldRun:
 
     @property
     def has_world(self) -> bool:
-        """False after the last phase, and if the world was terminated."""
-        return self._world is not None
+        """False after the last phase, and if the driver has given the world back before."""
+        return self._world is not None and not self._world.closed
 
     def phase(self, when: When) -> Verdict:
         """Wait for phase `when`, and return its verdict. If the world fails, retry the test up to this phase."""
@@ -134,26 +134,21 @@ class WorldRun:
         item = self._test.item
         try:
             outcomes = world.wait(when, *self._limits.of_phase())
+        except KeyboardInterrupt:
+            self._driver.interrupt()
+            raise
         except BaseException as error:
-            # After Ctrl-C or another plugin's timeout the ranks still run.
-            if isinstance(error, KeyboardInterrupt):
-                self._driver.record_interrupted(self._test)
-            else:
-                folders = folders_of(item.config)
-                for rank, stack in world.stacks().items():
-                    item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders))
-            self._end_world(f"the driver stopped waiting ({type(error).__name__})")
+            # After another plugin's timeout the ranks still run.
+            folders = folders_of(item.config)
+            for rank, stack in world.stacks().items():
+                item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders))
+            self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
         if world.exit_request is not None:
             request = world.exit_request
-            self._end_world("pytest.exit was called in it")
+            self._driver.end_world("pytest.exit was called in it")
             pytest.exit(request.reason, returncode=request.returncode)
         return outcomes
-
-    def _end_world(self, reason: str) -> None:
-        """Have the world terminated; later phases of the test do not wait for it."""
-        self._world = None
-        self._driver.end_world(reason)
 
     def _add_properties(self, properties: Iterable[tuple[str, object]]) -> None:
         own = self._test.item.user_properties

@@ -92,6 +92,34 @@ def test_an_interrupt_leaves_nothing_behind(suite: BackgroundSuite, workers: lis
     check_places(run)
 
 
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
+def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them(
+    suite: BackgroundSuite, workers: list[str]
+) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        import threading
+        from pathlib import Path
+
+        import pytest
+
+        if "WORLD_SIZE" not in os.environ:
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_runtest_call(item):
+                if item.name == "test_endless":
+                    Path(__file__).with_name("driver").write_text("here\\n")
+                    threading.Event().wait()
+        """,
+    )
+    session = start_waiting_session(suite, *workers)
+    suite.read("driver")
+    os.killpg(session.process.pid, signal.SIGINT)
+    check_places(session.finish())
+
+
 @pytest.mark.long
 def test_an_interrupt_of_the_xdist_controller_leaves_nothing_behind(suite: BackgroundSuite) -> None:
     session = start_waiting_session(suite, "-n2")
