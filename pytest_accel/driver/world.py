@@ -218,7 +218,7 @@ class World:
         return self._monitor.stacks()
 
     def close(self) -> None:
-        """Give the world back to the pool."""
+        """Give the world back to the pool, which kills it if its ranks still run a test."""
         self.closed = True
         if self._log_tail is not None:
             self._log_tail.finish()
@@ -226,6 +226,8 @@ class World:
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_run_ahead
         kill_reason = self.condition.kill_reason
+        if kill_reason is None and self.used and not all(rank.done for rank in self._ranks):
+            kill_reason = "the session ends while its ranks run a test"  # For example, a plugin has called pytest.exit.
         retire = self.condition.retire or (kill_reason is not None and ended)
         self._pool_client.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
 

@@ -263,6 +263,29 @@ def test_pytest_exit_in_a_rank_ends_the_session(suite: BackgroundSuite) -> None:
     assert run.ret == 7
 
 
+def test_pytest_exit_in_the_driver_ends_the_session_without_waiting_for_its_ranks(suite: BackgroundSuite) -> None:
+    suite.write("test_it.py", ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-"))
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+        import pytest
+
+        if "WORLD_SIZE" not in os.environ:
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_runtest_call(item):
+                if item.name == "test_endless":
+                    pytest.exit("enough", returncode=1)  # With a code of its own, pytest shows no summary.
+        """,
+    )
+    run = suite.run("-k", "not test_next")
+    assert run.outcomes() == {"test_passes": "PASSED", "test_other_shape": "PASSED"}
+    assert "Exit: enough" in run.text
+    assert "did not end its session" not in run.text
+
+
 @pytest.mark.long
 def test_devices_of_a_killed_worker_are_returned(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
