@@ -206,6 +206,7 @@ class Driver:
     def interrupt(self) -> None:
         """Record where the ranks are, and end the world, because the session is interrupted."""
         if self._world is not None:
+            self._update_started_ahead(self._world)
             running = self._started_ahead or self._running
             self._pool_client.record_interrupted(self._world.number, running.item.nodeid if running else "")
             self.end_world("the session is interrupted")

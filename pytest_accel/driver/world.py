@@ -227,7 +227,7 @@ class World:
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_run_ahead
         kill_reason = self.condition.kill_reason
         if kill_reason is None and self.used and not all(rank.done for rank in self._ranks):
-            kill_reason = "the session ends while its ranks run a test"  # For example, a plugin has called pytest.exit.
+            kill_reason = "its driver stopped waiting"  # For example, a plugin has called pytest.exit.
         retire = self.condition.retire or (kill_reason is not None and ended)
         self._pool_client.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
 

@@ -92,32 +92,78 @@ def test_an_interrupt_leaves_nothing_behind(suite: BackgroundSuite, workers: lis
     check_places(run)
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
-def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them(
-    suite: BackgroundSuite, workers: list[str]
-) -> None:
+DRIVER_HOOKS = {
+    "in a hook of the test": """
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_call(item):
+            if item.name == "test_endless":
+                wait()
+    """,
+    "in a hook of the test before": """
+        @pytest.hookimpl(trylast=True)
+        def pytest_runtest_logfinish(nodeid):
+            if nodeid.endswith("test_passes"):
+                wait()
+    """,
+    "between the tests": """
+        class OutermostHooks:
+            @pytest.hookimpl(wrapper=True, tryfirst=True)
+            def pytest_runtest_protocol(self, item):
+                yield
+                if item.name == "test_passes":
+                    wait()
+                return True
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_finish(session):
+            session.config.pluginmanager.register(OutermostHooks())
+    """,
+}
+"""Where the driver is, in place of waiting for the ranks that run ``test_endless``: the hook that calls ``wait()``."""
+
+
+def write_driver_hooks(suite: BackgroundSuite, hooks: str) -> None:
+    """Make `hooks` a plugin of the driver. Its ``wait()`` writes the file ``driver`` and waits for ever."""
     suite.write(
         "conftest.py",
         """
         import os
+
+        pytest_plugins = [] if "WORLD_SIZE" in os.environ else ["driver_hooks"]
+        """,
+    )
+    suite.write(
+        "driver_hooks.py",
+        """
         import threading
         from pathlib import Path
 
         import pytest
 
-        if "WORLD_SIZE" not in os.environ:
 
-            @pytest.hookimpl(tryfirst=True)
-            def pytest_runtest_call(item):
-                if item.name == "test_endless":
-                    Path(__file__).with_name("driver").write_text("here\\n")
-                    threading.Event().wait()
-        """,
+        def wait():
+            Path(__file__).with_name("driver").write_text("here\\n")
+            threading.Event().wait()
+        """
+        + hooks,
     )
-    session = start_waiting_session(suite, *workers)
+
+
+@pytest.mark.parametrize(
+    ("place", "workers"), [*((place, []) for place in DRIVER_HOOKS), ("in a hook of the test", ["-n2"])]
+)
+def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them(
+    suite: BackgroundSuite, place: str, workers: list[str]
+) -> None:
+    write_driver_hooks(suite, DRIVER_HOOKS[place])
+    session = start_waiting_session(suite, *workers, "-k", "not test_other_shape")
     suite.read("driver")
     os.killpg(session.process.pid, signal.SIGINT)
-    check_places(session.finish())
+    run = session.finish()
+    check_places(run)
+    if not workers:  # A worker may name its test only after the interrupted controller has ended all ranks.
+        assert "- accel: the interrupted ranks of test_it.py::test_endless -" in run.text
 
 
 @pytest.mark.long
@@ -265,19 +311,12 @@ def test_pytest_exit_in_a_rank_ends_the_session(suite: BackgroundSuite) -> None:
 
 def test_pytest_exit_in_the_driver_ends_the_session_without_waiting_for_its_ranks(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-"))
-    suite.write(
-        "conftest.py",
+    write_driver_hooks(
+        suite,
         """
-        import os
-
-        import pytest
-
-        if "WORLD_SIZE" not in os.environ:
-
-            @pytest.hookimpl(tryfirst=True)
-            def pytest_runtest_call(item):
-                if item.name == "test_endless":
-                    pytest.exit("enough", returncode=1)  # With a code of its own, pytest shows no summary.
+        def pytest_runtest_call(item):
+            if item.name == "test_endless":
+                pytest.exit("enough", returncode=1)  # With a code of its own, pytest shows no summary.
         """,
     )
     run = suite.run("-k", "not test_next")
