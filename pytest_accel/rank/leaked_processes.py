@@ -19,8 +19,16 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
 from pytest_accel.core.truncation import cut_end
 
-_GRACE = 0.2
-"""Seconds in which processes and threads may still end: the workers of an iterator, a thread at its last line."""
+_INTERVAL = 0.005
+"""Seconds between two looks at the processes and threads that may still end."""
+_GRACE = 40
+"""Looks during which no process runs code, after which the rest is taken for left running.
+
+The workers of an iterator or a thread at its last line need this time. It is counted in looks because on a busy machine
+they get no more of the processor than this process does.
+"""
+_LONGEST_GRACE = 5.0
+"""Seconds after which processes that do run code are taken for left running."""
 _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
@@ -81,20 +89,22 @@ def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], lis
     new = find() - known
     if not any(new):
         return [], []
-    deadline = monotonic() + _GRACE
     collect()
-    while (children := _running(new.children, (*_LIBRARIES, *kept))) and monotonic() < deadline:
-        sleep(0.005)
-    threads = [thread for thread in new.threads if not type(thread).__module__.endswith(_LOKY)]
-    for thread in threads:
-        thread.join(max(0.0, deadline - monotonic()))
+    deadline = monotonic() + _LONGEST_GRACE
+    idle = 0
+    while True:
+        children = _running(new.children, (*_LIBRARIES, *kept))
+        threads = [thread for thread in new.threads if thread.is_alive() and not _may_stay(thread)]
+        if not (children or threads) or idle == _GRACE or monotonic() > deadline:
+            break
+        idle = 0 if any(_runs_code(child) for child in children) else idle + 1
+        sleep(_INTERVAL)
     killed = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
     for child in children:
         kill_tree(child.pid)
         with suppress(ChildProcessError):
             waitpid(child.pid, 0)
-    busy = [thread for thread in threads if thread.is_alive() and not _is_idle_worker(thread)]
-    return killed, [f"left the thread {thread.name!r} running" for thread in busy]
+    return killed, [f"left the thread {thread.name!r} running" for thread in threads if thread.is_alive()]
 
 
 def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process]:
@@ -113,14 +123,23 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
     return found
 
 
+def _runs_code(child: psutil.Process) -> bool:
+    """Return whether `child` runs code, or would if the processor or the disk were free."""
+    with suppress(psutil.Error):
+        return child.status() in {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP}
+    return False
+
+
 def _name(child: psutil.Process) -> str:
     with suppress(psutil.Error):
         return cut_end(" ".join(child.cmdline()) or child.name(), 80)
     return "?"
 
 
-def _is_idle_worker(thread: Thread) -> bool:
-    """Return whether `thread` is an executor's worker that waits for work, and so cannot disturb the next test."""
+def _may_stay(thread: Thread) -> bool:
+    """Return whether `thread` cannot disturb the next test: loky's, or an executor's worker that waits for work."""
+    if type(thread).__module__.endswith(_LOKY):
+        return True
     frame = sys._current_frames().get(thread.ident or 0)
     code = frame.f_code if frame is not None else None
     return code is not None and code.co_name == "_worker" and code.co_filename.endswith(_EXECUTOR)

@@ -1,0 +1,30 @@
+"""Tests of `leaked_processes`: how long a process that a test leaves running may take to end by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pytest_accel.rank import leaked_processes
+
+_COMPUTES = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
+
+
+def test_a_process_that_runs_code_is_given_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 60.0)
+    known = leaked_processes.find()
+    with subprocess.Popen([sys.executable, "-c", _COMPUTES.format(0.5)]) as child:
+        assert leaked_processes.kill_new(known) == ([], [])
+    assert child.returncode == 0
+
+
+def test_a_process_that_runs_code_for_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 0.1)
+    known = leaked_processes.find()
+    with subprocess.Popen([sys.executable, "-c", _COMPUTES.format(600)]) as child:
+        (line,), threads = leaked_processes.kill_new(known)
+    assert line.startswith(f"left process {child.pid} running (")
+    assert line.endswith("; it has been killed")
+    assert not threads
