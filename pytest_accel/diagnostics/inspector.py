@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from pytest_accel.core.at_work import is_at_work
 from pytest_accel.core.connect import InspectorTarget, call_agent
 from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, progress_path, stack_path
 from pytest_accel.core.rank_messages import When
@@ -25,7 +26,6 @@ from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.pyspy import native_frames
 from pytest_accel.diagnostics.python_stacks import take_stacks
-from pytest_accel.diagnostics.waiting_limits import is_at_work
 from pytest_accel.rank import captured_output as captured
 from pytest_accel.rank import progress_file as progress
 from pytest_accel.rank.flight_recorder import take_records

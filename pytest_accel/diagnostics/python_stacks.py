@@ -13,9 +13,17 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from pytest_accel.core.at_work import is_at_work
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import PACKAGE, Folders, is_library
 
+_INTERVAL = 0.02
+"""Seconds between two looks at the files that stacks are written to."""
+_LOOKS = 5
+"""Looks at which the files of a process at work must not have changed.
+
+It may have been interrupted while it wrote. A process that waits has written all.
+"""
 _PYTEST_FOLDER = f"{os.sep}_pytest{os.sep}"
 _HIDDEN = (
     *(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pluggy")),
@@ -55,7 +63,7 @@ class Frame(NamedTuple):
         return f"{self.place(folders)} in {self.function}"
 
 
-def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, timeout: float = 1.0) -> dict[int, str]:
+def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, timeout: float = 2.0) -> dict[int, str]:
     """Return the Python stacks of all threads of the processes `pids`, by rank; empty for one that did not answer.
 
     The signal handler is faulthandler's, written in C: it does not need the GIL, so it works during a native call that
@@ -67,11 +75,11 @@ def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, 
             os.kill(pid, stack_signal)
     deadline = monotonic() + timeout
     sizes = dict(before)
-    while monotonic() < deadline:
-        time.sleep(0.02)
+    unchanged = 0
+    while unchanged < (_LOOKS if any(is_at_work(pid) for pid in pids.values()) else 1) and monotonic() < deadline:
+        time.sleep(_INTERVAL)
         now = {rank: _size(path) for rank, path in paths.items()}
-        if now == sizes and all(now[rank] > before[rank] for rank in now):
-            break
+        unchanged = unchanged + 1 if now == sizes and all(now[rank] > before[rank] for rank in now) else 0
         sizes = now
     stacks = {}
     for rank, path in paths.items():

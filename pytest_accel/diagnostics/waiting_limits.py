@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
-
-import psutil
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import When
@@ -107,23 +102,3 @@ def _failures(ranks: Sequence[RankState], at_work: Callable[[], bool]) -> list[t
         if gone and not at_work():
             failures.append(min(gone))
     return failures
-
-
-def is_at_work(pid: int) -> bool:
-    """Return True if a thread of the process runs, or waits only for a processor or a disk.
-
-    The state of a thread is the third field of proc_pid_stat(5), after a name that may contain any character.
-    """
-    if sys.platform == "linux":
-        return any(_state(stat) in ("R", "D") for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
-    else:  # noqa: RET505 - without `else`, mypy calls these lines unreachable on Linux.
-        with contextlib.suppress(psutil.Error):
-            return bool(psutil.Process(pid).status() == psutil.STATUS_RUNNING)
-        return False
-
-
-def _state(stat: Path) -> str:
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""  # The thread has ended.

@@ -33,7 +33,7 @@ from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
 
-_EXIT_STATUS_TIMEOUT = 1.0
+_EXIT_STATUS_TIMEOUT = 5.0
 """Seconds to wait for the exit status of a rank that died."""
 
 

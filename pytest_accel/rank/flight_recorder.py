@@ -51,7 +51,7 @@ def _write_on_signal(path: str, number: int, record: Callable[[], dict[str, obje
             draft.replace(path)
 
 
-def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 1.0) -> dict[int, bytes]:
+def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 2.0) -> dict[int, bytes]:
     """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds."""
     if FLIGHT_SIGNAL is None:
         return {}
