@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import psutil
 
-from pytest_accel.core.at_work import is_at_work
+from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
 from pytest_accel.core.truncation import cut_end
@@ -23,13 +23,13 @@ from pytest_accel.core.truncation import cut_end
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
 _GRACE = 40
-"""Looks during which no process is at work, after which the rest is taken for left running.
+"""Looks during which none is at work, after which the rest is taken for left running.
 
 The workers of an iterator or a thread at its last line need this time. It is counted in looks because on a busy machine
 they get no more of the processor than this process does.
 """
 _LONGEST_GRACE = 5.0
-"""Seconds after which processes that are at work are taken for left running."""
+"""Seconds after which those that are at work are taken for left running."""
 _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
@@ -98,7 +98,8 @@ def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], lis
         threads = [thread for thread in new.threads if thread.is_alive() and not _may_stay(thread)]
         if not (children or threads) or idle == _GRACE or monotonic() > deadline:
             break
-        idle = 0 if any(is_at_work(child.pid) for child in children) else idle + 1
+        at_work = any(is_at_work(child.pid) for child in children) or any(map(_is_at_work, threads))
+        idle = 0 if at_work else idle + 1
         sleep(_INTERVAL)
     killed = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
     for child in children:
@@ -122,6 +123,10 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
             ):
                 found.append(child)
     return found
+
+
+def _is_at_work(thread: Thread) -> bool:
+    return thread.native_id is not None and is_thread_at_work(thread.native_id)
 
 
 def _name(child: psutil.Process) -> str:

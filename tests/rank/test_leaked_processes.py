@@ -1,9 +1,11 @@
-"""Tests of `leaked_processes`: how long a process that a test leaves running may take to end by itself."""
+"""Tests of `leaked_processes`: how long what a test leaves running may take to end by itself."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -18,6 +20,21 @@ def test_a_process_that_runs_code_is_given_time_to_end(monkeypatch: pytest.Monke
     with subprocess.Popen([sys.executable, "-c", _COMPUTES.format(0.5)]) as child:
         assert leaked_processes.kill_new(known) == ([], [])
     assert child.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tells whether a thread runs by proc_pid_stat(5)")
+def test_a_thread_that_runs_code_is_given_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 60.0)
+
+    def compute() -> None:
+        while time.thread_time() < 0.5:
+            sum(range(10_000))
+
+    known = leaked_processes.find()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    assert leaked_processes.kill_new(known) == ([], [])
+    assert not thread.is_alive()
 
 
 def test_a_process_that_runs_code_for_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
