@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import Finished, PhaseReport, When
+from pytest_accel.rank.progress_file import Progress
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
@@ -103,11 +104,15 @@ class RankState:
         early, self.early = self.early, []
         return early
 
-    def record_passed(self, serial: int, phases: int, at: float) -> bool:
-        """Record that the first `phases` phases have passed; return True if one of them had no report yet."""
-        unreported = [when for when in PHASES[:phases] if when not in self.reports]
-        for when in unreported:
-            self.reports[when] = PhaseReport(serial, when, {"outcome": "passed"}, at)
+    def record_passed(self, progress: Progress) -> bool:
+        """Record the phases that have passed according to `progress`; return True if one of them had no report yet."""
+        noted = zip(PHASES, progress.passed, strict=False)
+        unreported = [
+            PhaseReport(progress.serial, when, report, progress.at)
+            for when, report in noted
+            if when not in self.reports
+        ]
+        self.reports |= {report.when: report for report in unreported}
         return bool(unreported)
 
     @property

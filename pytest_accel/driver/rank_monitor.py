@@ -32,6 +32,7 @@ from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.rank.progress_file import Progress
 
 _EXIT_STATUS_TIMEOUT = 5.0
 """Seconds to wait for the exit status of a rank that died."""
@@ -180,21 +181,21 @@ class RankMonitor:
         # Messages that a rank sent before it noted a phase come first.
         return self.pump(0.0) or self._apply_notes(noted)
 
-    def _noted(self, ranks: Sequence[RankConnection]) -> dict[int, tuple[int, float]]:
-        """Return how many phases each of `ranks` has noted as passed, and when it did so."""
+    def _noted(self, ranks: Sequence[RankConnection]) -> dict[int, Progress]:
+        """Return the progress in the current test that each of `ranks` has noted."""
         asked = self._inspector.ask(NodeInspector.progress, {one.rank: None for one in ranks})
-        # Ignore notes on other tests. `serial` is not enough: an earlier driver of the world also counted from one.
+        # `serial` is not enough: an earlier driver of the world also counted from one.
         return {
-            number: (passed, at)
-            for number, (serial, passed, at) in asked.items()
-            if serial == self.serial and at >= self.began
+            number: progress
+            for number, progress in asked.items()
+            if progress.serial == self.serial and progress.at >= self.began
         }
 
-    def _apply_notes(self, noted: Mapping[int, tuple[int, float]]) -> bool:
+    def _apply_notes(self, noted: Mapping[int, Progress]) -> bool:
         """Count phases that ranks have `noted` but not reported yet as passed; return whether there were any."""
         changed = False
-        for number, (passed, at) in noted.items():
-            changed |= self.ranks[number].record_passed(self.serial, passed, at)
+        for number, progress in noted.items():
+            changed |= self.ranks[number].record_passed(progress)
         return changed
 
     # Exits and hangs of ranks
@@ -225,7 +226,8 @@ class RankMonitor:
         If `phase` is None, the rank has ended in the first phase that it has not noted as passed.
         """
         before = len(PHASES) if phase is None else PHASES.index(phase)
-        self._apply_notes({number: (min(passed, before), at) for number, (passed, at) in self._noted([rank]).items()})
+        noted = self._noted([rank])
+        self._apply_notes({number: one._replace(passed=one.passed[:before]) for number, one in noted.items()})
         shows_log = ending != "hung" and not headline
         log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if shows_log else ""
         captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])

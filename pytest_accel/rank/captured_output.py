@@ -60,11 +60,16 @@ class CapturedOutput:
             self._passed_phases.add(dumps(sections))
 
 
+def read_passed(directory: str, world: int, rank: int) -> list[Section]:
+    """Return the sections of the phases that the rank has passed in its present test."""
+    with suppress(OSError, ValueError), open(captured_path(directory, world, rank), "rb") as file:
+        return [(str(name), str(text)) for name, text in load(file)]
+    return []
+
+
 def read(directory: str, world: int, rank: int, when: When) -> list[Section]:
     """Return the sections of a rank that exited in phase `when`."""
-    found: list[Section] = []
-    with suppress(OSError, ValueError), open(captured_path(directory, world, rank), "rb") as file:
-        found += [(str(name), str(text)) for name, text in load(file)]
+    found = read_passed(directory, world, rank)
     for name, path in _PATHS.items():
         with suppress(OSError):
             if text := read_cut(path(directory, world, rank)):

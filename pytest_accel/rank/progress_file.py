@@ -1,16 +1,28 @@
-"""File with the progress of a rank in its test, which can be read if the rank hangs or dies.
+"""File with the progress of a rank in its test, which can be read while the rank is busy, or if it dies.
 
 A rank whose test passes sends one message, at the end of the test, because each message wakes the driver. Until then,
-the file has the number of passed phases.
+the file has the number and the times of the passed phases.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from typing import Any, NamedTuple
 
-_RECORD = struct.Struct("<IBd")
-"""Serial of the test, number of its passed phases, and time when the last one passed."""
+_RECORD = struct.Struct("<IBd4d")
+"""Serial of the test, number and last time of its passed phases, and start and duration of setup and call."""
+
+
+class Progress(NamedTuple):
+    """The phases of a test that a rank has passed."""
+
+    serial: int = 0
+    """Serial of the test; 0 before the first one."""
+    at: float = 0.0
+    """Time when the last of the phases passed, by the driver's `clock.monotonic`."""
+    passed: tuple[dict[str, Any], ...] = ()
+    """What is known of the reports of the phases, in their order; the fields are those of a `PhaseReport`'s report."""
 
 
 class ProgressFile:
@@ -22,20 +34,29 @@ class ProgressFile:
             file.write(bytes(_RECORD.size))  # Allocates the space: a full disk raises here and not during a test.
             file.flush()
             self._page = mmap.mmap(file.fileno(), _RECORD.size)
+        self._setup = (0.0, 0.0)
+        """Start and duration of the setup that passed last."""
 
-    def note(self, serial: int, passed: int, at: float) -> None:
-        """Record that `passed` phases of test `serial` have passed.
+    def note_setup(self, serial: int, at: float, start: float, duration: float) -> None:
+        """Record that the setup of test `serial` has passed at time `at`; see `Progress`.
 
-        `at` is the time when the last one passed, by the driver's `clock.monotonic`.
+        `start` (`time.time`) and `duration` are those of pytest's report, in seconds.
         """
-        self._page[:] = _RECORD.pack(serial, passed, at)
+        self._setup = start, duration
+        self._page[:] = _RECORD.pack(serial, 1, at, *self._setup, 0.0, 0.0)
+
+    def note_call(self, serial: int, at: float, start: float, duration: float) -> None:
+        """Record that the call of test `serial` has passed, as :meth:`note_setup` does for its setup."""
+        self._page[:] = _RECORD.pack(serial, 2, at, *self._setup, start, duration)
 
 
-def read(path: str) -> tuple[int, int, float]:
-    """Return the last record: serial, passed phases and time. Return zeros if there is none."""
+def read(path: str) -> Progress:
+    """Return the last record; a record of no phase if there is none."""
     try:
         with open(path, "rb") as file:
-            data = file.read(_RECORD.size)
-    except OSError:
-        return 0, 0, 0.0
-    return _RECORD.unpack(data) if len(data) == _RECORD.size else (0, 0, 0.0)
+            serial, passed, at, *times = _RECORD.unpack(file.read(_RECORD.size))
+    except (OSError, struct.error):
+        return Progress()
+    starts = zip(times[::2], times[1::2], strict=True)
+    reports = [{"outcome": "passed", "start": start, "stop": start + took, "duration": took} for start, took in starts]
+    return Progress(serial, at, tuple(reports[:passed]))

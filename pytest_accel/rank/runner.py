@@ -271,14 +271,17 @@ class TestRunner:
             test.only_passed = False
             test.driver.send(phase_report)
             return
-        if plugin_data and report.when != "teardown":
-            # Send it before note(), from which the driver may learn that the phase has passed.
+        if report.when == "teardown":
+            test.driver.queue(phase_report)
+            return
+        if plugin_data or collectives or "wasxfail" in data:
+            # The progress file lacks these. Send them before the driver may learn from it that the phase has passed.
             test.driver.send(phase_report)
         else:
             test.driver.queue(phase_report)
-        if report.when != "teardown":
-            self._captured.keep(data["sections"])
-            self._progress.note(serial, 1 if report.when == "setup" else 2, now)
+        self._captured.keep(data["sections"])
+        note = self._progress.note_setup if report.when == "setup" else self._progress.note_call
+        note(serial, now, report.start, report.duration)
 
     def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:
         """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""

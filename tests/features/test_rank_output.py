@@ -113,6 +113,54 @@ def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
     assert process.returncode == 0
 
 
+def test_passed_phases_are_reported_whole_before_the_teardown_ends(suite: Suite) -> None:
+    """The report of the call, for which the ranks' teardown waits, has the ranks' output and duration."""
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        from pathlib import Path
+
+
+        def pytest_runtest_makereport(item, call):
+            if "RANK" in os.environ and call.when == "call":
+                Path("rank" + os.environ["RANK"]).write_text(repr(call.duration))
+
+
+        def pytest_runtest_logreport(report):
+            if "RANK" not in os.environ and report.when == "call":
+                Path("reported").write_text(repr((report.outcome, report.duration, report.sections)))
+        """,
+    )
+    suite.write(
+        "test_x.py",
+        """
+        import time
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.fixture
+        def slow():
+            print("from the setup")
+            yield
+            while not Path("reported").exists():
+                time.sleep(0.01)
+
+
+        @pytest.mark.distributed(2, device="cpu", timeout=60)
+        def test_x(slow):
+            print("from the call")
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 1}, run.text
+    duration = max(float((suite.path / f"rank{rank}").read_text()) for rank in (0, 1))
+    sections = [(f"Captured stdout {when} [ranks 0-1]", f"from the {when}\n") for when in ("setup", "call")]
+    assert (suite.path / "reported").read_text() == repr(("passed", duration, sections))
+
+
 @pytest.mark.long
 def test_logs_of_ranks_are_kept(suite: Suite) -> None:
     suite.write("sub/test_x.py", _TESTS)
