@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
+from pytest_accel.core.group_names import DEFAULT_GROUP, group_label, recorded_group
 from pytest_accel.core.rank_names import ranks_text
 
 _TYPES = {
@@ -166,8 +166,7 @@ def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> 
 
 
 def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) -> Collective:
-    name, description = entry["process_group"]
-    group = DEFAULT_GROUP if description == DEFAULT_GROUP else str(name)
+    group = recorded_group(entry)
     return Collective(
         group=group,
         number=int(entry["collective_seq_id"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pytest_accel.core.paths import HEADING
@@ -25,9 +26,9 @@ _PASSIVE = frozenset((ExitCause.NODE_LOST, ExitCause.LOCK_LOST))
 
 
 def describe_exit(end: RankExit, be: str = "") -> str:
-    """Return what to say of a rank with this end: ``killed by SIGSEGV``, ``exited with status 3``.
+    """Return the predicate of a sentence about a rank that ended like this: ``exited with status 3``.
 
-    In a sentence, `be` is the verb that goes before a participle: ``was`` or ``were``.
+    `be` (``was`` or ``were``) is put before a participle such as ``killed``; leave it empty for a list.
     """
     be = f"{be} " if be else ""
     if end.cause in _TEXTS:
@@ -61,7 +62,9 @@ def tail(path: str, limit: int = LAST_OUTPUT) -> str:
     Of a log that is kept over several tests, only the part of the last test is returned.
     """
     try:
-        text = Path(path).read_bytes()[-limit:].decode(errors="replace")
+        with Path(path).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+            text = file.read(limit).decode(errors="replace")
     except OSError:
         return ""
     _, heading, last = text.rpartition(HEADING)

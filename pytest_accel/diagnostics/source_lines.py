@@ -68,7 +68,7 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def entries_text(entries: Sequence[SourceEntry], folders: Folders) -> list[str]:
+def _entries_text(entries: Sequence[SourceEntry], folders: Folders) -> list[str]:
     """Return `entries` as lines of text."""
     lines: list[str] = []
     for entry in entries:
@@ -82,10 +82,10 @@ def entries_text(entries: Sequence[SourceEntry], folders: Folders) -> list[str]:
 
 def stack_text(stack: str, folders: Folders) -> str:
     """Return the source lines at which the rank with this `stack` stands."""
-    return "\n".join(entries_text(source_entries(frames_of_rank(stack)), folders))
+    return "\n".join(_entries_text(source_entries(frames_of_rank(stack)), folders))
 
 
 def threads_text(stack: str, folders: Folders) -> str:
     """Return the source lines at which the rank's other threads stand that run the user's code."""
-    texts = [entries_text(source_entries(frames), folders) for frames in frames_of_other_threads(stack)]
+    texts = [_entries_text(source_entries(frames), folders) for frames in frames_of_other_threads(stack)]
     return "\n\n".join(map("\n".join, texts))

@@ -57,10 +57,11 @@ _REPORTED = {"failed": "failed", "skipped": "skipped"}
 def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool]) -> Grace:
     """Return the grace time of the ranks that may wait in vain.
 
-    A rank may wait in vain for a rank that has ended, or that did not pass a phase that the waiting rank has not yet
-    reported. In teardown, a rank may wait in vain for a rank that has failed and finished the test; while a live rank
-    is computing, teardown has only the ordinary timeout. No grace time begins before `resumed`, when the last debugger
-    ended. `at_work` returns True if a live rank is computing; it is called only after a death or a failure.
+    A rank may wait in vain for a rank that has ended, or for one that failed or skipped in the phase that the waiting
+    rank is in, or earlier. In teardown, a rank may wait in vain for a rank that has failed and finished the test; while
+    a live rank is computing, teardown has only the ordinary timeout. No grace time begins before `resumed`, when the
+    last debugger ended. `at_work` returns True if a live rank is computing; it is called only after a death or a
+    failure.
     """
     deaths = [(rank.end.at, f"rank {rank.rank} {_ENDED[rank.end.ending]}") for rank in ranks if rank.end is not None]
     deaths += [(rank.died_early, f"rank {rank.rank} died") for rank in ranks if rank.died_early is not None]

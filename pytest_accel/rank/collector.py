@@ -60,8 +60,8 @@ class RankCollector:
         """The directories that were part of any collection."""
         self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
         """The tests of each collected file, by the names of their nodes."""
-        self._kept_setup: tuple[pytest.Item, list[Any]] | None = None
-        """The test that is expected next, and the collectors that stay set up for it."""
+        self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
+        """The test that is expected next (None: unknown), and the collectors that stay set up for it."""
         self._only_file: Path | None = None
         """The file to collect, if pytest is given a folder that contains it; else None."""
 
@@ -177,22 +177,31 @@ class RankCollector:
         shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
         return _UnknownItem.from_parent(shared[-1] if shared else session, name="later")
 
-    def keep_setup(self, item: pytest.Item, following: pytest.Item | None) -> None:
-        """Record that `item` has run, and that the collectors that `following` shares with it are still set up."""
-        self._kept_setup = None if following is None else (following, _common(item, following))
+    def keep_setup(self, item: pytest.Item, following: pytest.Item | None, expected: NodeRef | None) -> None:
+        """Record that `item` has run, and that the collectors that `following` shares with it are still set up.
+
+        `expected` is the test for which `following` stands, if the driver has named it.
+        """
+        self._kept_setup = None if following is None else (expected, _common(item, following))
 
     def tear_down_unshared(self, item: pytest.Item) -> str | None:
-        """Tear down fixtures that were kept for another test than `item`; return the text of the error, if any."""
+        """Tear down fixtures that were kept for another test than `item`; return the text of the error, if any.
+
+        An error that ends the session is raised.
+        """
         kept, self._kept_setup = self._kept_setup, None
         if kept is None or all(node in item.listchain() for node in kept[1]):
             return None
         self.activity += 1
         try:
             teardown_to(item.session, item)
+        except pytest.exit.Exception:
+            raise
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
             trace = TracebackException.from_exception(error)
             _leave_out_libraries(trace)
-            return f"teardown of the fixtures kept for {kept[0].nodeid} failed:\n{''.join(trace.format())}"
+            expected = _name(kept[0], item.config.rootpath)
+            return f"teardown of the fixtures kept for {expected} failed:\n{''.join(trace.format())}"
         return None
 
 
@@ -212,6 +221,11 @@ def _argument(path: str, start: Path) -> tuple[str, Path | None]:
     argument = Path(relpath(path, start))
     plain = next(part for part in (argument, *argument.parents) if not ("[" in str(part) or "::" in str(part)))
     return str(plain), None if plain == argument else Path(path)
+
+
+def _name(node: NodeRef | None, root: Path) -> str:
+    """Return the name of a test in messages: its path, relative to `root`, and its names; `node` is None if unknown."""
+    return "a later test" if node is None else "::".join((relpath(node.path, root), *node.names))
 
 
 def names_of(item: pytest.Item) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class RankDebugger:
         self._lent: tuple[int, ...] = ()
         """Descriptors of the driver's terminal."""
         self._interrupt: Any = None
-        """The handler of SIGINT before the debugger started."""
+        """The handler of SIGINT before the debugger started; None if no debugger has replaced it."""
 
     def install(self, config: pytest.Config) -> None:
         """Make every debugger that pytest starts request the terminal first."""
@@ -105,6 +105,7 @@ class RankDebugger:
         if self._interrupt is not None:
             with suppress(ValueError):
                 set_handler(SIGINT, self._interrupt)
+            self._interrupt = None
         if self.driver is not None:
             self.driver.send(TerminalReturned())
 

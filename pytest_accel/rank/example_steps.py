@@ -189,11 +189,15 @@ def _identity(step: Step) -> object:
 
 def _differences(steps: Sequence[Step]) -> str:
     """Return a message about the steps of the ranks, which differ."""
+    texts = [_describe(step) for step in steps]
+    if len({*texts}) == 1:
+        # The texts show only the last values: add the checksums, or the outcomes if the checksums are equal, too.
+        in_step = len({_identity(step) for step in steps}) == 1
+        details = [step.outcome if in_step and isinstance(step, ExampleEnd) else _identity(step) for step in steps]
+        texts = [f"{text} [{detail}]" for text, detail in zip(texts, details, strict=True)]
     ranks: dict[str, list[int]] = {}
-    for rank, step in enumerate(steps):
-        ranks.setdefault(_describe(step), []).append(rank)
-    if len(ranks) == 1:  # The texts are equal because they show only the last values: add the checksums.
-        ranks = {f"{_describe(step)} [{_identity(step)}]": [rank] for rank, step in enumerate(steps)}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
     steps_text = "; ".join(f"{ranks_text(numbers)} {text}" for text, numbers in ranks.items())
     return f"the ranks drew different examples ({steps_text}): what a test draws must not depend on the rank"
 

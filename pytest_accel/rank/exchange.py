@@ -1,7 +1,7 @@
 """Exchange of records between the ranks of a test, step by step. Runs in ranks only.
 
-The ranks exchange records through the world's store, which also works across machines. Records are JSON, so that
-another process that writes to the store can inject data at most, and no code.
+The ranks exchange records through the world's store, which also works across machines. Records are JSON and signed
+(`signed_store.py`): a record that another process has written is not used, and ends the exchange.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LateRanks(Exception):
 
 
 class ExchangeError(Exception):
-    """The exchange is broken: the store is lost, or a record is not valid."""
+    """The exchange is broken: the store is lost, a record is too large, or another process has written to the store."""
 
 
 class Exchange:
@@ -64,7 +64,7 @@ class Exchange:
             raise ExchangeError(f"lost the store of the test's ranks: {error}") from error
         except ForgedValueError as error:
             raise ExchangeError(str(error)) from None
-        return [_read(rank, data) for rank, data in enumerate(found)]
+        return [json.loads(data) for data in found]
 
     def leave(self, record: Mapping[str, Any]) -> None:
         """Write `record` for the ranks that take one more step than this one; do not wait for them."""
@@ -90,15 +90,3 @@ class Exchange:
 
     def _key(self, rank: int, step: int | None = None) -> str:
         return f"{self._name}/{self.steps if step is None else step}/{rank}"
-
-
-def _read(rank: int, data: bytes) -> dict[str, Any]:
-    if len(data) > LARGEST:
-        raise ExchangeError(f"the record of rank {rank} is too large: {len(data)} bytes; {LARGEST} are allowed")
-    try:
-        record = json.loads(data)
-    except ValueError as error:
-        raise ExchangeError(f"the record of rank {rank} is not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ExchangeError(f"the record of rank {rank} is not a JSON object: {record!r:.100}")
-    return record

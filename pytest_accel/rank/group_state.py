@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_accel.core.frames import place_of_main_thread
-from pytest_accel.core.group_names import DEFAULT_GROUP
+from pytest_accel.core.group_names import DEFAULT_GROUP, recorded_group
 from pytest_accel.core.paths import flight_path
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.rank import flight_recorder
@@ -112,7 +112,7 @@ def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]
         CollectiveCall(
             entry["profiling_name"],
             entry["collective_seq_id"],
-            entry["process_group"][1] or entry["process_group"][0],
+            recorded_group(entry),
             entry["time_created_ns"] / 1e9,
             entry["time_discovered_completed_ns"] / 1e9,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
+from functools import partial
 from gc import collect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,8 +60,10 @@ class LeakCheck:
         self._ended_clean = False
         """True if the last test has ended without a leak or a changed setting."""
         self._activity = 0
-        self._wider_settings: set[tuple[str | bytes, object]] = set()
-        """Settings before and after the setup of fixtures of a wider scope, which may restore them."""
+        self._wider_settings: dict[object, set[tuple[str | bytes, object]]] = {}
+        """Settings before and after the setup of each fixture of a wider scope that is set up and may restore them."""
+        self._restored_settings: set[tuple[str | bytes, object]] = set()
+        """The same of the fixtures that have been torn down since the beginning of the test."""
         self._known = leaked_processes.find()
         """Processes and threads that the test has not started."""
         self._rpc = 0
@@ -82,6 +85,7 @@ class LeakCheck:
         self._rpc = rpc.initialisations()
         unchanged = self._ended_clean and activity == self._activity
         self._ended_clean, self._activity = False, activity
+        self._restored_settings = set()
         if unchanged:
             return  # The last check found the same settings. Reading them again takes longer than many tests.
         if self._context.spec.grouped:
@@ -97,7 +101,8 @@ class LeakCheck:
 
         def exempt_setup() -> None:
             __tracebackhide__ = True
-            with self._wider_fixture():
+            collector.addfinalizer(partial(self._keep_until_next_test, collector))
+            with self._wider_fixture(collector):
                 setup()
 
         vars(collector)["setup"] = exempt_setup
@@ -108,12 +113,20 @@ class LeakCheck:
         __tracebackhide__ = True
         if fixturedef.scope == "function":
             return (yield)
-        with self._wider_fixture():
+        with self._wider_fixture(fixturedef):
             return (yield)
 
+    @pytest.hookimpl
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        self._keep_until_next_test(fixturedef)
+
+    def _keep_until_next_test(self, owner: object) -> None:
+        """Exempt the settings of a fixture or collector that is torn down until the next test begins."""
+        self._restored_settings |= self._wider_settings.pop(owner, set())
+
     @contextlib.contextmanager
-    def _wider_fixture(self) -> Iterator[None]:
-        """Attribute changes made in the ``with`` block to a fixture of a wider scope, not to the test."""
+    def _wider_fixture(self, owner: object) -> Iterator[None]:
+        """Attribute changes made in the ``with`` block to `owner`, a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
         settings = process_state.read(self._context.variables)
         spawned = leaked_processes.find()
@@ -123,8 +136,9 @@ class LeakCheck:
         try:
             yield
         finally:
-            for name, values in process_state.changed(settings, process_state.read(self._context.variables)).items():
-                self._wider_settings.update((name, value) for value in values)
+            changed = process_state.changed(settings, process_state.read(self._context.variables))
+            pairs = {(name, value) for name, values in changed.items() for value in values}
+            self._wider_settings.setdefault(owner, set()).update(pairs)
             self._known |= leaked_processes.find() - spawned
             for device, size in self._allocated().items():
                 self._kept_memory[device] = self._kept_memory.get(device, 0) + max(0, size - memory.get(device, 0))
@@ -141,10 +155,11 @@ class LeakCheck:
         lines: list[str] = []
         lasting: list[str] = []  # Leaks that cannot be undone.
         settings = process_state.read(self._context.variables)
+        exempt = self._restored_settings.union(*self._wider_settings.values())
         if closed_streams:
             lasting.append("closed its standard streams, which are pytest's own files")
         for name, (old, new) in process_state.changed(self._settings, settings).items():
-            if (name, new) in self._wider_settings:
+            if (name, new) in exempt:
                 continue
             change = f"left {process_state.describe_change(name, old, new)}"
             if process_state.restore(name, old):
@@ -162,11 +177,12 @@ class LeakCheck:
         try:
             torch_devices.wait_for_devices(self._context)
         except RuntimeError as error:
-            return Leaks(tuple(lines), str(error))  # The error has failed the test already, so it needs no line.
+            # The error has failed the test already, or the test has not passed anyway, so the error needs no line.
+            return Leaks((*lines, *_with_replacement(lasting)), str(error))
         groups = find_leaked(self._context) if self._context.spec.grouped else LeakedGroups()
         lines += groups.lines
         self._ended_clean = settings == self._settings and not (lines or lasting or groups.destroyable)
-        lines += [f"{leak}; {_REPLACED}" for leak in lasting]
+        lines += _with_replacement(lasting)
         kill_reason = f"the test {lasting[0]}" if lasting else groups.kill_reason
         return Leaks(tuple(lines), kill_reason, retire=initialised > 0 and not runs)
 
@@ -191,3 +207,8 @@ class LeakCheck:
             device: size - self._memory.get(device, 0) - self._kept_memory.get(device, 0)
             for device, size in self._allocated().items()
         }
+
+
+def _with_replacement(lasting: list[str]) -> list[str]:
+    """Return the lines for the report about leaks that cannot be undone."""
+    return [f"{leak}; {_REPLACED}" for leak in lasting]

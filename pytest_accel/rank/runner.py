@@ -119,6 +119,7 @@ class TestRunner:
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
+            self._leak_check.begin(self._collector.activity)
             self._report_skipped(skipped.longrepr)
             return self._finish(test)
         except NotCollected as error:
@@ -126,6 +127,9 @@ class TestRunner:
             return False
         except LookupError as error:
             driver.send(CannotRun(str(error)))
+            return False
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            driver.send(_exit_request(request, error))
             return False
         except Exception:
             driver.send(CannotRun(format_exc()))
@@ -137,16 +141,13 @@ class TestRunner:
         self._debugger.driver = driver
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        except pytest.exit.Exception as error:
-            driver.send(ExitRequest(request.serial, str(error.msg), error.returncode))
-            return False
-        except KeyboardInterrupt:
-            driver.send(ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None))
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            driver.send(_exit_request(request, error))
             return False
         finally:
             self._debugger.end()
             self._debugger.driver = None
-        self._collector.keep_setup(item, following)
+        self._collector.keep_setup(item, following, request.next)
         return self._finish(test)
 
     def _report_skipped(self, longrepr: Any) -> None:
@@ -208,6 +209,15 @@ class TestRunner:
             self._test.closed_streams = any(
                 getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
             )
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
+        """Wait for the work that fixtures start on the devices in their teardown, unless the test has failed before."""
+        __tracebackhide__ = True
+        result = yield
+        if self._test.only_passed:
+            torch_devices.wait_for_devices(self._context)
+        return result
 
     def _run_in_lockstep(self) -> AbstractContextManager[None]:
         """Return a context manager in which Hypothesis runs the same examples on all ranks.
@@ -288,3 +298,10 @@ class TestRunner:
         if not self._traces or "torch.distributed" not in sys.modules:
             return ()
         return group_state.collectives_between(report.start, report.stop)
+
+
+def _exit_request(request: RunTest, error: BaseException) -> ExitRequest:
+    """Return the message for `error`, that of `pytest.exit` or a KeyboardInterrupt, which ends the session."""
+    if isinstance(error, pytest.exit.Exception):
+        return ExitRequest(request.serial, str(error.msg), error.returncode)
+    return ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None)

@@ -124,7 +124,8 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     problems = [] if mismatch is None else [mismatch]
     problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
-        verdict = _with_problems(verdict, RanksDisagree if problems else LeftBehind, problems + failing_leaks, phase)
+        error = RanksDisagree if mismatch else RankError if problems else LeftBehind
+        verdict = _with_problems(verdict, error, problems + failing_leaks, phase)
     differ = len({left.groups for left in finished}) > 1
     return structs.replace(
         verdict,
@@ -238,7 +239,7 @@ def text_longrepr(message: str, lines: Sequence[str], place: tuple[str, int]) ->
     return _longrepr([_text_entry(lines)], crash)
 
 
-def source_longrepr(stack: str, message: str, lines: Sequence[str], error: str, phase: Phase) -> dict[str, Any]:
+def _source_longrepr(stack: str, message: str, lines: Sequence[str], error: str, phase: Phase) -> dict[str, Any]:
     """Return a serialized longrepr for a rank with this `stack`: its source lines, and `lines` at the last of them."""
     shown = source_entries(frames_of_rank(stack))
     frame = where(frames_of_rank(stack), phase.folders)
@@ -293,7 +294,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     else:
         error = _ERRORS[root.ending]
         message, lines = (root.headline, root.text.splitlines()) if says_all else _describe(root, same, phase)
-        longrepr = source_longrepr(root.stack, message, lines, error.__name__, phase)
+        longrepr = _source_longrepr(root.stack, message, lines, error.__name__, phase)
     if len(outcomes) > 1 and not says_all:
         _put_above(longrepr, f"{label} of {phase.about}")
         lines = report_text.summary(root, outcomes, phase.folders)
@@ -382,11 +383,11 @@ def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: t
     crashes = [longrepr["reprcrash"]]
     if longrepr.get("chain"):
         crashes.append(longrepr["chain"][-1][1])
-    message = "failed"
+    crashes = [crash for crash in crashes if crash is not None]  # There is none if all frames are hidden.
+    text = crashes[-1]["message"] if crashes else report_text.headline(error) or "failed"
+    message = f"{label}: {text}" if label else text
     for crash in crashes:
-        if crash is not None:
-            message = f"{label}: {crash['message']}" if label else crash["message"]
-            crash["message"] = message
+        crash["message"] = message
     return longrepr, message
 
 

@@ -26,8 +26,6 @@ from pytest_accel.verdict.secondary_failures import Consequence, consequence
 
 _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
-_SILENT = "does not respond to signals"
-"""For a rank whose stacks could not be taken."""
 ALONE = "the test's process"
 """The name of the only rank of a test in its message."""
 _CAUSES = {"died": "died", "failed": "failed", "unstarted": "could not run the test"}
@@ -72,6 +70,8 @@ def _key(outcome: RankOutcome) -> object:
     longrepr = outcome.report.report.get("longrepr")
     crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
     later = _key(outcome.later) if outcome.later is not None else None
+    if crash is None:
+        return (outcome.ending, headline(outcome.report.exception), later)
     return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash, later)
 
 
@@ -232,10 +232,15 @@ def describe_stop(outcome: RankOutcome, folders: Folders, number: int) -> str:
     assert outcome.hang is not None
     text, place = describe_hang(outcome.hang, "was" if number == 1 else "were"), _place(outcome, folders)
     if not outcome.stack:
-        return f"{text}; {_SILENT}"
+        return f"{text}; {_describe_silence(number)}"
     if outcome.secondary and place:
         return f"still running{place} when {'it' if number == 1 else 'they'} {text}"
     return f"{text}{place}"
+
+
+def _describe_silence(number: int) -> str:
+    """Return what to say of this `number` of ranks whose stacks could not be taken."""
+    return f"{'does' if number == 1 else 'do'} not respond to signals"
 
 
 def describe_timeout(
@@ -275,7 +280,7 @@ class _Position(NamedTuple):
         if self.collective:
             return f"{be} stuck in {self.collective}{at}"
         if self.silent:
-            return _SILENT if number == 1 else "do not respond to signals"
+            return _describe_silence(number)
         return f"{be}{at or ' in no code of the test'}"
 
 
@@ -325,9 +330,9 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
         stack = world.stacks.get(rank, "")
         frame = where(frames_of_rank(stack), folders)
         at = "in no code of the test" if frame is None else f"at {frame.where(folders)}"
-        text = world.ends.get(rank) or (at if stack else _SILENT)
+        text = world.ends.get(rank) or (at if stack else "")
         by_text.setdefault(text, []).append(rank)
-    lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in by_text.items()]
+    lines = [f"{ranks_text(ranks)}: {text or _describe_silence(len(ranks))}" for text, ranks in by_text.items()]
     lines += collective_lines(world.stacks, world.findings, folders)
     texts = {rank: stack_text(stack, folders) for rank, stack in world.stacks.items() if stack}
     for ranks in _alike(texts):

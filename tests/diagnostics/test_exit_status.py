@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,6 +106,17 @@ def test_tail_returns_the_end_of_a_log(tmp_path: Path) -> None:
     assert tail(str(log)) == "first\ncaf\N{REPLACEMENT CHARACTER}\nlast"
     assert tail(str(log), 7) == "last"
     assert tail(str(tmp_path)) == ""
+
+
+def test_tail_reads_only_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(bytes(1 << 20) + b"\nlast\n")
+    tracemalloc.start()
+    try:
+        assert tail(str(log), 6) == "last"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 19
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("program", "function"), [(WAITS, "wait_for_ever"), (HOLDS_THE_GIL, "sit_in_native_code")])

@@ -274,3 +274,30 @@ def test_frames_of_the_plugin_are_hidden(suite: BackgroundSuite) -> None:
     assert 'conftest.py", line 22, in broken_end' in teardown_failure
     assert "_pytest" not in teardown_failure
     assert "\nthe fixture 'process_group' needs" in run.failure("test_no_group")
+
+
+@pytest.mark.long
+def test_an_error_in_a_late_teardown_names_the_test_that_was_expected(suite: BackgroundSuite) -> None:
+    """The file of this test is never collected in the ranks."""
+    (suite.path / "pkg").mkdir()
+    suite.write("pkg/__init__.py", "")
+    suite.write(
+        "pkg/conftest.py",
+        """
+        import pytest
+
+
+        @pytest.fixture(scope="package")
+        def broken_end():
+            yield
+            raise ValueError("broken end")
+        """,
+    )
+    one = "import pytest\n\n\n@pytest.mark.distributed(1)\ndef {}:\n    pass\n"
+    suite.write("pkg/test_a.py", one.format("test_end(broken_end)"))
+    suite.write("pkg/test_b.py", one.format("test_never()").replace("def", "@pytest.mark.skip(reason='never')\ndef"))
+    suite.write("test_other.py", one.format("test_after()"))
+    run = suite.run("--accel", "none", "pkg", "test_other.py")
+    run.expect({"test_end": "PASSED", "test_never": "SKIPPED", "test_after": "PASSED ERROR"})
+    text = "teardown of the fixtures kept for pkg/test_b.py::test_never failed:"
+    assert text in run.failure("test_after")

@@ -272,3 +272,53 @@ def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
     assert run.ret == status, run.text
     assert text in run.text
     suite.expect_nothing_left()
+
+
+@pytest.mark.long(except_for="exit")
+@pytest.mark.parametrize(
+    ("code", "status", "text"),
+    [
+        pytest.param("pytest.exit('by hand', returncode=7)", 7, "by hand", id="exit"),
+        pytest.param("raise KeyboardInterrupt", 2, "KeyboardInterrupt", id="interrupt"),
+    ],
+)
+def test_pytest_exit_in_fixtures_that_are_torn_down_late_ends_the_session(
+    suite: BackgroundSuite, code: str, status: int, text: str
+) -> None:
+    """The fixtures were kept for a test that was never sent to the ranks."""
+    suite.write(
+        "test_a.py",
+        f"""
+        import pytest
+
+        pytestmark = pytest.mark.distributed(1)
+
+        @pytest.fixture(scope="module", autouse=True)
+        def ends_the_session():
+            yield
+            {code}
+
+        def test_first(): pass
+
+        @pytest.mark.skip(reason="never")
+        def test_never(): pass
+        """,
+    )
+    suite.write(
+        "test_b.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(1)
+
+        def test_next(): pass
+
+        def test_last(): pass
+        """,
+    )
+    run = suite.run("--accel", "none")
+    assert run.outcomes().get("test_first") == "PASSED"
+    assert "test_last" not in run.outcomes()
+    assert run.ret == status, run.text
+    assert text in run.text
+    suite.expect_nothing_left()

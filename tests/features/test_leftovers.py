@@ -404,3 +404,106 @@ def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -
     # test_b.py is imported before test_a.py runs, so that no import changes settings just before test_after.
     run = suite.run("--accel-leaks", "fail", "test_b.py::test_first", "test_a.py", "test_b.py::test_after")
     assert run.count() == {"PASSED": 3, "SKIPPED": 1}, run.text
+
+
+@pytest.mark.parametrize("widens", ["fixture", pytest.param("package", marks=pytest.mark.long)])
+def test_a_change_is_a_leak_again_when_the_fixture_that_made_it_has_ended(suite: Suite, widens: str) -> None:
+    sets, restores = "torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)"
+    in_package = (
+        f"import torch\n\ndef setup_module():\n    {sets}\n\ndef teardown_module():\n    {restores}\n"
+        if widens == "package"
+        else ""
+    )
+    suite.write("doubles/__init__.py", in_package)
+    suite.write(
+        "doubles/test_a.py",
+        f"""
+        import pytest
+        import torch
+
+
+        @pytest.fixture(scope="module", autouse={widens == "fixture"})
+        def doubles():
+            {sets}
+            yield
+            {restores}
+
+
+        @pytest.mark.distributed(1, device="cpu")
+        def test_in_doubles():
+            assert torch.get_default_dtype() == torch.float64
+        """,
+    )
+    suite.write(
+        "test_b.py",
+        f"""
+        import pytest
+        import torch
+
+        pytestmark = pytest.mark.distributed(1, device="cpu")
+
+
+        def test_leaves_doubles():
+            {sets}
+
+
+        def test_after():
+            assert torch.get_default_dtype() == torch.float32
+        """,
+    )
+    run = suite.run("--accel-leaks", "fail")
+    assert run.outcomes() == {
+        "test_in_doubles": "PASSED",
+        "test_leaves_doubles": "PASSED ERROR",
+        "test_after": "PASSED",
+    }, run.text
+    text = "left torch's default dtype changed from torch.float32 to torch.float64; it has been put back"
+    assert text in run.failure("test_leaves_doubles")
+
+
+def test_what_runs_before_a_file_that_is_skipped_in_the_ranks_is_no_leak(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        import subprocess
+        import sys
+
+        HELPERS = []
+
+
+        def pytest_sessionstart():
+            if "RANK" in os.environ:
+                HELPERS.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        """,
+    )
+    suite.write(
+        "test_a.py",
+        """
+        import os
+
+        import pytest
+
+        if "RANK" in os.environ:
+            pytest.skip("not in ranks", allow_module_level=True)
+
+
+        @pytest.mark.distributed(1, device="cpu")
+        def test_skipped():
+            pass
+        """,
+    )
+    suite.write(
+        "test_b.py",
+        """
+        import pytest
+        from conftest import HELPERS
+
+
+        @pytest.mark.distributed(1, device="cpu")
+        def test_helper_lives():
+            assert HELPERS[0].poll() is None
+        """,
+    )
+    run = suite.run("--accel-leaks", "fail")
+    assert run.outcomes() == {"test_skipped": "SKIPPED", "test_helper_lives": "PASSED"}, run.text

@@ -78,6 +78,21 @@ BROKEN = """
         torch.fakeacc.started.append(str(devices[0]))
         raise ValueError("its own")
 
+    @pytest.fixture
+    def starts_late(devices):
+        yield
+        torch.fakeacc.started.append(str(devices[0]))
+
+    @pytest.mark.devices(1)
+    def test_whose_fixture_does_not_wait(starts_late): ...
+
+    @pytest.fixture
+    def starts_early(devices):
+        torch.fakeacc.started.append(str(devices[0]))
+
+    @pytest.mark.devices(1)
+    def test_whose_setup_does_not_wait(starts_early): ...
+
     @pytest.mark.devices(1)
     def test_last():
         assert not torch.fakeacc.started
@@ -100,11 +115,19 @@ def fakeacc(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_error_is_reported_in_the_test_that_caused_it(suite: Suite) -> None:
     suite.write("test_suite.py", BROKEN)
     run = suite.run("--accel", "privateuse1")
-    assert run.count() == {"PASSED": 3, "FAILED": 2}, run.text
-    assert re.search(
-        r"RuntimeError: work that the test started on fakeacc:\d has failed: .*: kernel failed\n", run.text
-    )
-    assert "wait_for_devices" not in run.failure("test_that_does_not_wait")
+    assert run.outcomes() == {
+        "test_before": "PASSED",
+        "test_that_does_not_wait": "FAILED",
+        "test_after": "PASSED",
+        "test_that_fails": "FAILED",
+        "test_whose_fixture_does_not_wait": "PASSED ERROR",
+        "test_whose_setup_does_not_wait": "FAILED",
+        "test_last": "PASSED",
+    }, run.text
+    error = r"RuntimeError: work that the test started on fakeacc:\d has failed: .*: kernel failed\n"
+    for test in ("test_that_does_not_wait", "test_whose_fixture_does_not_wait", "test_whose_setup_does_not_wait"):
+        assert re.search(error, run.failure(test))
+        assert "wait_for_devices" not in run.failure(test)
     assert "ValueError: its own" in run.failure("test_that_fails")
 
 

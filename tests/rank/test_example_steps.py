@@ -95,6 +95,9 @@ def test_differences_between_ranks_are_described() -> None:
     assert "rank 0 drew 5 and draws more; rank 1 drew 5)" in conclude([draw(), end()]).text
     same = [Draw(0.0, digest, "…5") for digest in ("a", "b")]
     assert "rank 0 drew …5 and draws more [a]; rank 1 drew …5 and draws more [b])" in conclude(same).text
+    same = [Draw(0.0, digest, "…5") for digest in ("a", "a", "b", "a")]
+    assert "ranks 0-1, 3 drew …5 and draws more [a]; rank 2 drew …5 and draws more [b])" in conclude(same).text
+    assert "ranks 0, 2 drew 5 [passed]; rank 1 drew 5 [stopped])" in conclude([end(), end("stopped"), end()]).text
     assert conclude([end("skipped"), end(), end()]).text == (
         "the ranks disagree about an example: rank 0 skipped, ranks 1-2 ran"
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pytest_accel.core.frames import Folders
 from pytest_accel.core.group_names import DEFAULT_GROUP
@@ -17,7 +18,7 @@ from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseRepo
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.diagnostics.collectives import Collective, Record
-from pytest_accel.diagnostics.diagnosis import Findings
+from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
 from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.verdict import report_text
@@ -132,6 +133,18 @@ def test_the_report_of_a_rank_is_not_changed() -> None:
     before = copy.deepcopy(outcome.report.report)
     judged(passed(0), outcome)
     assert outcome.report.report == before
+
+
+def test_failures_of_which_all_frames_are_hidden_are_told_apart_by_their_exceptions() -> None:
+    def hidden(rank: int, text: str) -> RankOutcome:
+        longrepr = text_longrepr("", ["the traceback"], PLACE) | {"reprcrash": None}
+        longrepr["chain"] = [(longrepr["reprtraceback"], None, None)]
+        return _reported(rank, "failed", rank, ExceptionSketch("builtins", "ValueError", text), longrepr=longrepr)
+
+    verdict = judged(passed(0), hidden(1, "one"), hidden(2, "one"), hidden(3, "other"))
+    assert (verdict.message, verdict.failed_ranks) == ("ranks 1-2: ValueError: one", (1, 2))
+    assert summary(verdict)[1] == ["ranks 1-2: failed", "rank 0: passed", "rank 3: failed: ValueError: other"]
+    assert judged(hidden(0, "one")).message == "ValueError: one"
 
 
 def test_a_failure_of_a_single_process_has_no_rank_number() -> None:
@@ -268,6 +281,17 @@ def test_hangs_at_different_places_are_reported_separately() -> None:
     assert verdict.message == "timed out after 5 s: rank 0 is at test_it.py:12; rank 1 is at test_it.py:30"
     assert summary(verdict)[1] == ["rank 0: timed out", "rank 1: timed out after 5 s at test_it.py:30 in test_it"]
     assert sections(verdict)["[rank 1] stacks"].splitlines()[0] == "test_it.py:30 in test_it"
+
+
+def test_hung_ranks_without_a_stack_do_not_respond_to_signals() -> None:
+    starting = [RankOutcome(rank, "hung", 9.0, hang=Hang(HangCause.START_TIMEOUT, 120)) for rank in (0, 1)]
+    assert judged(*starting).message == "ranks 0-1: did not become ready within 120 s; do not respond to signals"
+    assert judged(hung(0, ""), hung(1, "")).message == "timed out after 5 s: ranks 0-1 do not respond to signals"
+    for stacks, line in (
+        ({0: "", 1: ""}, "ranks 0-1: do not respond to signals"),
+        ({0: ""}, "rank 0: does not respond to signals"),
+    ):
+        assert report_text.interrupted_lines(Interrupted("test_it", {}, stacks, Findings()), FOLDERS) == [line]
 
 
 def test_a_hung_rank_without_a_stack_does_not_respond_to_signals() -> None:
@@ -533,8 +557,11 @@ def test_different_numbers_of_groups_end_the_world_without_a_failure() -> None:
 
 def test_an_error_in_a_late_fixture_teardown_fails_the_teardown() -> None:
     verdict = at_the_end(Finished(1, {}), Finished(1, {}, late_teardown_error="left by test_a:\nValueError: x"))
-    assert (verdict.outcome, verdict.error, verdict.message) == ("failed", RanksDisagree, "left by test_a:")
+    assert (verdict.outcome, verdict.error, verdict.message) == ("failed", RankError, "left by test_a:")
     assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"][1:] == ["ValueError: x\n"]
+    counts = finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 5)})
+    ends = [structs.replace(one, late_teardown_error="left by test_a:\nValueError: x") for one in counts.values()]
+    assert at_the_end(*ends).error is RanksDisagree
 
 
 @pytest.mark.parametrize(
