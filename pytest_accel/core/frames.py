@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     import pytest
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-LIBRARIES = ("/site-packages/", "/lib/python", PACKAGE)
-"""Path parts of files that belong to Python, to installed packages or to this package."""
-_LIBRARY = re.compile(r".*/(?:site-packages|lib/python[0-9.]+)/")
-"""The folder in which Python or packages are installed."""
+"""The folder of this package."""
+_LIBRARY = re.compile(r".*/(?:site-packages|lib/python[0-9.]+t?)/")
+"""The folder in which Python or packages are installed; ``t`` is for a Python without the GIL."""
 
 
 def is_library(path: str) -> bool:
     """Return whether the file `path` belongs to Python, to an installed package or to this package."""
-    return any(part in path for part in LIBRARIES)
+    return PACKAGE in path or _LIBRARY.match(path) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Folders:
 
     def shown(self, path: str) -> str:
         """Return the `path` of a file in rootdir as pytest shows it, and that of a library relative to its package."""
-        if (library := _LIBRARY.search(path)) is not None:
+        if (library := _LIBRARY.match(path)) is not None:
             return path[library.end() :]
         if not self.root or not self.is_own(path):
             return path

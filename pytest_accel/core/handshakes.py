@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import selectors
 import socket
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from errno import EBADF, EINVAL, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOTSOCK
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -22,6 +24,13 @@ Handshake = Generator[bytes | int, bytes, Result]
 
 PENDING = 64
 """Number of unfinished handshakes that are allowed in addition to the expected connections."""
+
+_UNUSABLE_LISTENER = (EBADF, EINVAL, ENOTSOCK)
+"""Errors of accept(2) that concern the listening socket. The others concern one connection, or this moment."""
+_EXHAUSTED = (EMFILE, ENFILE, ENOBUFS, ENOMEM)
+"""Errors of accept(2) for a lack of descriptors or memory. The connection stays in the queue of the listener."""
+_EXHAUSTED_PAUSE = 0.1
+"""Seconds until the next try after an error of `_EXHAUSTED`, so that waiting does not keep a core busy."""
 
 
 class Refused(Exception):
@@ -160,7 +169,11 @@ class Handshakes(Generic[Result]):
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
+        except OSError as error:
+            if error.errno in _UNUSABLE_LISTENER:
+                raise
+            if error.errno in _EXHAUSTED:
+                time.sleep(_EXHAUSTED_PAUSE)
             return
         connection.setblocking(False)
         try:

@@ -163,8 +163,23 @@ def without_local_rank(args: Sequence[str]) -> list[str]:
 
 def find_here() -> LauncherEnv | None:
     """Call :func:`find` with this process's environment and parent, and return its result; None in an xdist worker."""
-    if "PYTEST_XDIST_WORKER" in os.environ or find(os.environ, "") is None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
         return None
+    found = find(os.environ, "")
+    return found if found is None or found.job else find(os.environ, _parent())
+
+
+def _parent() -> str:
+    """Return the identity of the parent process, or only its pid if nothing else can be learned about it.
+
+    The parent may be outside of this container: its pid is 0 then.
+    """
+    import psutil
+
     from pytest_accel.core.kill import identity
 
-    return find(os.environ, identity(os.getppid()))
+    parent = os.getppid()
+    try:
+        return identity(parent)
+    except psutil.Error:
+        return str(parent)

@@ -36,7 +36,7 @@ class RankExit(NamedTuple):
 
     @property
     def is_crash(self) -> bool:
-        """True if a signal ended the process before which Python's fault handler writes the stacks."""
+        """True if the process was killed by a signal for which faulthandler first writes the stacks."""
         return self.cause is ExitCause.EXITED and self.status is not None and is_crash(-self.status)
 
 

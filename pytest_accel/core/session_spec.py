@@ -47,7 +47,7 @@ class SessionSpec(Struct, frozen=True):
     server: int = 0
     """Number of the fork server that receives this spec. Number 0 is the driver's own, and removes `directory`."""
     remote: bool = False
-    """True if the fork server is on another machine than the driver; `directory` then is its own."""
+    """True if the fork server is on another machine than the driver; it has its own `directory`, and removes it."""
     clock: float = 0.0
     """Seconds to add to `clock.monotonic` to get the driver's, whose clock is another one if `remote`."""
     bare: bool = False

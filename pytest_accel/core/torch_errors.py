@@ -36,7 +36,9 @@ def explain(error: BaseException, *, grouped: bool, init: bool = False) -> Expla
     assertion about such a text is a failure of the test itself: it has no explanation.
     """
     found: BaseException | None = error
-    while found is not None and not isinstance(found, AssertionError):
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen and not isinstance(found, AssertionError):
+        seen.add(id(found))  # The causes are a cycle after `raise error from error`.
         text = exception_text(found)
         if not grouped and text.startswith(_NOT_INITIALIZED):
             return Explanation("this test has no @pytest.mark.distributed, so it ran in one process")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _UNITS = {
@@ -25,9 +26,9 @@ def parse_memory(value: object) -> int:
         return value
     if isinstance(value, str) and (match := _MEMORY.fullmatch(value.strip())):
         number, unit = match.groups()
-        size = int(float(number) * _UNITS.get(unit.lower(), 0))
-        if size > 0:
-            return size
+        size = float(number) * _UNITS.get(unit.lower(), 0)
+        if 1 <= size < math.inf:
+            return int(size)
     raise ValueError(
         f"memory {value!r}: allowed are a positive number with KiB, MiB, GiB or TiB (1024-based), "
         "KB, MB, GB or TB (1000-based) or B, as in '40GiB', and a positive int for bytes"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 
 
 def write(path: str, text: str) -> None:
-    """Replace the file `path` by one with `text`, in UTF-8; create its folder.
+    """Replace the file `path` by one with `text`, in UTF-8; create its folder. Symbolic links are followed.
 
     Lone surrogates, which UTF-8 lacks, are written as escapes.
 
     Raise OSError if that fails. The old file is kept then.
     """
-    if not os.path.exists(_folder(path)):
-        os.makedirs(_folder(path), exist_ok=True)
+    path = _followed(path)
+    folder = os.path.dirname(path)
+    if not os.path.exists(folder):
+        os.makedirs(folder, exist_ok=True)
     temporary = _temporary(path)
     try:
         with open(temporary, "x", encoding="utf-8", errors="backslashreplace") as file:
@@ -31,22 +34,26 @@ def remove(path: str) -> None:
     """Remove the file that an earlier session has written, if possible, so that it is not taken for this session's."""
     if os.path.isfile(path):  # Not a device such as /dev/null.
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            os.unlink(os.path.realpath(path))
 
 
 def check_folder(path: str) -> None:
-    """Create the folder of `path` if it does not exist. Raise OSError unless files can be created in it."""
-    os.makedirs(_folder(path), exist_ok=True)
+    """Create the folder of `path` if it does not exist. Raise OSError unless :func:`write` can write the file."""
+    path = _followed(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = _temporary(path)
     with open(temporary, "x", encoding="ascii"):
         pass
     os.unlink(temporary)
 
 
-def _folder(path: str) -> str:
-    return os.path.dirname(path) or "."
+def _followed(path: str) -> str:
+    """Return `path` without symbolic links. Raise OSError for a device, a pipe or a folder, which are not replaced."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return os.path.realpath(path)
 
 
 def _temporary(path: str) -> str:
     """Return the path of a new file in the folder of `path`."""
-    return os.path.join(_folder(path), f".accel-{uuid.uuid4().hex}")
+    return os.path.join(os.path.dirname(path), f".accel-{uuid.uuid4().hex}")

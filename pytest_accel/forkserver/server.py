@@ -2,7 +2,8 @@
 
 The fork server has imported torch and pytest, and has one thread and no device runtime, so that starting a rank costs
 only a fork. It is the subreaper of all processes that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER). When the
-controller exits, for whatever reason, the fork server kills all remaining processes and removes the session's folder.
+controller exits, for whatever reason, the fork server kills all remaining processes. Server 0, and a server on another
+machine, then removes the session's folder (`server_exit.clean_up`).
 """
 
 from __future__ import annotations

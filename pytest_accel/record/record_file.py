@@ -51,8 +51,6 @@ class RecordFile:
         self._clock = clock
         self._pid = getpid()
         self._process = f',"host":{json.dumps(socket.gethostname())},"pid":{self._pid},'.encode()
-        if path is not None and os.path.exists(path) and not os.path.isfile(path):
-            raise RecordError(f"{path} is not a regular file")
         try:
             self._file = _unnamed_file() if path is None else _new_file(path)
         except OSError as error:

@@ -141,6 +141,11 @@ class _Option(NamedTuple):
     metavar: str | None = None
 
 
+def _switch(field: str, help_text: str) -> _Option:
+    """Return the definition of a setting that is on or off."""
+    return _Option(field, "bool", "one of 1, true, yes, on, 0, false, no, off", option_types.boolean, help_text)
+
+
 def _select(value: object) -> str:
     """Return a condition on what tests need."""
     from pytest_accel.settings import select_expression
@@ -183,11 +188,8 @@ _OPTIONS: dict[str, _Option] = {
         "fail the session at once if there are fewer devices: cuda:4, or several kinds with commas",
         "KIND:N",
     ),
-    STRICT: _Option(
+    STRICT: _switch(
         "strict",
-        "bool",
-        "one of 1, true, yes, on, 0, false, no, off",
-        option_types.boolean,
         "make a skip for missing hardware a failure",
     ),
     SHARE: _Option(
@@ -223,18 +225,12 @@ _OPTIONS: dict[str, _Option] = {
         "how long each phase of a test in a world may take (default: 300)",
         "SECONDS",
     ),
-    FRESH: _Option(
+    FRESH: _switch(
         "fresh",
-        "bool",
-        "one of 1, true, yes, on, 0, false, no, off",
-        option_types.boolean,
         "start new processes for each test",
     ),
-    DEBUG: _Option(
+    DEBUG: _switch(
         "debug",
-        "bool",
-        "one of 1, true, yes, on, 0, false, no, off",
-        option_types.boolean,
         "have torch compare the ranks' collectives before they begin (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
     ),
     PER_WORKER: _Option(
@@ -245,11 +241,8 @@ _OPTIONS: dict[str, _Option] = {
         "the number of devices that each xdist worker has to itself for its unmarked tests (default: all, rotated)",
         "N",
     ),
-    RETRY_DEAD: _Option(
+    RETRY_DEAD: _switch(
         "retry_dead",
-        "bool",
-        "one of 1, true, yes, on, 0, false, no, off",
-        option_types.boolean,
         "retry a test in a new world if its world died of a cause outside the test: out of memory, a device lost, the "
         "fork server lost; the summary lists each",
     ),
@@ -287,11 +280,8 @@ _OPTIONS: dict[str, _Option] = {
         "(default) or off",
         "WHAT",
     ),
-    REORDER: _Option(
+    REORDER: _switch(
         "reorder",
-        "bool",
-        "one of 1, true, yes, on, 0, false, no, off",
-        option_types.boolean,
         "without -n, run tests that can share a world one after the other",
     ),
     LAUNCHER: _Option(
@@ -327,11 +317,8 @@ _OPTIONS: dict[str, _Option] = {
         "read the times of tests from this file, if it exists, and add those of this session to it",
         "FILE",
     ),
-    SPREAD: _Option(
+    SPREAD: _switch(
         "spread",
-        "bool",
-        "one of 1, true, yes, on, 0, false, no, off",
-        option_types.boolean,
         "under a launcher, distribute tests that need only devices over the launched processes",
     ),
     CLUSTER: _Option(

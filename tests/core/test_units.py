@@ -27,7 +27,14 @@ def test_memory_is_read_in_bytes(value: object, size: int) -> None:
     assert parse_memory(value) == size
 
 
-@pytest.mark.parametrize("value", ["40", "40G", "GiB", "-1GiB", "0GiB", "1e3GiB", "", 0, -5, True, 1.5, None, "٤GiB"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("40", "40G", "GiB", "-1GiB", "0GiB", "0.5B", "1e3GiB", "", 0, -5, True, 1.5, None, "٤GiB"),
+        pytest.param("9" * 308 + "GiB", id="infinite"),
+        pytest.param("9" * 400 + "B", id="digits"),
+    ],
+)
 def test_the_error_of_an_invalid_memory_names_the_value_and_what_is_allowed(value: object) -> None:
     message = (
         f"memory {value!r}: allowed are a positive number with KiB, MiB, GiB or TiB (1024-based), "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import queue
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.launcher_env import LauncherEnv, find, of_a_rank, without_local_rank
+from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
 from pytest_accel.nodes import tcp_rendezvous
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.greeting import AuthenticatedLink
@@ -109,6 +110,19 @@ def test_each_launcher_is_recognized_by_its_variables(environ: dict[str, str], e
 )
 def test_no_launcher_is_recognized_in_other_environments(environ: dict[str, str]) -> None:
     assert find(environ, "7-1.5") is None
+
+
+@pytest.mark.parametrize(("environ", "parent"), [(TORCHRUN, ""), (MPICH, "0")], ids=["torchrun", "mpich"])
+def test_a_launcher_outside_of_the_container_is_recognized(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], parent: str
+) -> None:
+    for name in of_a_rank(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setattr(os, "getppid", lambda: 0)
+    assert find_here() == find(environ, parent)
 
 
 def test_a_launcher_started_in_a_rank_is_recognized() -> None:
@@ -408,6 +422,37 @@ def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
             tcp_rendezvous.gather(process, where, hello(0, node="here"), 5)
         thread.join()
         assert "has another secret" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("not JSON", "JSON is malformed"),
+        ('{"addresses": ["127.0.0.1"], "port": 4711}', "missing required field `secret`"),
+        ('{"addresses": ["127.0.0.1"], "port": "4711", "secret": ""}', "Expected `int`, got `str`"),
+        ('{"addresses": ["127.0.0.1"], "port": 65536, "secret": ""}', "Expected `int` <= 65535"),
+        ('{"addresses": ["127.0.0.1"], "port": 4711, "secret": "x"}', "non-hexadecimal number"),
+    ],
+)
+def test_a_malformed_value_in_the_agents_store_is_an_error_that_names_the_store(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, value: str, reason: str
+) -> None:
+    monkeypatch.setattr(tcp_rendezvous, "_ask_store", lambda where, new_value, timeout: value)
+    where = replace(rendezvous, key="pytest-accel/0")
+    process = LauncherEnv("torchrun", 1, 2, 0, 1, ("a",))
+    store = f"the store of torchrun's agents at 127.0.0.1:{where.port} has no valid value of rank 0 at pytest-accel/0: "
+    with pytest.raises(RendezvousError, match=f"^{store}.*{reason}"):
+        tcp_rendezvous.join(process, where, hello(1, node="there"), 30)
+
+
+def test_a_malformed_address_in_the_agents_store_is_an_error(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = json.dumps({"addresses": ["x" * 64, "a\0b"], "port": 4711, "secret": "00"})
+    monkeypatch.setattr(tcp_rendezvous, "_ask_store", lambda where, new_value, timeout: value)
+    process = LauncherEnv("torchrun", 1, 2, 0, 1, ("a",))
+    with pytest.raises(RendezvousError, match="did not reach rank 0 at x"):
+        tcp_rendezvous.join(process, replace(rendezvous, key="pytest-accel/0"), hello(1, node="there"), 0.1)
 
 
 @pytest.mark.parametrize("whose", ["its own", "the other's"])
