@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.marks import MarkFinder
+from pytest_accel.core.marks import MarkFinder, mark_text
 from pytest_accel.core.stash_keys import DEVICE_PEAKS, MARKED
 from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine
 
@@ -24,15 +24,9 @@ _RUN = "accel_run"
 
 def register(session: AccelSession) -> None:
     """Register the hooks that this process needs: each runs tests or shows the summary, or both."""
-    session.config.pluginmanager.register(LateRegistration(), "accel-measuring")
+    session.config.pluginmanager.register(LateRegistration(), "accel-late-registration")
     if not session.is_worker:
         session.config.pluginmanager.register(AdviseHooks(session), "accel-advice")
-
-
-def mark_text(mark: pytest.Mark) -> str:
-    """Return `mark` as a rule has it: ``devices(1, share=0.25)``."""
-    arguments = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
-    return f"{mark.name}({', '.join(arguments)})"
 
 
 class LateRegistration:
@@ -40,7 +34,7 @@ class LateRegistration:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        session.config.pluginmanager.register(MeasuringHooks(session.config), "accel-waiting")
+        session.config.pluginmanager.register(MeasuringHooks(session.config), "accel-measuring")
 
 
 class MeasuringHooks:
@@ -118,7 +112,8 @@ class AdviseHooks:
         test.seconds += report.duration
         test.passed &= report.passed
         test.ran |= report.when == "call" and not report.skipped
-        test.properties.update(report.user_properties)
+        given: Iterable[tuple[object, object]] = report.user_properties  # pytest accepts names of any type.
+        test.properties.update((name, value) for name, value in given if isinstance(name, str))
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -158,7 +153,7 @@ class AdviseHooks:
             nodeid,
             tuple(run["marks"]),
             run["by_rule"],
-            tuple(properties.get("accel_devices", "").split(",")) if "accel_devices" in properties else (),
+            tuple(properties["accel_devices"].split(",")) if "accel_devices" in properties else (),
             tuple(map(tuple, peaks)),
             test.seconds,
             run["waited"],

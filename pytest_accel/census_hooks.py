@@ -86,7 +86,7 @@ class CollectionCensus:
     """Records the tests that one process collects, and what those need that it cannot run."""
 
     def __init__(self, session: AccelSession, hand_over: Callable[[str], None]) -> None:
-        """`hand_over` is called with the packed :class:`CollectedTests` when there are all."""
+        """`hand_over` is called with the packed :class:`CollectedTests` once the collection is complete."""
         self._session = session
         self._hand_over = hand_over
         self._collected: dict[int, tuple[pytest.Item, str]] = {}

@@ -49,9 +49,10 @@ _PLUGIN = "accel-live"
 
 
 def register(session: AccelSession) -> LiveHooks | None:
-    """Register the hooks, unless that has been done, and return them. None if the output is not that of a process.
+    """Register the hooks, unless that has been done, and return them.
 
-    Call this in the controller, while nothing is captured.
+    Return None without a terminal reporter, or if the output has no file descriptor. Call this in the controller,
+    while nothing is captured.
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):

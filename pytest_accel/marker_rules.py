@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -27,6 +27,12 @@ class Rule:
     line: str
     pattern: str
     mark: pytest.MarkDecorator
+
+    def by_name(self) -> Rule:
+        """Return the rule with all arguments of its mark given by name."""
+        named = marks.as_keywords(self.mark.mark)
+        decorator: pytest.MarkDecorator = getattr(pytest.mark, named.name)
+        return replace(self, mark=decorator.with_args(**named.kwargs))
 
     def matches(self, nodeid: str) -> bool:
         """Return True if the pattern matches the test `nodeid` or a folder, file or class that contains it."""

@@ -206,13 +206,18 @@ def _adoption(
 ) -> Adoption | None:
     """Return the plugin that adds marks to tests by the ini options for this; None if these are not set.
 
-    The arguments are those of :func:`suite_adoption.make`.
+    `capacity` and `on_harness` are those of :func:`suite_adoption.make`.
     """
     if not (config.getini(options.RULES) or config.getini(options.ADOPT)):
         return None
     from pytest_accel import suite_adoption
 
-    return suite_adoption.make(config, capacity, on_harness)
+    return suite_adoption.make(config, capacity, on_harness, by_name=_selects_by_argument(config))
+
+
+def _selects_by_argument(config: pytest.Config) -> bool:
+    """Return whether ``-m`` compares arguments of the plugin's marks."""
+    return re.search(r"\b(devices|distributed)\s*\(", getattr(config.option, "markexpr", "")) is not None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -320,8 +325,8 @@ class CollectionHooks:
         self._preloads = "auto" in session.settings.preload
         option = session.config.option
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
-        self._mark_expression: str = getattr(option, "markexpr", "")
-        self._deselected_marks = set(re.findall(r"\bnot\s+(devices|distributed)\b(?!\s*\()", self._mark_expression))
+        mark_expression = getattr(option, "markexpr", "")
+        self._deselected_marks = set(re.findall(r"\bnot\s+(devices|distributed)\b(?!\s*\()", mark_expression))
         """Marks of this plugin whose tests ``-m`` seems to deselect."""
         self._considered_modules: set[str] = set()
         """Modules that need not be considered for preloading again."""
@@ -362,30 +367,35 @@ class CollectionHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
-        if re.search(r"\b(devices|distributed)\s*\(", self._mark_expression):
+        if _selects_by_argument(self._session.config):
             from pytest_accel.selection import name_arguments
 
             name_arguments(items)
         result = yield
-        self._redirect(items)
+        self._redirect(items, self._session.settings.shard)
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Redirect marked items that another plugin creates in this hook, as anyio does."""
+        """Redirect marked items that another plugin creates in this hook, as anyio does.
+
+        They take the place of items of this session's part of the suite, so they are not divided into parts again.
+        """
         before = session.items.copy()
         result = yield
         if session.items != before:
-            self._redirect(session.items)
+            self._redirect(session.items, None)
         return result
 
-    def _redirect(self, items: list[pytest.Item]) -> None:
-        """Make new marked items run in worlds, and register the hooks that run them."""
+    def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None) -> None:
+        """Make new marked items run in worlds, and register the hooks that run them.
+
+        Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to other parts than this one.
+        """
         config = self._session.config
         finder = MarkFinder()
         found = {item: marks for item in items if any(marks := finder.find(item))}
-        settings = self._session.settings
-        selects = settings.select is not None or settings.shard is not None
+        selects = self._session.settings.select is not None or shard is not None
         if not found and not selects:
             return
         if self._redirector is None:
@@ -395,7 +405,7 @@ class CollectionHooks:
         if selects:
             from pytest_accel.selection import select
 
-            select(self._session, items, found, self._redirector)
+            select(self._session, items, found, self._redirector, shard)
         redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return

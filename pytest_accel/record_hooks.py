@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -63,21 +63,21 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
         for option in options.FROM_RECORD
         if (path := options.output_path(config, option)) is not None
     }
-    option = options.RECORD
     required = bool(paths)
-    made = []
+    option = next(iter(paths), options.RECORD)  # `options.FROM_RECORD` begins with this one.
+    chosen: list[Output] = []
     try:
-        file = RecordFile(paths.pop(option, None))
+        file = RecordFile(paths.pop(options.RECORD, None))
         for option, path in paths.items():
-            made.append(_OUTPUTS[option](path))
-            made[-1].check()
+            chosen.append(_OUTPUTS[option](path))
+            chosen[-1].check()
     except RecordError as error:
         if required:
             raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
         print(f"accel: {error}", file=sys.stderr)  # The session runs without a summary; it has no terminal yet.
         return
     config.stash[RECORDERS] = (file,)
-    config.pluginmanager.register(RecordHooks(session, file, made, required=required, in_ci=in_ci), "accel-record")
+    config.pluginmanager.register(RecordHooks(session, file, chosen, required=required, in_ci=in_ci), "accel-record")
 
 
 class _Details(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,7 +114,7 @@ class RecordHooks:
     """Writes the events of the session and its tests, and at the end what is made of them. In the controller only."""
 
     def __init__(
-        self, session: AccelSession, file: RecordFile, made: Sequence[Output], *, required: bool, in_ci: bool
+        self, session: AccelSession, file: RecordFile, outputs: Sequence[Output], *, required: bool, in_ci: bool
     ) -> None:
         """`required` is False if the events are recorded only for the summary that a CI system shows (`in_ci`)."""
         self._session = session
@@ -124,7 +124,7 @@ class RecordHooks:
         """True if a test was skipped for missing hardware."""
         self._config = session.config
         self._record = file
-        self._made = made
+        self._outputs = outputs
         self._worker: Callable[[], str] = str
         self._root = str(session.config.rootpath)
         self._process = 0 if options.is_distributed(session.config) else os.getpid()
@@ -171,11 +171,11 @@ class RecordHooks:
                 may_have_marked = self._session.started_pool is not None or self._lacks_hardware
                 in_ci = self._in_ci and may_have_marked
                 try:
-                    if (self._made or in_ci) and error is None:
+                    if (self._outputs or in_ci) and error is None:
                         sessions = sessions_of([self._record.read()])
                         if in_ci and any(test.is_marked for test in sessions[0].tests):
                             self._show_in_ci(sessions)
-                        for output in self._made:
+                        for output in self._outputs:
                             output.write(sessions)
                 except RecordError as problem:
                     error = str(problem)
@@ -196,7 +196,7 @@ class RecordHooks:
         """Show which files there will be."""
         path = options.output_path(self._config, options.RECORD)
         files = [] if path is None else [f"record of the session: {self._record.name}"]
-        for text in [*files, *(f"{output.about} of the session: {output.path}" for output in self._made)]:
+        for text in [*files, *(f"{output.about} of the session: {output.path}" for output in self._outputs)]:
             terminalreporter.write_sep("-", f"accel: {text}")
 
     def pytest_unconfigure(self) -> None:
@@ -222,7 +222,8 @@ def phase_reported(report: pytest.TestReport, root: str, process: int) -> PhaseR
     if report.sections:
         more["output_sizes"] = {name: len(text) for name, text in report.sections}
     if report.user_properties:
-        properties = dict(report.user_properties)
+        given: Iterable[tuple[object, object]] = report.user_properties  # pytest accepts names of any type.
+        properties = {name: value for name, value in given if isinstance(name, str)}
         more["peaks"] = _peaks(properties)
         more["retried"] = properties.get(RETRIED)
     return PhaseReported(

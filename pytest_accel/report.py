@@ -52,8 +52,12 @@ class ReportHooks:
             _ = self._session.machine  # Raises pytest.UsageError for settings that do not fit this machine.
         for kind, count in self._session.settings.require:
             from pytest_accel.hardware.inventory import skipped
+            from pytest_accel.hardware.registry import VendorError
 
-            inventory = self._session.machine.of(kind)
+            try:
+                inventory = self._session.machine.of(kind)
+            except VendorError as error:
+                raise pytest.UsageError(f"--accel-require {kind}:{count}: {error}") from None
             found = inventory.devices
             if len(found) < count:
                 details = "; ".join([", ".join(device.name for device in found) or "none", *skipped(inventory)])

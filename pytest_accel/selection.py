@@ -33,11 +33,16 @@ def name_arguments(items: Iterable[pytest.Item]) -> None:
 
 
 def select(
-    session: AccelSession, items: list[pytest.Item], found: dict[pytest.Item, Marks], redirector: Redirector
+    session: AccelSession,
+    items: list[pytest.Item],
+    found: dict[pytest.Item, Marks],
+    redirector: Redirector,
+    shard: tuple[int, int] | None,
 ) -> None:
-    """Deselect the tests that do not meet ``--accel-select``, then those of the other parts of ``--accel-shard``.
+    """Deselect the tests that do not meet ``--accel-select``, then those of the other parts than `shard`.
 
-    `found` has the marks of the marked tests. Tests with wrong marks stay: they are reported when they are redirected.
+    `shard` is the number of a part and that of all parts; None to keep all parts. `found` has the marks of the marked
+    tests. Tests with wrong marks stay: they are reported when they are redirected.
     """
     plans: dict[pytest.Item, ItemPlan] = {}
     wrong: set[pytest.Item] = set()
@@ -53,8 +58,8 @@ def select(
         chosen = {item for item in items if (meets(redirector.needs(plans[item])) if item in plans else unmarked)}
         _deselect(session.config, items, chosen | wrong)
     # A plan shows all parts.
-    if session.settings.shard is not None and not options.asks_for_plan(session.config) and not wrong:
-        part, parts = session.settings.shard
+    if shard is not None and not options.asks_for_plan(session.config) and not wrong:
+        part, parts = shard
         given = session.worker_input
         workers = 1 if given is None else int(given["workercount"])
         planned = [(item, plans.get(item)) for item in items]

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class AccelSession:
     """The plugin's objects in one driver or controller; stored on the config under `stash_keys.SESSION`.
 
-    Machine, pool, pool client and driver are created on first use. A session without marks creates none of them.
+    Machine, pool, pool client and driver are created on first use. A session without marks creates no pool, pool client
+    or driver.
     """
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:

@@ -29,10 +29,11 @@ _WORKER_OUTPUT = "accel_adoption"
 
 
 def make(
-    config: pytest.Config, capacity: Callable[[], int], on_harness: Callable[[Any], None] | None = None
+    config: pytest.Config, capacity: Callable[[], int], on_harness: Callable[[Any], None] | None, *, by_name: bool
 ) -> Adoption | None:
     """Return the :class:`Adoption` that the ini file asks for, or None.
 
+    With `by_name`, rules give all arguments of their marks by name, so that `selection.name_arguments` keeps the marks.
     Raise ``pytest.UsageError`` for a value that is not allowed.
     """
     try:
@@ -42,6 +43,8 @@ def make(
     harness = config.getini(ADOPT).strip()
     if harness not in ("", "torch"):
         raise pytest.UsageError(f"ini option {ADOPT}: must be torch or empty, got {harness!r}")
+    if by_name:
+        rules = tuple(rule.by_name() for rule in rules)
     return Adoption(config, rules, harness == "torch", capacity, on_harness) if rules or harness else None
 
 

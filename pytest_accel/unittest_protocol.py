@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import TestCase, TestLoader, TestSuite
 
+from pytest_accel.core.marks import mark_text
+
 _MARKS = ("distributed", "devices")
 
 
@@ -62,6 +64,5 @@ def _mark_of(test: TestCase) -> str | None:
         for item in marks if isinstance(marks, (list, tuple)) else (marks,):
             mark: Any = getattr(item, "mark", item)  # `pytestmark` of a module or class may hold MarkDecorators.
             if getattr(mark, "name", None) in _MARKS:
-                arguments = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
-                return f"{mark.name}({', '.join(arguments)})"
+                return mark_text(mark)
     return None

@@ -135,10 +135,10 @@ class XdistHooks:
         return None
 
     def _schedule(self, schedule: Callable[[], None]) -> None:
-        """Call the scheduler's `schedule` when a worker has collected; twice after a worker has ended.
+        """Call the scheduler's `schedule` when a worker has collected.
 
-        ``--dist loadscope`` and similar ones send a new worker one group of tests. If that is a single test, the worker
-        does not run it until it gets another one.
+        Call it twice once a worker has ended because of an unusable device. ``--dist loadscope`` and similar ones send
+        a new worker one group of tests. If that is a single test, the worker does not run it until it gets another one.
         """
         schedule()
         if self._ended_after:

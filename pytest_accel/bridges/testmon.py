@@ -12,19 +12,17 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.internals import require, take
 from pytest_accel.core.stash_keys import MARKED
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that measures which lines a test executes in this rank."""
-    from testmon.configure import header_collect_select
-    from testmon.testmon_core import TestmonCollector
-
+    select, collector = _rank_internals()
     # With `cov_plugin` it does not check whether this process is traced: the driver has checked that.
-    if not header_collect_select(config, None, cov_plugin=True).collect:
+    if not select(config, None, cov_plugin=True).collect:
         return None
-    return _InRank(TestmonCollector(str(config.rootpath), cov_plugin=config.pluginmanager.get_plugin("_cov")))
+    return _InRank(collector(str(config.rootpath), cov_plugin=config.pluginmanager.get_plugin("_cov")))
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
@@ -32,9 +30,21 @@ def driver_plugin(config: pytest.Config) -> object | None:
     collect = config.pluginmanager.get_plugin("TestmonCollect")
     if collect is None:
         return None
+    _rank_internals()
     collector = getattr(collect, "testmon", None)
     require("pytest-testmon", collector, "start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")
     return _InDriver(collector, is_worker=hasattr(config, "workerinput"))
+
+
+def _rank_internals() -> tuple[Any, Any]:
+    """Return the function that decides whether to measure, and the class of the collector.
+
+    Raise `pytest.UsageError` if pytest-testmon lacks one of them. The driver checks this before any rank needs them.
+    """
+    return (
+        take("pytest-testmon", "testmon.configure", "header_collect_select"),
+        take("pytest-testmon", "testmon.testmon_core", "TestmonCollector"),
+    )
 
 
 class _InRank:

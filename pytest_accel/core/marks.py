@@ -232,6 +232,12 @@ def as_keywords(mark: pytest.Mark) -> pytest.Mark:
     return named
 
 
+def mark_text(mark: pytest.Mark) -> str:
+    """Return `mark` as a rule has it: ``devices(1, share=0.25)``."""
+    arguments = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    return f"{mark.name}({', '.join(arguments)})"
+
+
 def _size_of(checked: Mapping[str, Any]) -> int | list[int]:
     size: int | list[int] = checked.get("world_size", _ARGUMENTS["distributed"]["world_size"].default)
     return size

@@ -1,4 +1,4 @@
-"""Functions that write lines to the session's terminal."""
+"""Functions that write lines to the session's terminal, and one that makes text harmless for a terminal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 
 import pytest
+
+
+def escaped(text: str) -> str:
+    """Return `text` with escapes for characters that a terminal could not show, or would obey."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def write_line(config: pytest.Config, line: str) -> None:

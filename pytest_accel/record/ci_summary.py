@@ -13,6 +13,7 @@ from heapq import nlargest
 
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import SessionFinished
+from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
 from pytest_accel.record.timeline import Lane, Session, TestRun, Verdict, seconds_with_tests
@@ -74,8 +75,7 @@ def plain_summary(sessions: Sequence[Session]) -> str:
 
 def printable(text: str) -> str:
     """Return `text` on one line of limited length, with escapes in place of control characters and lone surrogates."""
-    line = cut_end(" ".join(text.split()), _LONGEST)
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+    return escaped(cut_end(" ".join(text.split()), _LONGEST))
 
 
 def failures_of(sessions: Iterable[Session]) -> list[tuple[Session, TestRun]]:

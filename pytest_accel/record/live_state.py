@@ -45,8 +45,6 @@ class OpenRequest:
     number: int
     test: str
     since: float
-    granted: bool = False
-    """True if its devices or CPU slots have been granted, and the processes of its world are being started."""
 
 
 @dataclass(slots=True)
@@ -105,8 +103,6 @@ class LiveState:
             case WorldStarting():
                 places = frozenset((place.node, device) for place in event.ranks for device in place.devices)
                 self._worlds[event.world] = _World(places)
-                if event.request in self.requests:
-                    self.requests[event.request].granted = True
             case WorldAcquired() if event.world in self._worlds:
                 self._acquire(event.world, self.requests.pop(event.request, None))
             case WorldReturned() if event.world in self._worlds:

@@ -12,11 +12,12 @@ from itertools import chain
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from pytest_accel.core.record_events import (
     DeviceFound,
     NodeFound,
     PhaseReported,
-    PoolOpened,
     RankPlace,
     RequestEnded,
     RequestWaits,
@@ -75,8 +76,6 @@ class WorldLife:
     gone: float | None = None
     """Time at which its processes had ended; None if the record ends before."""
     pids: tuple[int, ...] = ()
-    acquired: int = 0
-    """Number of times that a driver has got the world."""
     why_ended: str = ""
     killed: bool = False
 
@@ -85,7 +84,6 @@ class WorldLife:
 class Wait:
     """The wait of a test for its world."""
 
-    test: str
     requested: float
     leased: float | None = None
     """Time at which it had its devices or CPU slots; None if that never happened."""
@@ -107,8 +105,6 @@ class TestRun:
     __test__ = False  # pytest would collect the class.
 
     test: str
-    session: int
-    """The position of its session."""
     started: float
     phases: list[PhaseReported] = field(default_factory=list)
     wait: Wait | None = None
@@ -117,7 +113,7 @@ class TestRun:
     lanes: tuple[tuple[Lane, float], ...] = ()
     """The devices or CPU slots that the test ran on, and its share of each."""
     until: float | None = None
-    """Time at which the record ended, for a test that was running then; else None."""
+    """Time at which its process crashed or the record ended, for a test that was running then; else None."""
 
     @property
     def verdict(self) -> Verdict:
@@ -192,14 +188,10 @@ class Session:
     started: SessionStarted
     host: str
     """The name of the controller's machine."""
-    pid: int
-    """The id of the controller's process."""
     span: Period
     """From its first event to its last."""
     finished: SessionFinished | None = None
     """None if the session was killed."""
-    pool: PoolOpened | None = None
-    """None if no test asked for ranks."""
     nodes: dict[int, str] = field(default_factory=dict)
     """The names of its nodes by number."""
     devices: dict[Lane, DeviceFound] = field(default_factory=dict)
@@ -378,7 +370,7 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
     first = record[0]
     assert isinstance(first.event, SessionStarted)  # The reader has checked it.
     span = Period(first.stamp.at, max(one.stamp.at for one in record))
-    session = Session(first.event, first.stamp.host, first.stamp.pid, span)
+    session = Session(first.event, first.stamp.host, span)
     worlds: dict[int, WorldLife] = {}
     waits: dict[int, Wait] = {}
     latest_wait: dict[str, Wait] = {}
@@ -387,14 +379,12 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
     for recorded in record:
         at, event = recorded.stamp.at, recorded.event
         match event:
-            case PoolOpened():
-                session.pool = event
             case NodeFound():
                 session.nodes[event.node] = event.name
             case DeviceFound():
                 session.devices[_device(session, event.node, event.device, event.kind)] = event
             case WorldRequested():
-                waits[event.request] = latest_wait[event.test] = Wait(event.test, at)
+                waits[event.request] = latest_wait[event.test] = Wait(at)
             case RequestWaits() if event.request in waits:
                 waits[event.request].why = event.why
             case RequestEnded() if event.request in waits:
@@ -405,12 +395,10 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
                     waits[event.request].leased = at
             case WorldReady() if event.world in worlds:
                 worlds[event.world].ready, worlds[event.world].pids = at, event.pids
-            case WorldAcquired() if event.world in worlds:
-                worlds[event.world].acquired += 1
-                if event.request in waits:
-                    wait = waits[event.request]
-                    wait.acquired, wait.leased = at, wait.leased or at
-                    wait.world = worlds[event.world]
+            case WorldAcquired() if event.world in worlds and event.request in waits:
+                wait = waits[event.request]
+                wait.acquired, wait.leased = at, wait.leased or at
+                wait.world = worlds[event.world]
             case WorldEnding() if event.world in worlds and not worlds[event.world].why_ended:
                 worlds[event.world].why_ended, worlds[event.world].killed = event.why, event.killed
             case WorldGone() if event.world in worlds:
@@ -418,17 +406,24 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
             case TestStarted():
                 begun.setdefault(event.test, []).append(at)
             case PhaseReported():
-                run = running.get((event.worker, event.test))
+                key = event.worker, event.test
+                if not event.worker:  # xdist's report of a crash does not name the worker.
+                    key = next((one for one in running if one[1] == event.test), key)
+                run = running.get(key)
                 if run is None or event.when == "setup":
                     times = begun.get(event.test, [])
-                    run = TestRun(event.test, position, times.pop(0) if times else event.start)
+                    run = TestRun(event.test, times.pop(0) if times else event.start or at)
                     run.wait = latest_wait.pop(event.test, None)
                     session.tests.append(run)
-                    running[event.worker, event.test] = run
+                    running[key] = run
+                if not event.start:  # The report of a crash has no times.
+                    since = run.phases[-1].stop if run.phases else run.started
+                    event = msgspec.structs.replace(event, start=since, stop=at)
+                    run.until = at
                 run.phases.append(event)
                 run.world = worlds.get(event.world, run.world)
                 if event.when not in ("setup", "call"):
-                    del running[event.worker, event.test]
+                    del running[key]
             case SessionFinished():
                 session.finished = event
     session.worlds = list(worlds.values())
@@ -437,14 +432,14 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
         if run.verdict == "unfinished":
             run.until = span.stop
     for test, times in begun.items():
-        session.tests += [_unfinished(test, position, at, latest_wait.get(test), span.stop) for at in times]
+        session.tests += [_unfinished(test, at, latest_wait.get(test), span.stop) for at in times]
     session.tests.sort(key=lambda run: run.span.start)
     _place(session, position)
     return session
 
 
-def _unfinished(test: str, position: int, started: float, wait: Wait | None, until: float) -> TestRun:
-    return TestRun(test, position, started, wait=wait, world=None if wait is None else wait.world, until=until)
+def _unfinished(test: str, started: float, wait: Wait | None, until: float) -> TestRun:
+    return TestRun(test, started, wait=wait, world=None if wait is None else wait.world, until=until)
 
 
 def _place(session: Session, position: int) -> None:

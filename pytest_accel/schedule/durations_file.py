@@ -1,4 +1,4 @@
-"""SessionTimes of tests in a JSON file that jobs of CI hand on to each other (``--accel-durations``).
+"""Durations of tests in a JSON file that jobs of CI hand on to each other (``--accel-durations``).
 
 Each time has the moment at which its session ended. So files can be merged in any order and any number of times: the
 result has every time once.

@@ -220,6 +220,8 @@ def test_findings_are_shown_as_text_and_json() -> None:
         (['{"importing": "torch"}'], 3, None, Forks("ended", "torch", "exit status 3")),
         (['{"importing": "torch"}', '{"importing": "mine"}'], -9, 2.0, Forks("hung", "mine", "2 seconds")),
         ([], 1, None, Forks("ended", "pytest_accel", "exit status 1")),
+        # Text that a `sitecustomize` module prints.
+        (["hello", "[]", '{"a": 1}', '{"importing": "torch"}', '{"outcome": "fit"}'], 0, None, Forks("fit")),
     ],
 )
 def test_the_output_of_the_probe_process_is_interpreted(

@@ -150,6 +150,15 @@ def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages
         assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)
 
 
+def test_a_required_kind_that_cannot_be_used_is_a_usage_error(suite: Suite, packages: Packages) -> None:
+    packages.install("acme-accel", "acme = acme_accel:make", "acme_accel", "raise ImportError('no libacme')")
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    run = suite.run("--accel=none", "--accel-require=acme:1")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    text = "ERROR: --accel-require acme:1: kind 'acme' of acme-accel 1.0 cannot be loaded: ImportError: no libacme"
+    assert text in run.errors
+
+
 def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: Packages) -> None:
     acme.install("better-acme", "acme = acme_accel:make")
     suite.write("test_it.py", TESTS)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_accel import read_record
-from pytest_accel.core.record_events import SessionFinished, TestStarted, WorldReady
+from pytest_accel.core.record_events import PoolOpened, SessionFinished, TestStarted, WorldAcquired, WorldReady
 from pytest_accel.record.timeline import Session, TestRun, critical_path, sessions_of, utilisation
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ def test_the_record_of_one_process_has_failures_and_captured_output(suite: Suite
 
 def test_the_record_of_two_workers_has_devices_and_a_critical_path(suite: Suite) -> None:
     session, tests = _agreeing_tests(suite, "-n2")
-    assert session.pool is not None
-    assert session.pool.kind == "sim"
+    pools = [one.event for one in read_record(suite.path / "out/record.jsonl") if isinstance(one.event, PoolOpened)]
+    assert [pool.kind for pool in pools] == ["sim"]
     assert [(lane.kind, lane.name, lane.host) for lane in session.devices] == [
         ("sim", f"sim-{number}", session.host) for number in range(4)
     ]
@@ -233,7 +233,9 @@ def test_the_record_has_the_worlds_and_the_reasons_why_they_ended(suite: Suite) 
     record = read_record(suite.path / "record.jsonl")
     (session,) = sessions_of([record])
     first, second, third = session.worlds
-    assert (first.about, first.killed, first.acquired) == ("2 on sim", True, 1)
+    assert (first.about, first.killed) == ("2 on sim", True)
+    acquired = [one.event.world for one in record if isinstance(one.event, WorldAcquired)]
+    assert acquired.count(first.number) == 1
     assert "exited with status 3" in first.why_ended
     assert (second.why_ended, second.killed) == ("another request waits for its devices", False)
     assert (third.why_ended, third.about) == ("the session ends", "sim")
@@ -283,11 +285,28 @@ def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
 def test_the_record_of_a_session_without_marks_has_no_pool(suite: Suite) -> None:
     suite.write("test_it.py", "def test_plain(): pass\n")
     suite.run("--accel-record=record.jsonl")
-    session = _read_session(suite.path / "record.jsonl")
-    assert (session.pool, session.worlds, session.devices) == (None, [], {})
+    record = read_record(suite.path / "record.jsonl")
+    assert not any(isinstance(one.event, PoolOpened) for one in record)
+    (session,) = sessions_of([record])
+    assert (session.worlds, session.devices) == ([], {})
     assert [test.verdict for test in session.tests] == ["passed"]
     assert utilisation([session]) == []
     assert [step.kind for step in critical_path(session)] == ["other", "test", "other"]
+
+
+def test_properties_whose_names_are_no_strings_do_not_end_a_session(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        def test_numbers(record_property): record_property(7, 1)
+        def test_unhashable(record_property): record_property([], 1)
+        """,
+    )
+    run = suite.run("--accel-record=record.jsonl", "--accel-advise")
+    assert run.count() == {"PASSED": 2}
+    assert run.ret == 0
+    tests = _tests(_read_session(suite.path / "record.jsonl"))
+    assert [test.verdict for test in tests.values()] == ["passed", "passed"]
 
 
 def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite) -> None:

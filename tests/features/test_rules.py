@@ -174,6 +174,36 @@ def test_marks_added_by_rules_can_be_selected(suite: Suite) -> None:
     assert suite.run("-m", "not distributed").count() == {"PASSED": 1}
 
 
+def test_arguments_that_rules_give_by_position_can_be_selected_by_name(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        def test_two(devices): assert len(devices) == 2
+        def test_one(devices): assert len(devices) == 1
+        def test_none(): pass
+        """,
+    )
+    suite.write(
+        "conftest.py",
+        """
+        def pytest_report_collectionfinish(config, items):
+            adoption = config.pluginmanager.get_plugin("accel-adoption")
+            return [f"by rule: {adoption.is_by_rule(item.get_closest_marker('devices'))}" for item in items]
+        """,
+    )
+    suite.ini(
+        """
+        accel_rules =
+            test_it.py::test_two: devices(2)
+            test_it.py::test_one: devices
+        """
+    )
+
+    run = suite.run("-m", "devices(n=2)")
+    assert run.count() == {"PASSED": 1}, run.text
+    assert "by rule: True" in run.text
+
+
 @pytest.mark.long
 def test_a_rule_that_matches_no_test_is_reported_if_the_whole_suite_was_collected(suite: Suite) -> None:
     suite.write("test_plain.py", "def test_plain(): pass\ndef test_other(): pass")

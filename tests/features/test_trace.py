@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
@@ -113,6 +117,32 @@ def test_a_trace_has_the_devices_collectives_and_waits_of_a_session(suite: Suite
     assert max(event["args"]["devices"] for event in events["C"]) == 4
 
 
+def test_a_trace_names_the_process_group_of_a_collective(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_groups():
+            import torch
+            import torch.distributed as dist
+
+            group = dist.new_group([0, 1])
+            dist.all_reduce(torch.ones(1), group=group)
+            dist.all_reduce(torch.ones(1))
+            print(f"new group: {group.group_name}.")
+            dist.destroy_process_group(group)
+        """,
+    )
+    run = suite.run("--accel-trace=trace.json", "-rP")
+    (name,) = {*re.findall(r"^new group: (.*)\.$", run.text, re.MULTILINE)}
+    events = _events(suite.path / "trace.json")["i"]
+    groups = Counter(event["args"]["group"] for event in events if "group" in event["args"])
+    assert groups == {"default_pg": 2, name: 2}
+
+
 def _lanes(session: Session, test: str) -> list[Any]:
     """Return the devices and CPU slots that the runs of `test` used."""
     return [lane for run in session.tests if run.test == test for lane, _ in run.lanes]
@@ -132,3 +162,47 @@ def test_one_trace_can_have_several_sessions(suite: Suite) -> None:
     assert {f"workers of session {number} on {first.host}" for number in (0, 1)} <= names
     on_devices = {event["name"] for event in events["X"] if "verdict" in event["args"]}
     assert on_devices == {test.test for session in (first, second) for test in session.tests if test.lanes}
+
+
+def test_a_path_that_is_not_a_file_is_a_usage_error(suite: Suite) -> None:
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    os.mkfifo(suite.path / "pipe")
+    run = suite.run("--accel-trace=pipe")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: --accel-trace: {suite.path}/pipe cannot be written: it is not a regular file" in run.errors
+    assert not run.results
+    assert (suite.path / "pipe").is_fifo()
+
+
+def test_without_a_temporary_folder_the_error_names_the_option_that_was_given(suite: Suite) -> None:
+    suite.write(
+        "no_folder.py",
+        """
+        import tempfile
+
+
+        def fail(*args, **kwargs):
+            raise FileNotFoundError(2, "No usable temporary directory found")
+
+
+        tempfile.TemporaryFile = fail
+        """,
+    )
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    run = suite.run("-p", "no_folder", "--accel-trace=trace.json")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert (
+        "ERROR: --accel-trace: the temporary record of the session cannot be written: "
+        "No usable temporary directory found"
+    ) in run.errors
+
+
+def test_the_command_trace_does_not_replace_what_is_not_a_file(suite: Suite, capfd: pytest.CaptureFixture[str]) -> None:
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    suite.run("--accel-record=record.jsonl")
+    pipe = suite.path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SystemExit):
+        main(["trace", str(suite.path / "record.jsonl"), "-o", str(pipe)])
+    assert f"error: {pipe} cannot be written: it is not a regular file\n" in capfd.readouterr().err
+    assert pipe.is_fifo()

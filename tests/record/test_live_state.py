@@ -42,15 +42,14 @@ def new_world(number: int, request: int, test: str, *devices: str) -> list[Event
     ]
 
 
-def test_a_request_is_granted_with_its_leases_and_ends_with_its_world() -> None:
+def test_a_request_uses_devices_from_its_leases_and_ends_with_its_world() -> None:
     requested = WorldRequested(1, "test_a", "about")
     starting = WorldStarting(7, 1, "about", (RankPlace(devices=("d0", "d1")),))
     waiting = state_after(DeviceFound("d0", "sim", 0, "d0"), DeviceFound("d1", "sim", 1, "d1"), requested)
-    assert [(one.test, one.since, one.granted) for one in waiting.requests.values()] == [("test_a", 2.0, False)]
+    assert [(one.test, one.since) for one in waiting.requests.values()] == [("test_a", 2.0)]
     assert (waiting.devices, waiting.devices_in_use) == (2, 0)
     granted = state_after(requested, starting)
-    assert [one.granted for one in granted.requests.values()] == [True]
-    assert granted.devices_in_use == 2
+    assert (list(granted.requests), granted.devices_in_use) == ([1], 2)
     assert not state_after(requested, starting, WorldAcquired(7, 1)).requests
     assert not state_after(requested, RequestEnded(1, "cancelled")).requests
 

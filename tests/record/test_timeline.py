@@ -58,6 +58,26 @@ def test_a_test_whose_setup_was_its_last_phase_runs_until_the_record_ends(tmp_pa
     ]
 
 
+def test_a_test_whose_worker_crashed_runs_until_the_crash(tmp_path: Path) -> None:
+    """xdist's report of a crash names no worker, and has no times."""
+    session = _session(
+        tmp_path / "record.jsonl",
+        TestStarted("in call", "gw0"),
+        PhaseReported("in call", "setup", "passed", 1, 2, "gw0"),
+        PhaseReported("in call", "???", "failed", 0, 0),
+        TestStarted("in setup", "gw1"),
+        PhaseReported("in setup", "???", "failed", 0, 0),
+    )
+    assert [(test.test, test.verdict, *test.span) for test in session.tests] == [
+        ("in call", "failed", 1, 10),
+        ("in setup", "failed", 10, 10),
+    ]
+    assert [(phase.when, phase.start, phase.stop) for phase in session.tests[0].phases] == [
+        ("setup", 1, 2),
+        ("???", 2, 10),
+    ]
+
+
 def test_the_critical_path_follows_processes_and_devices(tmp_path: Path) -> None:
     session = _session(
         tmp_path / "record.jsonl",

@@ -8,12 +8,13 @@ from itertools import groupby
 from pytest_accel.commands.census.census_file import DevicesThere, Outcome, Status
 from pytest_accel.commands.census.job_merge import Jobs, Merged
 from pytest_accel.core.needs import Needs
+from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.units import count_text, format_memory
 
 
 def text(merged: Merged, allow: str | None) -> str:
     """Return one line if all is well, else the list of what is not. `allow` is the name of the file of ``--allow``."""
-    return "\n".join(map(_printable, _lines(merged, allow)))
+    return "\n".join(map(escaped, _lines(merged, allow)))
 
 
 def _lines(merged: Merged, allow: str | None) -> Iterator[str]:
@@ -95,8 +96,3 @@ def _in_words(need: Needs, kind: str | None) -> str:
         + (f" with >= {format_memory(need.memory)}" if need.memory else "")
         + (f" for {need.world_size} ranks" if need.world_size not in (1, need.devices) else "")
     )
-
-
-def _printable(line: str) -> str:
-    """Return `line` with escapes for characters that a terminal could not show, or would obey."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in line)

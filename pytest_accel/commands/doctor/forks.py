@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from pytest_accel.commands.doctor.facts import Forks
 
@@ -40,25 +41,30 @@ def _try_forks(arguments: Sequence[str], timeout: float) -> Forks:
         try:
             output, _ = process.communicate(timeout=timeout)
             hung = False
-        except subprocess.TimeoutExpired:
-            hung = True
+        except subprocess.TimeoutExpired as error:
+            output, hung = error.output or b"", True
         finally:
             # Kill processes that an import has started: they hold the pipe open, and would leak.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        if hung:
-            output, _ = process.communicate()
     return conclude(output.decode(errors="replace").splitlines(), process.returncode, timeout if hung else None)
 
 
 def conclude(lines: Sequence[str], status: int, hung: float | None = None) -> Forks:
-    """Return the result from the process's JSON `lines` and exit status; `hung` is the timeout if it was killed."""
+    """Return the result from the process's `lines` and exit status; `hung` is the timeout if it was killed.
+
+    Messages are lines of JSON. Other lines are ignored: a `sitecustomize` module may print when the process starts.
+    """
     name = "pytest_accel"
     for line in lines:
-        message = json.loads(line)
-        if "outcome" in message:
-            return Forks(**message)
-        name = message["importing"]
+        message: Any = None
+        with suppress(ValueError):
+            message = json.loads(line)
+        match message:
+            case {"outcome": str()}:
+                return Forks(**message)
+            case {"importing": str(name)}:
+                pass
     if hung is not None:
         return Forks("hung", name, f"{hung:g} seconds")
     return Forks("ended", name, f"signal {-status}" if status < 0 else f"exit status {status}")
