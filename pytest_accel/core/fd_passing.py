@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from errno import EMFILE
 from multiprocessing.connection import Connection
-from os import dup, set_inheritable
+from os import close, set_inheritable, strerror
 from socket import recv_fds, send_fds, socket
+
+_AT_ONCE = 250
+"""Maximum number of descriptors in one message; Linux allows 253 (SCM_MAX_FD)."""
 
 
 def send(connection: Connection, descriptors: Sequence[int]) -> None:
     """Send `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
-    with socket(fileno=dup(connection.fileno())) as end:
-        send_fds(end, [b"\0"], list(descriptors))
+    with _socket_of(connection) as end:
+        for start in range(0, len(descriptors), _AT_ONCE):
+            send_fds(end, [b"\0"], list(descriptors[start : start + _AT_ONCE]))
 
 
 def receive(connection: Connection, count: int) -> list[int]:
-    """Receive `count` descriptors, which the caller has to close; raise EOFError if fewer arrive."""
-    with socket(fileno=dup(connection.fileno())) as end:
-        _, descriptors, _, _ = recv_fds(end, 1, count)
-    if len(descriptors) != count:
+    """Receive `count` descriptors, which the caller has to close.
+
+    Raise EOFError if the other end is closed, and OSError if this process may not open as many files.
+    """
+    received: list[int] = []
+    with _socket_of(connection) as end:
+        for start in range(0, count, _AT_ONCE):
+            # All messages are received even if descriptors are lost: other messages follow on the connection.
+            data, descriptors, _, _ = recv_fds(end, 1, min(_AT_ONCE, count - start))
+            received += descriptors
+            if not data:
+                break
+    if len(received) == count:
+        for descriptor in received:
+            set_inheritable(descriptor, False)
+        return received
+    for descriptor in received:
+        close(descriptor)
+    if not data:
         raise EOFError
-    for descriptor in descriptors:
-        set_inheritable(descriptor, False)
-    return descriptors
+    raise OSError(EMFILE, f"{strerror(EMFILE)}: {len(received)} of {count} descriptors were received")
+
+
+@contextmanager
+def _socket_of(connection: Connection) -> Iterator[socket]:
+    """Provide the `connection` as a socket, which must not be closed."""
+    end = socket(fileno=connection.fileno())
+    try:
+        end.setblocking(True)  # Tests may have set a default timeout for sockets.
+        yield end
+    finally:
+        end.detach()

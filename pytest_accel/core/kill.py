@@ -22,6 +22,8 @@ _TRACKERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker"
 """Modules of resource trackers, as they occur in command lines. A tracker cleans up and exits after its clients."""
 _CLEANING_TIMEOUT = 5.0
 """Seconds within which torch's manager and the trackers must clean up and exit."""
+_MARKED_TIMEOUT = 10.0
+"""Seconds for which :func:`kill_marked` repeats: a process in uninterruptible sleep survives SIGKILL."""
 MARK = "PYTEST_ACCEL_SESSION"
 """Environment variable of a session's fork servers and all their descendants, see :func:`mark`."""
 
@@ -54,12 +56,13 @@ def session_of(environ: Mapping[str, str]) -> str:
 
 
 def kill_marked(directory: str, server: int | None = None) -> None:
-    """Kill every process of the session in `directory`, orphans included, and repeat until none is found.
+    """Kill every process of the session in `directory`, orphans included, except those that clean up (`_cleans_up`).
 
-    With `server`, kill only that fork server and what descends from it. The processes are found by :data:`MARK` in the
-    environment with which their program was started.
+    Repeat until none is found. Give up after `_MARKED_TIMEOUT`. With `server`, kill only that fork server and what
+    descends from it. The processes are found by :data:`MARK` in the environment with which their program was started.
     """
-    while True:
+    deadline = monotonic() + _MARKED_TIMEOUT
+    while monotonic() < deadline:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):

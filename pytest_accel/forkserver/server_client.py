@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from traceback import format_exc
 from typing import Protocol
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.fd_passing import send as send_descriptors
 from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.kill import MARK, kill_tree, mark
@@ -26,6 +27,8 @@ from pytest_accel.rank.coverage import unmeasured
 
 _STOP_TIMEOUT = 10.0
 """Seconds that a stopped server has to exit before it is killed."""
+_TICK_INTERVAL = 1.0
+"""Seconds between two calls of `ServerCallbacks.on_tick`."""
 
 
 class ServerProcess(Protocol):
@@ -104,7 +107,7 @@ class ServerCallbacks:
     on_end: Callable[[int, str | None], None]
     """Called once a fork server has exited, whatever the cause, with its number and `ServerProcess.loss`."""
     on_tick: Callable[[], None]
-    """Called after each second without a message."""
+    """Called about once a second."""
     on_failure: Callable[[str], None]
     """Called with the traceback if another callback has raised. The thread ends and handles no further messages."""
 
@@ -162,14 +165,17 @@ class ForkServerClient:
             )
 
     def _receive_messages(self) -> None:
+        tick = monotonic() + _TICK_INTERVAL
         while True:
             try:
-                if not self._connection.poll(1.0):
-                    self._callbacks.on_tick()
-                    continue
-                message = self._connection.recv()
+                arrived = self._connection.poll(max(0.0, tick - monotonic()))
+                message = self._connection.recv() if arrived else None
             except (EOFError, OSError):
                 break
-            self._callbacks.on_message(message)
+            if arrived:
+                self._callbacks.on_message(message)
+            if monotonic() >= tick:
+                self._callbacks.on_tick()
+                tick = monotonic() + _TICK_INTERVAL
         self._process.wait(None)
         self._callbacks.on_end(self._spec.server, self._process.loss)

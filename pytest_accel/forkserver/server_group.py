@@ -100,6 +100,8 @@ class ForkServerGroup:
         """Stop the servers, which kill all their descendants. `on_end` is not called."""
         with self._lock:
             clients, self._clients = self._clients, {}
+            for world in list(self._starting):
+                self._drop(world)
         # The driver's own server, number 0, is stopped last, since it removes the session's folder.
         for number in sorted(clients, reverse=True):
             clients[number].stop()
@@ -135,7 +137,8 @@ class ForkServerGroup:
         spec = starting.spec
         starting.pids.update(zip(starting.ranks_of(server), message.pids, strict=True))
         for rank in range(spec.ranks):
-            if (other := spec.server_of(rank)) not in starting.requested:
+            other = spec.server_of(rank)
+            if other not in starting.requested and other in self._clients:  # Otherwise `on_end` has been called.
                 starting.requested.append(other)
                 self._request(other, starting, message.port)
         if len(starting.pids) == spec.ranks:
@@ -152,7 +155,7 @@ class ForkServerGroup:
         return starting
 
     def _report_unstarted(self, world: int) -> None:
-        """Report the ranks of a killed world that no server was asked to start as killed."""
+        """Report as killed the ranks of `world` that no server was asked to start; no-op if it is not starting."""
         starting = self._drop(world)
         if starting is None:
             return

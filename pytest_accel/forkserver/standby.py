@@ -112,7 +112,7 @@ class StandbyProcesses:
             with connection, suppress(OSError), open(os.memfd_create("role"), "wb") as file:
                 pickle.dump(assignment, file)
                 file.flush()
-                # Raises OSError if the process has died, or if there are more descriptors than one message can hold.
+                # Raises OSError if the process has died.
                 fd_passing.send(connection, [file.fileno()])
                 fd_passing.send(connection, [end.fileno() for end in ends])
                 return pid

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_accel.launch.launch_api import Launch, LeasedDevices, missing
 from pytest_accel.launch.launchers import LAUNCHERS
-from pytest_accel.rank.context import RANK
+from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.settings import options
 
 
@@ -29,7 +29,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             context.vendor.hardware and bool(context.own_devices),
             context.own_devices,
             context.vendor.mask_variables,
-            frozenset(map(os.fsdecode, context.variables)),
+            _own_variables(context),
         )
 
     def skip(reason: str) -> None:
@@ -44,3 +44,11 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if isinstance(named, str) and named in LAUNCHERS and (reason := missing(named)) is not None:
         skip(reason)
     return Launch(leased, lambda: tmp_path_factory.mktemp("launch"), request.path.parent, skip)
+
+
+def _own_variables(context: RankContext) -> dict[str, str | None]:
+    """Return the environment variables that the plugin has set for the rank, without those of the mark's ``env``."""
+    decoded = {
+        os.fsdecode(name): None if value is None else os.fsdecode(value) for name, value in context.variables.items()
+    }
+    return {name: value for name, value in decoded.items() if name not in dict(context.spec.key.env)}

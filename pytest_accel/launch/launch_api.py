@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +20,11 @@ from pytest_accel.launch import reserved_port
 from pytest_accel.launch.job import Job
 from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, launch_environment
 from pytest_accel.launch.launch_result import LaunchError, LaunchResult, failed, no_output, timed_out
-from pytest_accel.launch.launched_process import LaunchedProcess, ReaperKilled
+from pytest_accel.launch.launched_process import LaunchedProcess, ReaperDied
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, Launcher
+
+_VERSION_TIMEOUT = 30.0
+"""Seconds that a launcher may take to print its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,8 @@ class LeasedDevices:
     accelerated: bool = False
     devices: tuple[Device, ...] = ()
     mask_variables: tuple[str, ...] = ()
-    own: frozenset[str] = frozenset()
-    """The environment variables that were set for the test's process, such as masks and its rank."""
+    own: Mapping[str, str | None] = field(default_factory=dict)
+    """The environment variables that were set for the test's process, such as masks and its rank; None: unset."""
 
 
 class Launch:
@@ -123,7 +127,7 @@ def run(job: Job, launcher: Launcher, timeout: float | None, *, output: bool) ->
             in_time = status is not None
             if status is None:
                 status = process.terminate()
-        except ReaperKilled as error:
+        except ReaperDied as error:
             raise LaunchError(f"{job.launcher}: {error}", process.result(-signal.SIGKILL)) from None
         process.finish()
         result = process.result(status)
@@ -168,10 +172,19 @@ def program_of(launcher: Launcher) -> str:
 
 @cache
 def version_of(program: str) -> str:
-    """Return the output of `program` with ``--version``."""
-    return subprocess.run(
-        [program, "--version"], env={**os.environ, **AS_ROOT}, capture_output=True, text=True, check=False
-    ).stdout
+    """Return the output of `program` with ``--version``; raise TimeoutError if it does not end."""
+    command = [program, "--version"]
+    try:
+        return subprocess.run(
+            command,
+            env={**os.environ, **AS_ROOT},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_VERSION_TIMEOUT,
+        ).stdout
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"{shlex.join(command)} did not end within {_VERSION_TIMEOUT:g} s") from None
 
 
 def _find(script: str | os.PathLike[str], test_folder: Path) -> Path:

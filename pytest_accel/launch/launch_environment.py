@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.kinds import OWN_KINDS
@@ -17,7 +17,7 @@ _THREADS = "OMP_NUM_THREADS"
 def launch_environment(
     environ: Mapping[str, str],
     *,
-    own: Collection[str],
+    own: Mapping[str, str | None],
     hidden: Mapping[str, str | None],
     nproc: int,
     cores: int,
@@ -26,16 +26,17 @@ def launch_environment(
 ) -> dict[str, str]:
     """Return the environment for the launched processes, made from `environ`.
 
-    `own` are the variables that the plugin has set for the test's process: masks stay, a number of threads is dropped.
-    `hidden` are masks that hide devices which are not leased. The number of threads of each rank is `cores` divided by
-    `nproc`, unless the user has set one. `changes` are the test's, and take precedence; None removes a variable.
+    `own` are the variables that the plugin has set for the test's process: of these, masks are kept, and
+    `OMP_NUM_THREADS` is dropped unless the test has set another value. `hidden` are masks that hide devices which are
+    not leased. The number of threads of each rank is `cores` divided by `nproc`, unless the user has set one. `changes`
+    are the test's, and take precedence; None removes a variable.
     """
     of_a_rank = {*launcher_env.of_a_rank(environ), "PYTEST_CURRENT_TEST"}
     made = {
         name: value for name, value in environ.items() if name not in of_a_rank and not name.startswith("PYTEST_XDIST_")
     }
-    if _THREADS in own:
-        del made[_THREADS]
+    if made.get(_THREADS) == own.get(_THREADS):
+        made.pop(_THREADS, None)
     made.setdefault(_THREADS, str(max(1, cores // nproc)))
     if python_path:
         made["PYTHONPATH"] = os.pathsep.join(python_path)

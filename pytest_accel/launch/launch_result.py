@@ -106,7 +106,7 @@ def timed_out(launcher: str, result: LaunchResult, timeout: float, nproc: int) -
     stacks = {rank: text for rank in range(nproc) if (text := _stacks(rank, result))}
     text = f"{launcher} did not end within {timeout:g} s (timeout={timeout:g}); it and all its descendants were killed"
     shown = [f"--- rank {rank}, stacks\n{stack}" for rank, stack in stacks.items()]
-    return LaunchTimeout("\n".join([_with_output(text, result), *shown]), result, MappingProxyType(stacks))
+    return LaunchTimeout("\n".join([_with_output(text, result, stacks), *shown]), result, MappingProxyType(stacks))
 
 
 def no_output(launcher: str, result: LaunchResult) -> NoOutput:
@@ -126,12 +126,13 @@ def _status(launcher: str, code: int) -> str:
     return f"with exit status {code}" + (f" ({signal_name(ending)} in a rank)" if ending is not None else "")
 
 
-def _with_output(text: str, result: LaunchResult) -> str:
-    """Return `text` with the command line and the last output of each rank and of the launcher."""
+def _with_output(text: str, result: LaunchResult, stacks: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Return `text` with the command line and the last output of each rank and of the launcher, without `stacks`."""
     parts = [text, f"command: {shlex.join(result.command)}", f"files: {result.folder}"]
     for rank in result.rank_stdout:
         for name, written in (("stdout", result.rank_stdout[rank]), ("stderr", result.rank_stderr[rank])):
-            shown = written.partition(_STACKS)[0]
+            before, found, after = written.rpartition(_STACKS)
+            shown = before if found and after.strip() == stacks.get(rank) else written
             if shown.strip():
                 parts.append(f"--- rank {rank}, {name}{_last_lines(shown)}")
         if not (result.rank_stdout[rank] + result.rank_stderr[rank]).strip():

@@ -34,8 +34,8 @@ Show = Callable[[str, str], None]
 """A function of a stream, ``stdout`` or ``stderr``, and a text to show."""
 
 
-class ReaperKilled(Exception):
-    """The process that supervises the launch (`reaper`) was killed."""
+class ReaperDied(Exception):
+    """The process that supervises the launch (`reaper`) has ended without a result."""
 
 
 class _Follower:
@@ -93,28 +93,26 @@ class LaunchedProcess:
         self._followers: dict[Path, _Follower] = {}
 
     def __enter__(self) -> LaunchedProcess:
-        control, self._control = os.pipe()
-        self._status, status = os.pipe()
         os.makedirs(self._job.ranks_folder, exist_ok=True)
-        try:
-            with open(self._own["stdout"], "wb") as out, open(self._own["stderr"], "wb") as err:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", reaper.__file__, str(control), str(status), *self._plan.command],
-                    env=dict(self._plan.environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    pass_fds=(control, status),
-                    # The reaper must outlive a kill of the test's process group, to kill the launch's processes.
-                    start_new_session=True,
-                )
-        except BaseException:
-            os.close(self._control)
-            os.close(self._status)
-            raise
-        finally:
-            os.close(control)
-            os.close(status)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            control, self._control = os.pipe()
+            theirs.callback(os.close, control)
+            ours.callback(os.close, self._control)
+            self._status, status = os.pipe()
+            ours.callback(os.close, self._status)
+            theirs.callback(os.close, status)
+            out, err = (theirs.enter_context(open(self._own[stream], "wb")) for stream in ("stdout", "stderr"))
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", reaper.__file__, str(control), str(status), *self._plan.command],
+                env=dict(self._plan.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                pass_fds=(control, status),
+                # The reaper must outlive a kill of the test's process group, to kill the launch's processes.
+                start_new_session=True,
+            )
+            ours.pop_all()  # `__exit__` closes these.
         return self
 
     def __exit__(
@@ -183,7 +181,7 @@ class LaunchedProcess:
     def _read_status(self) -> int:
         data = os.read(self._status, 64)
         if not data:
-            raise ReaperKilled("the process that supervises the launch was killed")
+            raise ReaperDied("the process that supervises the launch has ended without a result")
         return int(data)
 
     def _files(self, stream: str) -> Iterator[tuple[int, Path]]:
@@ -198,7 +196,9 @@ class LaunchedProcess:
     def _ranks(self) -> Iterator[psutil.Process]:
         """Yield the ranks: on each branch of the process tree, the first process with a rank variable."""
         try:
-            (launcher,) = psutil.Process(self._process.pid).children()
+            children = psutil.Process(self._process.pid).children()
+            # The reaper first starts the launcher; its other children are orphans of the launch.
+            launcher = min(children, key=lambda child: (child.create_time(), child.pid))
         except (psutil.Error, ValueError):
             return
         if self._plan.depth is not None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pytest_accel.launch import LaunchError, LaunchTimeout, NoOutput
+from pytest_accel.launch.launch_result import result_of, timed_out
 from tests.deadline import scaled
 
 if TYPE_CHECKING:
@@ -89,6 +90,12 @@ def test_a_signal_is_reported_by_its_name(launch: Launch, script: Script) -> Non
     assert "ctypes/__init__.py" in str(caught.value), "the stack of a dead rank must be shown"
 
 
+def test_the_stack_of_a_rank_that_aborts_is_shown(launch: Launch, script: Script) -> None:
+    with pytest.raises(LaunchError, match=r"^python ended by SIGABRT\n") as caught:
+        launch(script("import os\ndef give_up():\n    os.abort()\ngive_up()"), launcher="python")
+    assert "in give_up" in str(caught.value)
+
+
 @pytest.mark.long
 def test_a_dead_rank_of_torchrun_is_reported(launch: Launch, script: Script, marker: str) -> None:
     with pytest.raises(LaunchError) as caught:
@@ -136,6 +143,15 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str,
     assert str(caught.value).startswith(f"{launcher} did not end within ")
 
 
+def test_output_before_the_stacks_of_a_timeout_is_shown_whole(tmp_path: Path) -> None:
+    aborted = "Fatal Python error: Aborted\n\n"
+    before = f"{aborted}the stack of a child process\nafter it\n"
+    written = f"{before}{aborted}the stack of the rank\n"
+    error = timed_out("python", result_of((), -6, {0: ""}, {0: written}, ("", ""), tmp_path), 1, 1)
+    assert dict(error.stacks) == {0: "the stack of the rank"}
+    assert str(error).endswith(f"--- rank 0, stderr\n{before}--- rank 0, stacks\nthe stack of the rank")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_timeout_shows_the_stacks_of_mpirun(
@@ -176,7 +192,8 @@ def test_an_interrupted_launch_leaves_no_processes(launch: Launch, script: Scrip
 
 def test_a_killed_supervisor_ends_the_launch(launch: Launch, script: Script, marker: str) -> None:
     path = script("import os, time\nprint('here', flush=True)\nos.kill(os.getppid(), 9)\ntime.sleep(600)\n")
-    with pytest.raises(LaunchError, match="python: the process that supervises the launch was killed") as caught:
+    text = "python: the process that supervises the launch has ended without a result"
+    with pytest.raises(LaunchError, match=text) as caught:
         launch(path, launcher="python")
     assert caught.value.result.stdout == "here\n"
     psutil.wait_procs(living_processes(marker), timeout=60)

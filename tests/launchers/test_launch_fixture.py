@@ -114,9 +114,20 @@ def test_scripts_on_cpu_slots_run_on_the_slots_cores(
             (device,) = accel.devices
             told = launch("cores.py", launcher="python").stdout
             assert told == f"{sorted(device.cores)} {len(device.cores)}\\n"
+
+        @pytest.mark.devices(1, kind="cpu")
+        def test_threads_of_the_test(launch, accel, monkeypatch):
+            monkeypatch.setenv("OMP_NUM_THREADS", "77")
+            assert launch("cores.py", launcher="python").stdout.split()[-1] == "77"
+            monkeypatch.delenv("OMP_NUM_THREADS")
+            assert launch("cores.py", launcher="python").stdout.split()[-1] == str(len(accel.devices[0].cores))
+
+        @pytest.mark.distributed(1, device="cpu", env={"OMP_NUM_THREADS": "78"})
+        def test_threads_of_the_mark(launch):
+            assert launch("cores.py", launcher="python").stdout.split()[-1] == "78"
         """
     )
-    session("--accel", "cpu:2").assert_outcomes(passed=1)
+    session("--accel", "cpu:2").assert_outcomes(passed=3)
 
 
 @pytest.mark.long

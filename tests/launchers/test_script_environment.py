@@ -25,7 +25,7 @@ RANK = {
 
 def environment_of(environ: dict[str, str], **more: object) -> dict[str, str]:
     """Return the environment of a script that a test with `environ` launches."""
-    values = {"own": (), "hidden": {}, "nproc": 1, "cores": 8, "python_path": (), "changes": {}, **more}
+    values = {"own": {}, "hidden": {}, "nproc": 1, "cores": 8, "python_path": (), "changes": {}, **more}
     return launch_environment(environ, **values)  # type: ignore[arg-type]
 
 
@@ -43,15 +43,17 @@ def test_variables_of_coverage_are_passed_on() -> None:
 @pytest.mark.parametrize(
     ("environ", "own", "nproc", "threads"),
     [
-        ({}, (), 1, "8"),
-        ({}, (), 3, "2"),
-        ({}, (), 16, "1"),
-        ({"OMP_NUM_THREADS": "5"}, (), 2, "5"),
-        ({"OMP_NUM_THREADS": "1"}, ("OMP_NUM_THREADS",), 2, "4"),
+        ({}, {}, 1, "8"),
+        ({}, {}, 3, "2"),
+        ({}, {}, 16, "1"),
+        ({"OMP_NUM_THREADS": "5"}, {}, 2, "5"),
+        ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}, 2, "4"),
+        ({"OMP_NUM_THREADS": "5"}, {"OMP_NUM_THREADS": "1"}, 2, "5"),
+        ({}, {"OMP_NUM_THREADS": "1"}, 2, "4"),
     ],
 )
 def test_ranks_share_the_cores_unless_the_user_sets_the_number_of_threads(
-    environ: dict[str, str], own: tuple[str, ...], nproc: int, threads: str
+    environ: dict[str, str], own: dict[str, str], nproc: int, threads: str
 ) -> None:
     assert environment_of(environ, own=own, nproc=nproc)["OMP_NUM_THREADS"] == threads
 

@@ -1,0 +1,40 @@
+"""Tests of the functions that kill processes."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from pytest_accel.core import kill
+
+
+def test_a_process_that_cannot_be_killed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sleeping:
+        """A process in uninterruptible sleep."""
+
+        kills = 0
+
+        def environ(self) -> dict[str, str]:
+            return {kill.MARK: kill.mark("/folder", 0)}
+
+        def status(self) -> str:
+            return psutil.STATUS_DISK_SLEEP
+
+        def cmdline(self) -> list[str]:
+            return ["python"]
+
+        def kill(self) -> None:
+            self.kills += 1
+
+    now = [100.0]
+
+    def wait(processes: list[Sleeping], timeout: float) -> None:
+        assert sleeping.kills < 1000, "the process is killed for ever"
+        now[0] += timeout
+
+    sleeping = Sleeping()
+    monkeypatch.setattr(psutil, "process_iter", lambda: [sleeping])
+    monkeypatch.setattr(psutil, "wait_procs", wait)
+    monkeypatch.setattr(kill, "monotonic", lambda: now[0])
+    kill.kill_marked("/folder")
+    assert sleeping.kills == 10

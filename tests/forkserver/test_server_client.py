@@ -1,0 +1,59 @@
+"""Tests of the client of a fork server: when it does periodic work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.forkserver import server_client
+from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks
+from tests.deadline import scaled
+from tests.forkserver.fake_server import Calls, FakeServer, session
+
+Start = Callable[[ServerCallbacks], ForkServerClient]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    """Yield a fork server, and close its connection."""
+    server = FakeServer()
+    yield server
+    server.connection.close()
+
+
+@pytest.fixture
+def start(server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Provide a function that starts a client of `server`, which has ticks in quick succession."""
+    monkeypatch.setattr(server_client, "_TICK_INTERVAL", 0.01)
+    tmp_path.chmod(0o700)
+    return lambda callbacks: ForkServerClient(session(str(tmp_path)), callbacks, server.spawn)
+
+
+def test_an_os_error_in_the_periodic_work_is_a_failure_and_not_the_end_of_the_server(start: Start) -> None:
+    def fail() -> None:
+        raise OSError("/proc cannot be read")
+
+    calls = Calls()
+    client = start(replace(calls.callbacks, on_tick=fail))
+    assert calls.changed.wait(scaled(30))
+    client.stop()
+    [failure] = calls.failures
+    assert "OSError: /proc cannot be read" in failure
+    assert calls.ends == []
+
+
+def test_periodic_work_is_done_while_messages_arrive_all_the_time(start: Start, server: FakeServer) -> None:
+    ticked = threading.Event()
+
+    def request_next(message: object) -> None:
+        if not ticked.is_set():
+            server.connection.send(message)
+
+    client = start(replace(Calls().callbacks, on_message=request_next, on_tick=ticked.set))
+    server.connection.send("message")
+    assert ticked.wait(scaled(30))
+    client.stop()
