@@ -45,7 +45,8 @@ def test_tests_that_leave_nothing_behind_pass(inner: pytest.Pytester) -> None:
                 os.unlink(file.name)
             locks = DeviceLocks()
             assert locks.try_acquire("GPU-1", Holder.here("this"))
-            locks.release("GPU-1")
+            locks.retain("GPU-1")
+            locks.unlock()
         """
     )
     run(inner).assert_outcomes(passed=1)

@@ -26,23 +26,21 @@ def lend_terminal(config: pytest.Config, pid: int) -> Iterator[tuple[int, int]]:
 
     `pytest_enter_pdb` and `pytest_leave_pdb` are called, so that plugins with timeouts suspend them.
     """
-    capture = config.pluginmanager.getplugin("capturemanager")
-    capture.suspend(in_=True)
-    sys.stdout.flush()
-    settings = termios.tcgetattr(0) if os.isatty(0) else None
-    config.hook.pytest_enter_pdb(config=config, pdb=None)
 
     def forward(number: int, frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, forward)
-    try:
-        yield 0, 1
-    finally:
-        signal.signal(signal.SIGINT, before)
-        config.hook.pytest_leave_pdb(config=config, pdb=None)
-        if settings is not None:
+    with contextlib.ExitStack() as undo:
+        capture = config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:  # None with `-p no:capture`.
+            undo.callback(capture.resume)
+            capture.suspend(in_=True)
+        sys.stdout.flush()
+        if os.isatty(0):
             # A rank that died in its line editor may have left the terminal in raw mode.
-            termios.tcsetattr(0, termios.TCSADRAIN, settings)
-        capture.resume()
+            undo.callback(termios.tcsetattr, 0, termios.TCSADRAIN, termios.tcgetattr(0))
+        undo.callback(config.hook.pytest_leave_pdb, config=config, pdb=None)
+        config.hook.pytest_enter_pdb(config=config, pdb=None)
+        undo.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, forward))
+        yield 0, 1

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_messages import When
-from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
@@ -46,7 +45,6 @@ class Driver:
         """True if the ranks' output is shown while they run (``-s`` without xdist). No test is then sent ahead."""
         self._interactive = is_interactive(config)
         self._world: World | None = None
-        self._key: WorldKey | None = None
         self._error: BaseException | None = None
         self._next: MarkedTest | None = None
         self._running: MarkedTest | None = None
@@ -101,7 +99,7 @@ class Driver:
         """Return whether `following` can use the world, and nobody else waits for it."""
         return (
             following.missing is None
-            and following.key == self._key
+            and following.key == world.grant.spec.key
             and not following.key.fresh
             and not self._pool_client.wanted(world.number)
         )
@@ -115,7 +113,7 @@ class Driver:
             self._update_started_ahead(world)
             if (
                 self._started_ahead is not None
-                or self._key != marked.key
+                or world.grant.spec.key != marked.key
                 or (marked.key.fresh and world.used)
                 or not world.alive
                 or not world.condition.reusable
@@ -147,7 +145,6 @@ class Driver:
         except OSError as error:  # For example, tests have used up this process's file descriptors.
             self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
             raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
-        self._key = marked.key
         outcomes = world.start()
         if outcomes is not None:
             folders = folders_of(self.config)

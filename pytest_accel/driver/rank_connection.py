@@ -35,7 +35,7 @@ class RankConnection(RankState):
 
     @classmethod
     def open(cls, grant: AcquiredWorld, rank: int) -> RankConnection:
-        """Connect to `rank` of the world of `grant`."""
+        """Connect to `rank` of the world of `grant`. Raise OSError if this process cannot open more files."""
         pid = grant.pids[rank]
         call = partial(call_rank, grant.directory, grant.spec, rank, pid)
         try:

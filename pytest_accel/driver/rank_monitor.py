@@ -66,11 +66,15 @@ class RankMonitor:
         self._extras: list[tuple[int, ExtraReport]] = []
         self._selector = selectors.DefaultSelector()
         self.ranks: list[RankConnection] = []
-        for number in range(grant.spec.ranks):
-            rank = RankConnection.open(grant, number)
-            self.ranks.append(rank)
-            for source in rank.sources:
-                self._selector.register(source, selectors.EVENT_READ, rank)
+        try:
+            for number in range(grant.spec.ranks):
+                rank = RankConnection.open(grant, number)
+                self.ranks.append(rank)
+                for source in rank.sources:
+                    self._selector.register(source, selectors.EVENT_READ, rank)
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connections to the ranks."""

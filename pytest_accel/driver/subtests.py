@@ -39,6 +39,10 @@ class Subtests:
             self._reports.append(report)
         return failed
 
+    def clear(self) -> None:
+        """Forget the reports that have not been sent."""
+        self._reports.clear()
+
     def send(self, test_report: pytest.TestReport) -> None:
         """Have pytest log the reports. `test_report` is the report of the phase to which the subtests belong."""
         reports, self._reports = self._reports, []

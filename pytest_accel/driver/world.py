@@ -92,11 +92,10 @@ class World:
         Raise :class:`LostWorld` if a rank of a warm world has died: the next test has nothing to do with that.
         """
         deadline = monotonic() + START_TIMEOUT
-        while len(self._monitor.ready) + sum(rank.end is not None for rank in self._ranks) < self.size:
+        while unready := [rank for rank in self._ranks if rank.end is None and rank.rank not in self._monitor.ready]:
             if any(rank.end is not None for rank in self._ranks):
                 deadline = min(deadline, monotonic() + GRACE)
             if not self._monitor.pump(deadline):
-                unready = [rank for rank in self._ranks if rank.rank not in self._monitor.ready and not rank.done]
                 spent = self._grace()._replace(seconds=GRACE)
                 self._give_up(unready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT), spent)
         ends = [rank.end for rank in self._ranks if rank.end is not None]
@@ -236,7 +235,7 @@ class World:
         """True if every rank lives. Handles all pending messages and exits first."""
         while self._monitor.pump(0.0):
             pass
-        return all(rank.end is None for rank in self._ranks)
+        return all(rank.is_open for rank in self._ranks)
 
     def _grace(self) -> Grace:
         return grace(self._ranks, self._debugger.ended, self._monitor.is_any_at_work)

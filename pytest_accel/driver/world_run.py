@@ -40,8 +40,8 @@ class WorldRun:
         self._limits = limits
         self._subtests = subtests
         self._retried = False
-        self._failed = False
-        """True if a phase has failed."""
+        self._outcomes: set[str] = set()
+        """The outcomes of the phases so far."""
         self._ended_ranks: frozenset[int] = frozenset()
         """Ranks whose end has been reported with a phase."""
         self._world: World | None = None
@@ -62,7 +62,7 @@ class WorldRun:
         finally:
             if when == "teardown":
                 self._world = None
-        self._failed |= verdict.outcome == "failed"
+        self._outcomes.add(verdict.outcome)
         return verdict
 
     def _judge_or_retry(self, when: When) -> Verdict:
@@ -72,17 +72,24 @@ class WorldRun:
         if verdict.infra_cause is not None and self._may_retry:
             self._retried = True
             self._add_properties([(RETRIED, f"{verdict.message} ({verdict.infra_cause})")])
+            self._subtests.clear()
             self._start()
             for phase in PHASES:
                 verdict = self._judge(phase)
                 if phase == when or verdict.outcome != "passed":
                     break
+                self._subtests.clear()  # This phase of the first run has been reported, with its subtests.
         return verdict
 
     @property
     def _may_retry(self) -> bool:
-        """True if the test may be retried. A session under a launcher ends after the loss of a node."""
-        return self._driver.settings.retry_dead and not self._retried and not self._test.item.session.shouldfail
+        """True if the test may be retried: all phases so far have passed, and it has not been retried.
+
+        A session under a launcher ends after the loss of a node.
+        """
+        if not self._driver.settings.retry_dead or self._test.item.session.shouldfail:
+            return False
+        return not self._retried and self._outcomes <= {"passed"}
 
     def _start(self) -> None:
         __tracebackhide__ = True
@@ -113,7 +120,7 @@ class WorldRun:
             findings=world.findings,
             # Subtests of a setup that passed are reported with the call phase, which follows.
             failed_subtests=0 if when == "setup" else self._subtests.add(world.take_extras(), world.size),
-            failed_before=self._failed,
+            failed_before="failed" in self._outcomes,
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
             finished=world.finished() if when == "teardown" else {},
             leaks=self._driver.settings.leaks,

@@ -29,7 +29,7 @@ from pytest_accel.leases.request_queue import RequestQueue, WaitingRequest
 
 
 class BrokerError(Exception):
-    """The broker's thread has ended with an error; the message contains the traceback."""
+    """The broker's thread has ended with an error or could not be started; the message contains the traceback."""
 
 
 class Broker:
@@ -192,8 +192,10 @@ class Broker:
             for device in waiting.request.candidates:
                 if device in self._table.held:
                     holders[device] = self._table.holder(device)
-                elif self._locks is not None and (holder := self._locks.holder(device)) is not None:
-                    holders[device] = holder
+                elif self._locks is not None:
+                    with suppress(LockFolderError):  # The holder is unknown.
+                        if (holder := self._locks.holder(device)) is not None:
+                            holders[device] = holder
             users = self._table.users_of_slots() if waiting.request.slots else []
             return Obstacles(holders, users, self._slots, self._queue.ahead_of(request_id))
 
@@ -235,12 +237,17 @@ class Broker:
         """React to a change in this session; return the callbacks to run after the lock has been released."""
         callbacks = self._grant()
         self._last_change = monotonic()
-        if self._locks is not None:
-            if self._awaited_elsewhere():
+        awaited = self._awaited_elsewhere()
+        if self._locks is not None and (awaited or self._table.held):
+            try:
                 self._thread.start()
-                self._thread.hurry()
-            elif self._table.held:
-                self._thread.start()
+            except RuntimeError as error:
+                # Leases that were granted stay valid without the thread; the next change tries to start it again.
+                if awaited:
+                    callbacks += self._fail_all(error)
+            else:
+                if awaited:
+                    self._thread.hurry()
         return callbacks
 
     def _grant(self) -> list[Callback]:
@@ -335,7 +342,7 @@ class Broker:
         ]
 
     def _fail_all(self, error: Exception) -> list[Callback]:
-        """Return callbacks that fail every waiting request, which the ended thread cannot grant.
+        """Return callbacks that fail every waiting request, because the thread has ended or could not be started.
 
         The next request starts a new thread.
         """

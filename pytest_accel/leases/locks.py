@@ -93,11 +93,6 @@ class DeviceLocks:
             else:
                 self._locks[device_id].unlock()
 
-    def release(self, device_id: str) -> None:
-        """Release and unlock a device that this session holds."""
-        self._locks[device_id].retain()
-        self._locks[device_id].unlock()
-
     def renew_missing(self) -> dict[str, str]:
         """Create and lock new lock files in place of those that were deleted, moved or replaced.
 

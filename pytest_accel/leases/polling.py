@@ -96,10 +96,11 @@ class PollingThread:
         self._pause = 0.0
 
     def start(self) -> None:
-        """Start the thread unless it runs."""
+        """Start the thread unless it runs. Raise RuntimeError if this process cannot have more threads."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="accel-broker", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="accel-broker", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def hurry(self) -> None:
         """Have the thread poll at once, unless it polls often already."""

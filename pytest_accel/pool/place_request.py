@@ -17,8 +17,8 @@ class PlaceRequest:
 
     If a node's devices do not meet the need, a place without that node is requested.
 
-    It waits for the cluster until `place` is set, then for the leases, and is done after that. It has the methods of a
-    :class:`CombinedLeaseRequest`.
+    It waits for the cluster until `place` is set, then for the leases, and is done after that. The pool uses it like a
+    :class:`CombinedLeaseRequest`, except that it cannot take over a lease.
     """
 
     unavailable = None

@@ -196,6 +196,8 @@ class Pool:
                 self._serve(request)
             except Exception as error:
                 request.cancelled = True
+                if request.lease_request is not None:
+                    request.lease_request.cancel()
                 self._fail(request, error)
             return request.id
 
@@ -466,7 +468,7 @@ class Pool:
     def _pass_on_place(self, world: PooledWorld) -> bool:
         """Hand a returned world to the first request of its key that waits for a place, or keep it; True if done.
 
-        Return False if the world must make room, since an earlier request is known to have to wait.
+        Return False if an earlier request waits for a place: the caller must then retire the world.
         """
         for request, placing in self._placing():
             if request.key == world.spec.key:
@@ -538,6 +540,13 @@ class Pool:
         if isinstance(answer, PoolError):
             self._record(RequestEnded(request.id, str(answer)))
         request.answer(answer)
+
+    def _refuse(self, request: WorldRequest, why: str) -> None:
+        """Answer `request` with an error that says `why`, and cancel what it waits for."""
+        request.cancelled = True
+        self._answer(request, PoolError(why))
+        if request.lease_request is not None:
+            request.lease_request.cancel()
 
     def _fail(self, request: WorldRequest, error: Exception) -> None:
         if isinstance(error, LostNodeError) and not request.retried and self._cluster_for(request.key) is not None:
@@ -652,9 +661,7 @@ class Pool:
         """Answer every waiting request with `why`."""
         for request in list(self._requests.values()):
             with contextlib.suppress(Exception):
-                self.cancel(request.id)
-            with contextlib.suppress(Exception):
-                self._answer(request, PoolError(why))
+                self._refuse(request, why)
 
     def on_tick(self) -> None:
         """Refuse requests for devices that were set aside, and retire worlds with devices after `IDLE_TIMEOUT`.
@@ -664,8 +671,7 @@ class Pool:
         for request in list(self._requests.values()):
             why = request.lease_request.unavailable if request.lease_request is not None else None
             if why is not None:
-                self.cancel(request.id)
-                self._answer(request, PoolError(why))
+                self._refuse(request, why)
         now = monotonic()
         for world in self._in_state(WorldState.IDLE):
             if (world.leases or world.place is not None) and now - world.since > IDLE_TIMEOUT:

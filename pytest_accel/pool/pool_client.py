@@ -6,7 +6,6 @@ import contextlib
 import math
 import pickle
 import queue
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -207,7 +206,6 @@ class WorkerPoolClient(_WantedWorlds):
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
-        self._lock = threading.Lock()
         self._answers: dict[int, _Answers] = {}
         self._last_number = 0
         channel.setcallback(self._receive, endmarker=None)
@@ -259,10 +257,9 @@ class WorkerPoolClient(_WantedWorlds):
 
     def _expect(self) -> tuple[int, _Answers]:
         """Return the number of a new request, and the queue that gets its answer."""
-        with self._lock:
-            self._last_number += 1
-            answers = self._answers[self._last_number] = queue.SimpleQueue()
-            return self._last_number, answers
+        self._last_number += 1
+        answers = self._answers[self._last_number] = queue.SimpleQueue()
+        return self._last_number, answers
 
     def _send(self, message: WorkerMessage) -> None:
         self._channel.send(pickle.dumps(message))
@@ -311,14 +308,15 @@ class PoolService:
         self._on_usage_error = on_usage_error
         self._show = show
         self._on_end_after_test = on_end_after_test
-        self._used = False
+        self._used_pool: Pool | None = None
+        """The pool; None if the worker has not needed it, or it could not be created."""
         self._requests: dict[int, int] = {}
         """The pool's id of each request of the worker."""
 
     @property
     def _pool(self) -> Pool:
-        self._used = True
-        return self._get_pool()
+        self._used_pool = self._get_pool()
+        return self._used_pool
 
     def on_wanted(self, world: int) -> None:
         self._send(WorldWanted(world))
@@ -330,9 +328,9 @@ class PoolService:
     def receive(self, data: bytes | None) -> None:
         """Handle a message of the worker; None says that the worker has ended."""
         if data is None:
-            if self._used:
+            if self._used_pool is not None:
                 with self._failing():
-                    self._pool.driver_lost(self)
+                    self._used_pool.driver_lost(self)
             return
         with self._failing():
             message: WorkerMessage = pickle.loads(data)
@@ -341,14 +339,18 @@ class PoolService:
 
     @contextlib.contextmanager
     def _failing(self, number: int | None = None) -> Iterator[None]:
-        """On error, answer the worker's request `number` with it and fail the pool; execnet would hide the error."""
+        """On error, answer the worker's request `number` with it and fail the pool; execnet would hide the error.
+
+        If the pool could not be created, each request gets the error.
+        """
         try:
             yield
         except BaseException:
             why = f"a request of an xdist worker has ended with an error:\n{traceback.format_exc()}"
             if number is not None:
                 self._answer(number, PoolError(why))
-            self._pool.fail(why)
+            if self._used_pool is not None:
+                self._used_pool.fail(why)
 
     def _handle(self, message: WorkerMessage) -> None:
         match message:

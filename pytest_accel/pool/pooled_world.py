@@ -41,10 +41,10 @@ class PooledWorld:
     allow its transition::
 
         STARTING ──► IN_USE ◄──► IDLE
-            │          │          │
-            │          ├──────────┴──► RETIRING
-            ▼          ▼                  │
-          KILLED ◄────────────────────────┘        and each state ──► GONE
+                       │          │
+                       └──────────┴──► RETIRING
+
+        each of these ──► KILLED, and each state ──► GONE
     """
 
     def __init__(

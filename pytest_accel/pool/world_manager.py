@@ -46,10 +46,11 @@ from pytest_accel.nodes.mpi import MpiJob
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
 from pytest_accel.pool.summary import PoolSummary
 
-_STACKS_BEFORE_KILL = 3.0
+_STACKS_BEFORE_KILL = 5.0
 """Seconds between taking the stacks of a retiring world and killing it.
 
-The tick that takes the stacks may be a second late, and taking them may last another second.
+The tick that takes the stacks may be a second late, and ranks of this node have two seconds to write them. Ranks of
+another node may be killed first if the node answers slowly; their stacks are then unknown.
 """
 _FIRST_JOB_SERVER = 1_000_000
 """The number of the first fork server of an MPI job: larger than those of the nodes, which may become more."""
@@ -79,9 +80,9 @@ class WorldObserver(Protocol):
         """Handle a world that could not be started; the manager has forgotten it."""
 
     def on_lost(self, world: PooledWorld, why: str) -> None:
-        """Handle a world one of whose fork servers ended while starting it, or its node was lost; `why` says which.
+        """Handle a world that was lost while it was being started, because a fork server ended or a node was lost.
 
-        The manager is killing what the world has of processes on others.
+        `why` says which. The manager kills the world's remaining processes.
         """
 
     def on_gone(self, world: PooledWorld, *, killed: bool) -> None:

@@ -52,8 +52,13 @@ class AccelScheduling:
         self._scheduler.add_node(node)
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        from pytest_accel.schedule.scheduler import DifferentTestsError
+
         self._collections[node] = list(collection)
-        self._scheduler.add_node_collection(node, collection)
+        try:
+            self._scheduler.add_node_collection(node, collection)
+        except DifferentTestsError as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.TESTS_FAILED)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
         self._scheduler.mark_test_complete(node, item_index, duration)

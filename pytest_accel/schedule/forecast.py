@@ -20,7 +20,7 @@ from pytest_accel.schedule.scheduler import DeviceScheduling
 from pytest_accel.schedule.simulation import SimulatedTest, Span
 from pytest_accel.schedule.test_demand import Demand
 
-CLOSE = 0.02
+EQUALLY_GOOD = 0.02
 """Sessions that take at most this fraction longer than the shortest one count as equally good."""
 
 
@@ -157,7 +157,7 @@ class SuiteOnMachine:
         while True:
             forecast = self.forecast(workers)
             yield forecast
-            if forecast.makespan > last * (1 - CLOSE) or workers >= len(self.collection):
+            if forecast.makespan > last * (1 - EQUALLY_GOOD) or workers >= len(self.collection):
                 return
             workers, last = 2 * workers, forecast.makespan
 
@@ -165,7 +165,7 @@ class SuiteOnMachine:
 def best(forecasts: Sequence[Forecast]) -> Forecast:
     """Return the forecast with the fewest workers among those whose session is about as short as the shortest."""
     shortest = min(forecast.makespan for forecast in forecasts)
-    return min((one for one in forecasts if one.makespan <= shortest * (1 + CLOSE)), key=lambda one: one.workers)
+    return min((one for one in forecasts if one.makespan <= shortest * (1 + EQUALLY_GOOD)), key=lambda one: one.workers)
 
 
 def critical_path(spans: Sequence[Span]) -> list[Span]:

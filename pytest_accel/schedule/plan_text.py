@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_accel.core.units import count_text
-from pytest_accel.schedule.forecast import CLOSE, Forecast, SuiteOnMachine, Times, best, critical_path
+from pytest_accel.schedule.forecast import EQUALLY_GOOD, Forecast, SuiteOnMachine, Times, best, critical_path
 
 _SHOWN = 5
 """Number of tests of the critical path that are shown."""
@@ -70,7 +70,7 @@ def table(forecasts: Sequence[Forecast], devices: int) -> Iterator[Line]:
         line = f"{forecast.workers:>5}{clock(forecast.makespan):>14}"
         line += f"{forecast.utilisation(devices):>14.0%}" if devices else ""
         yield line + ("   best" if forecast is chosen else ""), forecast is chosen
-    yield f"best: the fewest workers with a makespan within {CLOSE:.0%} of the shortest", False
+    yield f"best: the fewest workers with a makespan within {EQUALLY_GOOD:.0%} of the shortest", False
 
 
 def about(forecast: Forecast, suite: SuiteOnMachine, columns: int) -> Iterator[str]:

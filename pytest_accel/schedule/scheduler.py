@@ -9,6 +9,7 @@ shorter than such messages take are sent in batches, and not on hold.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -29,8 +30,15 @@ _PLENTIFUL = 0.7
 """There are enough workers to try tests that may take long if that fraction is less than this."""
 
 
+class DifferentTestsError(Exception):
+    """A worker has collected other tests than the first workers, and no worker can run the remaining tests."""
+
+
 class WorkerNode(Protocol):
     """The part of xdist's `WorkerController` that the scheduler uses."""
+
+    @property
+    def gateway(self) -> Any: ...
 
     @property
     def shutting_down(self) -> bool: ...
@@ -125,8 +133,20 @@ class DeviceScheduling:
         self._workers[node] = _Worker(node)
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        """Record the tests that a worker has collected. If they differ from the scheduler's, it gets no tests."""
-        self._workers[node].ready = list(collection) == self.collection
+        """Record the tests that a worker has collected. If they differ from the scheduler's, it gets no tests.
+
+        Raise :class:`DifferentTestsError` if tests remain and no other worker can get them: xdist would wait forever.
+        """
+        worker = self._workers[node]
+        worker.ready = list(collection) == self.collection
+        if not worker.ready and self._backlog.count and not self._usable_workers:
+            pairs = itertools.zip_longest(self.collection, collection, fillvalue="missing")
+            place, theirs, own = next((place, *pair) for place, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+            raise DifferentTestsError(
+                f"worker {node.gateway.id} has collected other tests than the workers before it, so "
+                f"{self._backlog.count} remaining test(s) cannot be run: its test {place} is {own}, not {theirs}; "
+                "all workers must collect the same tests in the same order"
+            )
 
     def schedule(self) -> None:
         self._start_tests()
@@ -169,13 +189,14 @@ class DeviceScheduling:
 
     # Starting tests
 
+    @property
+    def _usable_workers(self) -> list[_Worker]:
+        """The workers that may get tests."""
+        return [worker for worker in self._workers.values() if worker.ready and not worker.node.shutting_down]
+
     def _start_tests(self) -> None:
         """Start all tests that can start now; shut idle workers down if none remain."""
-        idle = [
-            worker
-            for worker in self._workers.values()
-            if worker.ready and not worker.queue and not worker.node.shutting_down
-        ]
+        idle = [worker for worker in self._usable_workers if not worker.queue]
         while idle and self._backlog.count:
             warm = {worker.last_need for worker in idle if worker.last_need is not None}
             start = self._choose(None, warm, len(idle) - 1)
@@ -215,12 +236,11 @@ class DeviceScheduling:
     def _bounds(self, running: Iterable[Running]) -> tuple[float, float]:
         """Return two lower bounds of the seconds that all tests still take: given by the devices and by the workers."""
         needs = [*self._backlog.totals(), *((self._backlog.need(one.key), one.left) for one in running)]
-        workers = sum(worker.ready and not worker.node.shutting_down for worker in self._workers.values())
         devices = max(
             sum(need.devices * seconds for need, seconds in needs) / max(1, len(self._free)),
             sum(seconds for need, seconds in needs if need.size > 0.5),
         )
-        return devices, sum(seconds for _, seconds in needs) / max(1, workers)
+        return devices, sum(seconds for _, seconds in needs) / max(1, len(self._usable_workers))
 
     def _remaining_time(self, worker: _Worker) -> float:
         """Return the expected seconds until `worker` is free. A test that is overdue counts as half done."""

@@ -19,7 +19,7 @@ from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
 from pytest_accel.schedule.lower_bounds import measures
 
-CLOSE = 0.02
+_ALLOWED_EXCESS = 0.02
 """Modules and classes stay whole if the slowest part then exceeds the mean of all parts by at most this fraction."""
 _SINGLE = 2
 """The level at which each test is a bundle of its own; at level 0 a module is one, at level 1 a class."""
@@ -90,7 +90,7 @@ def partition(tests: Sequence[SplitTest], parts: int, workers: int, slots: int, 
         excess = _excess(found)
         if excess < least:
             best, least = found, excess
-        if least <= CLOSE:
+        if least <= _ALLOWED_EXCESS:
             break
     return [sorted(index for bundle in part for index in bundle.tests) for part in best]
 

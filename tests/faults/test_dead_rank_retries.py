@@ -80,6 +80,21 @@ _TESTS = """
         pass
 
 
+    def test_skips_before_the_teardown(lost_in_teardown):
+        pytest.skip("not now")
+
+
+    def test_subtests_in_call(subtests, rank):
+        with subtests.test("fails once"):
+            assert not first_time(f"rank-{rank}")
+        lose_the_server(rank, "subtests")
+
+
+    def test_subtests_before_teardown(subtests, lost_in_teardown):
+        with subtests.test("passes"):
+            pass
+
+
     def test_fails_the_second_time(rank):
         lose_the_server(rank, "fails")
         assert rank == 0
@@ -137,6 +152,24 @@ def test_the_result_of_the_retry_counts(suite: BackgroundSuite) -> None:
 def _retried_tests(run: Run) -> dict[str, str]:
     """Return the tests that the summary lists as retried, with the reason of each."""
     return dict(re.findall(r"^test_it\.py::(\w+): (.*)$", run.text.partition(_HEADLINE)[2], re.MULTILINE))
+
+
+@pytest.mark.long
+def test_a_skipped_test_is_not_retried_after_its_teardown(suite: BackgroundSuite) -> None:
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("--accel-retry-dead", "-k", "test_skips_before_the_teardown")
+    run.expect({"test_skips_before_the_teardown": "SKIPPED ERROR"})
+    assert _HEADLINE not in run.text
+
+
+@pytest.mark.long
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="needs pytest's subtests")
+@pytest.mark.parametrize("phase", ["in_call", "before_teardown"])
+def test_each_subtest_of_a_retried_test_is_reported_once(suite: BackgroundSuite, phase: str) -> None:
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("--accel-retry-dead", "-k", f"test_subtests_{phase}")
+    assert run.result(f"test_subtests_{phase}") == "SUBPASSED PASSED"
+    assert len(_retried_tests(run)) == 1
 
 
 @pytest.mark.long

@@ -335,6 +335,17 @@ def test_an_unusable_lock_folder_fails_a_waiting_request(session: Session, tmp_p
     assert len(leases) == 1
 
 
+def test_a_device_with_an_unusable_lock_file_has_no_known_holder(session: Session, tmp_path: Path) -> None:
+    broker = session()
+    leases: list[Lease] = []
+    broker.submit(("a",), 1, ME, leases.append)
+    waiting = broker.submit(("a", "b"), 2, ME, leases.append)
+    break_lock(tmp_path / "locks", "b")
+    obstacles = broker.obstacles(waiting)
+    assert obstacles is not None
+    assert obstacles.holders.keys() == {"a"}
+
+
 def sessions_in_order(session: Session) -> tuple[Broker, Broker]:
     """Return two brokers. All requests of the first count as older than those of the second."""
     start = time.time()
@@ -449,6 +460,36 @@ def test_a_failed_thread_fails_waiting_requests_and_is_replaced(
     assert "KeyError: 'met in the thread'" in str(error)
     one.release(held[0].id)
     assert leases.get(timeout=TIMEOUT).devices == ("a",)
+
+
+def refuse_to_start(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_request_fails_if_its_thread_cannot_be_started(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = session(), session()
+    held: list[Lease] = []
+    leases: Queue[Lease] = Queue()
+    errors: list[Exception] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_to_start)
+        one.submit(("a",), 1, ME, held.append)
+        two.submit(("a",), 1, ME, leases.put, on_failure=errors.append)
+    assert [lease.devices for lease in held] == [("a",)]
+    assert [type(error) for error in errors] == [BrokerError]
+    assert "can't start new thread" in str(errors[0])
+    two.submit(("a",), 1, ME, leases.put, on_failure=errors.append)
+    one.release(held[0].id)
+    assert leases.get(timeout=TIMEOUT).devices == ("a",)
+
+
+def test_a_broker_whose_thread_could_not_be_started_can_be_closed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = session()
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+    broker.submit(("a",), 1, ME, lambda lease: None)
+    broker.close()
 
 
 def test_an_invalid_wait_file_is_ignored(session: Session, tmp_path: Path) -> None:

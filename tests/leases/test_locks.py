@@ -61,6 +61,11 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+def release(locks: DeviceLocks, device: str) -> None:
+    locks.retain(device)
+    locks.unlock()
+
+
 def created(process: subprocess.Popen[bytes]) -> float:
     return psutil.Process(process.pid).create_time()
 
@@ -70,7 +75,7 @@ def test_a_device_is_locked_by_one_session_at_a_time(make: Make) -> None:
     assert one.try_acquire("GPU-1", ME)
     assert not two.try_acquire("GPU-1", ME)
     assert two.try_acquire("GPU-2", ME)
-    one.release("GPU-1")
+    release(one, "GPU-1")
     assert two.try_acquire("GPU-1", ME)
     two.close()
     assert one.try_acquire("GPU-1", ME)
@@ -88,7 +93,7 @@ def test_the_holder_is_known_while_it_holds_the_lock(folder: Path, make: Make, c
     assert two.holder("GPU-1") == changed
     one.update("GPU-1", ME)
     assert two.holder("GPU-1") == ME
-    one.release("GPU-1")
+    release(one, "GPU-1")
     assert two.holder("GPU-1") is None
     assert lock_path(folder, "GPU-1").read_bytes() == b""
 
@@ -99,7 +104,7 @@ def test_the_content_that_a_dead_session_left_names_no_holder(
     one, two = make(), make()
     last = replace(ME, processes=((child.pid, created(child)),))
     one.try_acquire("GPU-1", last)
-    one.release("GPU-1")
+    release(one, "GPU-1")
     assert two.holder("GPU-1") == last, "nobody is granted the device while its last process lives"
     child.kill()
     child.wait()
@@ -112,7 +117,7 @@ def test_a_device_is_blocked_while_a_process_of_its_last_lease_lives(
 ) -> None:
     one, two = make(), make()
     one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
-    one.release("GPU-1")
+    release(one, "GPU-1")
     assert not two.try_acquire("GPU-1", ME)
     assert not one.try_acquire("GPU-1", ME)
     child.kill()
@@ -126,7 +131,7 @@ def test_a_device_is_blocked_while_a_process_of_its_last_lease_lives(
 def test_another_process_with_the_pid_of_a_dead_one_blocks_nothing(make: Make, child: subprocess.Popen[bytes]) -> None:
     locks = make()
     locks.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child) - 60),)))
-    locks.release("GPU-1")
+    release(locks, "GPU-1")
     assert locks.try_acquire("GPU-1", ME)
     locks.close()
 
@@ -391,11 +396,11 @@ def test_a_lock_that_is_kept_without_a_lease_cannot_be_used_while_its_last_proce
 def test_a_deleted_lock_file_allows_no_second_lock(folder: Path, make: Make) -> None:
     one, two = make(), make()
     one.try_acquire("GPU-1", ME)
-    one.release("GPU-1")
+    release(one, "GPU-1")
     lock_path(folder, "GPU-1").unlink()
     assert two.try_acquire("GPU-1", ME)
     assert not one.try_acquire("GPU-1", ME)
-    two.release("GPU-1")
+    release(two, "GPU-1")
     assert one.try_acquire("GPU-1", ME)
 
 
@@ -419,14 +424,14 @@ def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_created_again(
         shown = two.holder(device)
         assert shown is not None
         assert shown.test == device
-        one.release(device)
+        release(one, device)
         assert two.try_acquire(device, ME)
 
 
 def test_a_moved_lock_file_allows_no_second_lock(folder: Path, make: Make) -> None:
     one = make()
     assert one.try_acquire("GPU-1", ME)
-    one.release("GPU-1")
+    release(one, "GPU-1")
     folder.rename(folder.with_name("moved"))
     assert one.try_acquire("GPU-1", ME)
     assert not make().try_acquire("GPU-1", ME)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.core.record_events import Recorders
+from pytest_accel.core.record_events import Event, Recorders, RequestEnded
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
+from pytest_accel.pool.lease_request import CombinedLeaseRequest
 from pytest_accel.pool.pool import Pool, SingleNode
 from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
@@ -134,6 +135,34 @@ def test_a_request_that_waits_too_long_fails_with_its_obstacles(pool: Pool) -> N
     first.release("so that the devices are free")
     assert len(second.answers) == 1
     assert states(pool) == []
+
+
+def test_a_request_that_has_failed_while_it_was_made_does_not_wait(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ListDriver(pool), ListDriver(pool)
+    first.acquire(FOUR)
+    broker = pool._allocator.broker("sim")
+    monkeypatch.setattr(broker, "obstacles", {}.__getitem__)  # Raises a KeyError.
+    number = second.acquire(FOUR)
+    assert [type(answer) for answer in second.answers] == [PoolError]
+    assert not broker._queue
+    assert pool.waiting(number) is None
+
+
+@pytest.mark.parametrize("event", ["failure", "set aside"])
+def test_a_refused_request_has_one_event(pool: Pool, monkeypatch: pytest.MonkeyPatch, event: str) -> None:
+    first, second = ListDriver(pool), ListDriver(pool)
+    first.acquire(FOUR)
+    number = second.acquire(FOUR)
+    events: list[Event] = []
+    monkeypatch.setattr(pool, "_record", events.append)
+    if event == "failure":
+        pool.on_failure("a reason")
+    else:
+        monkeypatch.setattr(CombinedLeaseRequest, "unavailable", "a reason")
+        pool.on_tick()
+    assert [str(answer) for answer in second.answers] == ["a reason"]
+    assert events == [RequestEnded(number, "a reason")]
+    assert not pool._allocator.broker("sim")._queue
 
 
 def test_the_worlds_and_requests_of_a_lost_driver_end(pool: Pool) -> None:

@@ -16,7 +16,7 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.node_lease import NodeLease
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import PoolService, WorkerPoolClient
-from pytest_accel.pool.worker_messages import AcquireWorld, Answer, ReleaseWorld, WatchExit, WorkerMessage
+from pytest_accel.pool.worker_messages import AcquireWorld, Answer, ReleaseWorld, WarmServer, WatchExit, WorkerMessage
 from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldRequest
 
 KEY = cast(WorldKey, None)
@@ -71,6 +71,22 @@ def test_an_error_in_a_request_fails_the_pool_and_all_waiting_requests() -> None
     assert [why.splitlines()[-1] for why in pool.failed] == [
         f"IndexError: met in {name}" for name in ("acquire", "watch_exit", "release", "driver_lost")
     ]
+
+
+def test_each_request_fails_if_the_pool_cannot_be_created() -> None:
+    def create() -> Pool:
+        raise OSError("no space for the session's folder")
+
+    channel = FakeChannel()
+    channel.setcallback(PoolService(create, channel, print, print, print).receive, endmarker=None)
+    send(channel, WarmServer())
+    for number in (1, 2):
+        send(channel, AcquireWorld(number, KEY, HOLDER))
+        answer = channel.sent.get(timeout=30)
+        assert answer.number == number
+        assert "OSError: no space for the session's folder" in str(answer.value)
+    channel.receive(None)
+    assert channel.sent.empty()
 
 
 def test_an_error_in_a_grant_fails_its_request_first() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.makespan import MIXES, accel_scheduler, ratios
 from benchmarks.virtual import Test, UniformMachine
 from pytest_accel.schedule.lower_bounds import lower_bound
+from pytest_accel.schedule.scheduler import DifferentTestsError
 from pytest_accel.schedule.simulation import Worker
 
 
@@ -103,6 +104,21 @@ def test_a_worker_that_collected_other_tests_gets_none() -> None:
     scheduler.schedule()
     assert first.queue
     assert not second.queue
+
+
+def test_a_single_worker_that_collected_other_tests_is_an_error() -> None:
+    machine = UniformMachine([Test(1.0)] * 4, 4, 2)
+    scheduler = accel_scheduler(machine, [None] * 4)
+    first, replacement = machine.workers
+    scheduler.add_node(first)
+    scheduler.add_node_collection(first, machine.collection)
+    scheduler.schedule()
+    scheduler.remove_node(first)
+    scheduler.add_node(replacement)
+    one, two, *others = machine.collection
+    with pytest.raises(DifferentTestsError, match="worker gw1 has collected other tests") as raised:
+        scheduler.add_node_collection(replacement, [two, one, *others])
+    assert f"3 remaining test(s) cannot be run: its test 1 is {two}, not {one}" in str(raised.value)
 
 
 def test_the_test_queued_behind_a_running_one_is_on_hold() -> None:
