@@ -23,7 +23,8 @@ class Device:
     """One accelerator that can be leased.
 
     ``id`` is the identity (UUID, else PCI address), which locks, leases and masks use. ``index`` is the number that the
-    management library gives it; it is only for display. Fields that the platform does not report are None or empty.
+    management library or the runtime gives it; masks of kinds without ids use it. Fields that the platform does not
+    report are None or empty.
     """
 
     kind: str

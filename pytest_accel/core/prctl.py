@@ -51,6 +51,7 @@ def watch_for_new_files(folder: str) -> int | None:
 def end_of(pid: int) -> int | None:
     """Return a descriptor that is readable once `pid` has exited (pidfd_open(2)); None if that is impossible."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):
+        # Python lacks the function if it was built with the headers of an old kernel.
+        with contextlib.suppress(OSError, AttributeError):
             return os.pidfd_open(pid)
     return None

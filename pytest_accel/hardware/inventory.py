@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -93,10 +94,20 @@ class Machine:
         self._others: dict[str, Inventory] = {}
 
     def vendor(self, kind: str) -> Vendor:
-        """Return the vendor of `kind`, configured by ``--accel``; raise ValueError if the kind does not exist."""
+        """Return the vendor of `kind`, configured by ``--accel``.
+
+        Raise ValueError if the kind does not exist or does not allow its argument, and :class:`VendorError` if it is
+        broken or needs an argument.
+        """
         check_kind(kind)
         if kind not in self._vendors:
-            self._vendors[kind] = make_vendor(kind, self.argument(kind))
+            argument = self.argument(kind)
+            try:
+                self._vendors[kind] = make_vendor(kind, argument)
+            except ValueError as error:
+                if argument is None:
+                    raise VendorError(str(error)) from error
+                raise
         return self._vendors[kind]
 
     def argument(self, kind: str) -> str | None:
@@ -116,7 +127,8 @@ class Machine:
                 vendor = self.vendor(kind)
                 if not vendor.hardware:
                     continue
-                lacking = vendor.lacking()
+                with _in_vendor(kind):
+                    lacking = vendor.lacking()
                 inventory = self._take(vendor, is_session_kind=lacking is None)
             except VendorError as error:
                 # With `auto`, a broken vendor must not stop a session that may not need its devices.
@@ -146,12 +158,9 @@ class Machine:
 
         Options that name devices apply to the session's kind only; `is_session_kind` tells if `vendor` is of that kind.
         """
-        try:
+        with _in_vendor(vendor.kind):
             found = vendor.discover()
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            raise VendorError(f"{describe_kind(vendor.kind)}: its devices cannot be looked up: {why}") from error
-        visible = vendor.visible(found, self._environ)
+            visible = vendor.visible(found, self._environ)
         inherited = {name: self._environ[name] for name in vendor.mask_variables if name in self._environ}
         devices, notes = visible, vendor.notes
         order = self._order if is_session_kind or self._order is None or self._order.how != "ids" else None
@@ -178,10 +187,21 @@ class Machine:
     def _without_busy(self, vendor: Vendor, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
         if not self._skip_busy or not isinstance(vendor, HealthVendor):
             return devices, ()
-        health = vendor.health(devices, self._pid)
-        busy = {device.id: health[device.id].reason for device in devices if health[device.id].state == "busy"}
+        with _in_vendor(vendor.kind):
+            health = vendor.health(devices, self._pid)
+            busy = {device.id: health[device.id].reason for device in devices if health[device.id].state == "busy"}
         sentences = tuple(f"{one.name} ({one.id}) {busy[one.id]}" for one in devices if one.id in busy)
         return tuple(device for device in devices if device.id not in busy), sentences
+
+
+@contextmanager
+def _in_vendor(kind: str) -> Iterator[None]:
+    """Raise :class:`VendorError` for any error in the vendor of `kind`, which may be another package's."""
+    try:
+        yield
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise VendorError(f"{describe_kind(kind)}: its devices cannot be looked up: {why}") from error
 
 
 def describe(inventory: Inventory) -> str:

@@ -8,6 +8,8 @@ from itertools import takewhile
 
 from pytest_accel.core.device import Device
 
+PJRT_DEVICE = "PJRT_DEVICE"
+"""The variable by which torch_xla chooses a runtime. Some kinds have it as a mask variable that lists no devices."""
 _STRTOUL = re.compile(r"([+-]?)0*([0-9]+)", re.ASCII)
 _MAX_DIGITS = 640
 """Maximum number of digits that int() accepts with any limit (``PYTHONINTMAXSTRDIGITS``)."""

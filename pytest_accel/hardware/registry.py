@@ -12,7 +12,7 @@ from pytest_accel.core.kinds import OWN_KINDS, published
 
 
 class VendorError(ValueError):
-    """The vendor of a kind is broken; the message names the distribution that published it."""
+    """The vendor of a kind is broken or needs an argument; the message names the distribution that published it."""
 
 
 def make_vendor(kind: str, argument: str | None = None) -> Vendor:

@@ -114,18 +114,18 @@ class AgentAdmission:
         return hello, peer
 
     def _admit(self, call: socket.socket, hello: Hello, peer: Peer) -> None:
+        try:
+            agent = greeting.remote_peer(call, hello, peer)
+        except OSError:  # The agent has disconnected. It may connect again.
+            call.close()
+            return
         with self._lock:
             expected = hello.rank in self._expected
             self._expected.discard(hello.rank)
-        if not expected:  # Another connection of the same agent was faster.
-            call.close()
-            return
-        try:
-            agent = greeting.remote_peer(call, hello, peer)
-        except OSError:  # The agent has disconnected. Its starter reports the end of the process.
-            call.close()
-        else:
+        if expected:
             self._on_join(agent)
+        else:  # Another connection of the same agent was faster.
+            call.close()
 
 
 def _ignore(node: int) -> None:

@@ -106,9 +106,9 @@ class AgentClient:
     def _run(self) -> None:
         try:
             self.node_loss = self._transport.run(self._handle)
+        finally:  # After any error, too: otherwise a caller that waits for a server of this agent would wait forever.
             if self.node_loss is None and self._stands_for_node:
                 self.node_loss = "its agent has ended"
-        finally:  # After any error, too: otherwise a caller that waits for a server of this agent would wait forever.
             self.lost = True
             try:
                 self._on_lost()  # First: a request that is repeated because of the loss must not get this node.

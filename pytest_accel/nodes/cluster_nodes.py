@@ -181,7 +181,8 @@ class ClusterNodes:
                 return
             node = self._nodes[number]
             assert node.client is not None
-            why = node.client.node_loss or "its agent has ended"
+            why = node.client.node_loss
+            assert why is not None
             node.lose(why)
         self.on_lost(number, why)
 

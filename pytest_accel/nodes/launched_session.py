@@ -27,7 +27,11 @@ from pytest_accel.nodes.tcp_rendezvous import Rendezvous
 from pytest_accel.nodes.tcp_transport import TcpAgentTransport, TcpClientTransport
 
 _LOSS_TIMEOUT = 0.5
-"""Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed."""
+"""Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed.
+
+The session must end before the launcher sends SIGKILL: Open MPI does so after 1 s (``odls_base_sigkill_timeout``),
+torchrun after 30 s.
+"""
 
 
 def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) -> LaunchedSession:

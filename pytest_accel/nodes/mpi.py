@@ -175,12 +175,16 @@ class MpiJob:
         return calls
 
     def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
-        """Run the fork servers in the job's processes, and start the world."""
+        """Run the fork servers in the job's processes, and start the world; an error fails only this world."""
         spawns = [partial(_hand_over, *calls[rank]) for rank in range(self._world.ranks)]
         callbacks = ServerCallbacks(self._forward, self._server_ended, lambda: None, self._callbacks.on_failure)
         self._servers = ForkServerGroup(callbacks, self._lock)
-        self._servers.run(self._spec, dict(zip(self._world.servers, spawns, strict=True)))
-        self._servers.send(StartWorld(self._world))
+        try:
+            self._servers.run(self._spec, dict(zip(self._world.servers, spawns, strict=True)))
+            self._servers.send(StartWorld(self._world))
+        except Exception:  # For example too many open files.
+            self._over.set()
+            self._callbacks.on_message(StartFailed(self._world.world, format_exc()))
 
     def _server_ended(self, number: int, loss: str | None) -> None:
         """Kill the other fork servers, without which a job cannot go on; called in a thread of the server."""

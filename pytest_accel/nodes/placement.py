@@ -125,7 +125,7 @@ class PlaceError(Exception):
 
 
 class Cluster(Protocol):
-    """Reserves places for worlds. The methods never block; callbacks are called in a thread of this object."""
+    """Reserves places for worlds. The methods never block. No callback is called in the caller's thread."""
 
     def place(
         self,

@@ -357,8 +357,9 @@ class RayCluster:
             if request is None:
                 return
             request.reserved = None
-        self._send(ReleasePlace(request_id))
-        self._send(RequestPlace(request_id, request.demand))
+            # With the lock held, so that the message of a concurrent `cancel` is the last about this request.
+            self._send(ReleasePlace(request_id))
+            self._send(RequestPlace(request_id, request.demand))
 
     def _fail(self, request_id: int, reason: str) -> None:
         with self._lock:

@@ -65,7 +65,7 @@ class RayMachine(Machine):
         notes: list[str] = []
         for kind in kinds():
             resource = RESOURCES.get(kind, "")
-            if not self.vendor(kind).hardware or not any(node.resources.get(resource) for node in self.nodes):
+            if not any(node.resources.get(resource) for node in self.nodes) or not self.vendor(kind).hardware:
                 continue
             if (lacking := self.vendor(kind).lacking()) is None:
                 return self._devices(kind)

@@ -85,7 +85,7 @@ class _Request:
     placed: float = 0.0
     """The time when the group was created."""
     retried: bool = False
-    """True if this is the second attempt, after Ray could not name the devices of a place."""
+    """True if an earlier attempt failed: a node was lost, or Ray could not name the devices."""
 
     @property
     def is_placed(self) -> bool:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory, Machine
+from pytest_accel.hardware.masks import PJRT_DEVICE
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.holder import Holder
@@ -23,8 +24,9 @@ from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.settings.options import Settings
 
-_RUNTIME = "PJRT_DEVICE"
-"""The variable by which torch_xla chooses a runtime. Some kinds have it as a mask variable that lists no devices."""
+_INVENTORY_TIMEOUT = 60.0
+"""Seconds in which an agent must look up the devices of a kind: a driver may take some to initialise many of them. The
+connection to an agent that is stopped (SIGSTOP) stays open, so its end is not enough."""
 
 # Driver to agent
 
@@ -140,11 +142,12 @@ class RemoteLeases:
         self.name = name
         self._send = send
         self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
+        """Notified when an inventory has arrived or the agent is lost."""
         self._lost = False
         self._last_number = 0
         self._waiting: dict[int, tuple[Callable[[RemoteLease], None], Callable[[Exception], None]]] = {}
         self._inventories: dict[str, InventoryReply] = {}
-        self._replies: queue.SimpleQueue[InventoryReply] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -156,8 +159,10 @@ class RemoteLeases:
         """Return the node's devices of `kind`; raise :class:`RemoteDevicesError` if they cannot be looked up."""
         if kind not in self._inventories:
             self._send(InventoryRequest(kind, settings))
-            lost = InventoryReply(kind, None, "the node is lost")
-            self._inventories[kind] = lost if self._lost else self._replies.get()
+            with self._answered:
+                self._answered.wait_for(lambda: self._lost or kind in self._inventories, _INVENTORY_TIMEOUT)
+                why = "the node is lost" if self._lost else f"its agent did not answer within {_INVENTORY_TIMEOUT:g} s"
+                self._inventories.setdefault(kind, InventoryReply(kind, None, why))
         seen = self._inventories[kind]
         if seen.inventory is None:
             raise RemoteDevicesError(f"the {kind} devices of {self.name} cannot be looked up: {seen.error}")
@@ -202,7 +207,9 @@ class RemoteLeases:
     def handle(self, message: object) -> None:
         """Handle a message of the agent."""
         if isinstance(message, InventoryReply):
-            self._replies.put(message)
+            with self._answered:
+                self._inventories[message.kind] = message
+                self._answered.notify_all()
         elif isinstance(message, (RemoteLease, LeaseFailed)):
             with self._lock:
                 waiting = self._waiting.pop(message.number, None)
@@ -220,9 +227,9 @@ class RemoteLeases:
 
     def lose(self) -> None:
         """Fail all waiting requests, since the connection to the node or its agent is lost."""
-        self._lost = True
-        self._replies.put(InventoryReply("", None, "the node is lost"))
-        with self._lock:
+        with self._answered:
+            self._lost = True
+            self._answered.notify_all()
             waiting, self._waiting = self._waiting, {}
         for _, on_failure in waiting.values():
             self._calls.put(partial(on_failure, LostNodeError(f"the node {self.name} is lost")))
@@ -250,6 +257,11 @@ class LeaseAgent:
         self._requests: dict[int, tuple[str, int]] = {}
         """The kind of each request, and its number in the kind's broker, by the driver's number."""
         self._leases: dict[int, tuple[str, Lease]] = {}
+        self._lock = threading.Lock()
+        """Protects `_early` and the addition of leases: the broker calls back in several threads."""
+        self._early: dict[tuple[str | None, int], list[Callable[[int], object]]] = {}
+        """The notices about leases whose grant the broker has not reported yet, by the lease's kind and id there. Each
+        is a function that makes the message from the driver's number."""
 
     def handle(self, message: object) -> None:
         """Handle a message of the driver."""
@@ -305,8 +317,12 @@ class LeaseAgent:
         by_id: dict[str, Device] = {}
 
         def grant(lease: Lease) -> None:
-            self._leases[message.number] = message.kind, lease
+            with self._lock:
+                self._leases[message.number] = message.kind, lease
+                notices = self._early.pop((message.kind, lease.id), [])
             self._send(RemoteLease(message.number, tuple(by_id[name] for name in lease.devices)))
+            for notice in notices:
+                self._send(notice(message.number))
 
         def fail(error: Exception) -> None:
             self._send(LeaseFailed(message.number, str(error), isinstance(error, UnfitDevicesError)))
@@ -323,15 +339,20 @@ class LeaseAgent:
             self._requests[message.number] = message.kind, request
 
     def _wanted(self, kind: str | None, lease: int) -> None:
-        for number in self._numbers_of(kind, lease):
-            self._send(LeaseWanted(number))
+        self._notify(kind, lease, LeaseWanted)
 
     def _lost(self, kind: str | None, lease: int, why: str) -> None:
-        for number in self._numbers_of(kind, lease):
-            self._send(LeaseLost(number, why))
+        self._notify(kind, lease, partial(LeaseLost, why=why))
 
-    def _numbers_of(self, kind: str | None, lease: int) -> list[int]:
-        return [number for number, (its_kind, one) in list(self._leases.items()) if (its_kind, one.id) == (kind, lease)]
+    def _notify(self, kind: str | None, lease: int, notice: Callable[[int], object]) -> None:
+        """Send the driver a notice about a lease; if its grant has not been reported yet, do so after that."""
+        with self._lock:
+            leases = list(self._leases.items())
+            number = next((number for number, (its_kind, one) in leases if (its_kind, one.id) == (kind, lease)), None)
+            if number is None:
+                self._early.setdefault((kind, lease), []).append(notice)
+        if number is not None:
+            self._send(notice(number))
 
 
 def _shown(mask: str, kind: str, need: DeviceNeed, machine: Machine) -> frozenset[str]:
@@ -340,10 +361,12 @@ def _shown(mask: str, kind: str, need: DeviceNeed, machine: Machine) -> frozense
     Raise :class:`UnfitDevicesError` if they do not suffice for `need`.
     """
     vendor, inventory = machine.vendor(kind), machine.of(kind)
-    variable = next((name for name in vendor.mask_variables if name != _RUNTIME), None)
+    variable = next((name for name in vendor.mask_variables if name != PJRT_DEVICE), None)
     if variable is None:
         raise RemoteDevicesError(f"{kind} devices have no mask, by which a cluster could name them")
-    names = {device.id for device in vendor.visible(vendor.discover(), {variable: mask})}
+    # The other variables may set the order in which the mask counts devices (CUDA_DEVICE_ORDER).
+    environ = {name: value for name, value in os.environ.items() if name not in vendor.mask_variables}
+    names = {device.id for device in vendor.visible(vendor.discover(), {**environ, variable: mask})}
     devices = tuple(device for device in inventory.devices if device.id in names)
     missing = shortfall(need, replace(inventory, devices=devices))
     if missing is not None:

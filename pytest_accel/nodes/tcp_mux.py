@@ -94,7 +94,8 @@ class TcpMux:
         self._handle: Callable[[object], None] | None = None
         self._numbers = count(first, 2)
         self._streams: dict[int, _Stream] = {}
-        self._listeners: list[socket.socket] = []
+        self._listeners: dict[str, socket.socket] = {}
+        """The listening sockets, by path."""
         self._callers: set[socket.socket] = set()
         """Accepted connections that have not sent their target yet."""
         self._in = bytearray()
@@ -127,12 +128,15 @@ class TcpMux:
             end.close()
 
     def listen(self, path: str) -> None:
-        """Open a stream for each connection to the socket at `path`, to the target that it names (`call_agent`)."""
+        """Open a stream for each connection to the socket at `path`, to the target that it names (`call_agent`).
+
+        The socket replaces an earlier one at `path`.
+        """
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener = unix_sockets.listen(path, 64)
         listener.setblocking(False)
-        if not self._post(partial(self._listen, listener)):
+        if not self._post(partial(self._listen, path, listener)):
             listener.close()
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
@@ -224,7 +228,7 @@ class TcpMux:
             flushed.set()
         for stream in list(self._streams.values()):
             self._drop(stream)
-        for held in (*self._listeners, *self._callers):
+        for held in (*self._listeners.values(), *self._callers):
             held.close()
         self._selector.close()
         self._link.close()
@@ -345,8 +349,11 @@ class TcpMux:
     def _on_end(self, stream: _Stream, mask: int) -> None:
         """Forward the remaining data and close the stream, since its process has ended.
 
-        A child of the process may still hold the socket open, so there may be no end of file.
+        A child of the process may still hold the socket open, so there may be no end of file. No-op if the stream was
+        closed after the event was reported: a new stream may have got its descriptors.
         """
+        if stream.number not in self._streams:
+            return
         while self._forward(stream):
             pass
         if stream.number in self._streams:
@@ -376,8 +383,11 @@ class TcpMux:
             self._selector.unregister(stream.end)
             os.close(stream.end)
 
-    def _listen(self, listener: socket.socket) -> None:
-        self._listeners.append(listener)
+    def _listen(self, path: str, listener: socket.socket) -> None:
+        if path in self._listeners:
+            self._selector.unregister(self._listeners[path])
+            self._listeners[path].close()
+        self._listeners[path] = listener
         self._selector.register(listener, selectors.EVENT_READ, partial(self._on_call, listener))
 
     def _on_call(self, listener: socket.socket, mask: int) -> None:

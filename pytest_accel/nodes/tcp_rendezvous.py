@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import os
 import platform
 import secrets
@@ -22,6 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
@@ -70,6 +72,16 @@ class Rendezvous:
     listens there."""
     job: tuple[str, ...]
     """Distinguishes this job from others with the same secret."""
+
+
+class _StoredValue(msgspec.Struct, frozen=True):
+    """The value that rank 0 leaves in the agents' store."""
+
+    addresses: list[str]
+    """The addresses at which rank 0 may be reached."""
+    port: Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)]
+    secret: str
+    """Random bytes, in hexadecimal digits."""
 
 
 def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezvous:
@@ -133,8 +145,8 @@ def gather(
         if where.key is not None:
             random = secrets.token_bytes(32)
             port = listener.getsockname()[1]
-            value = json.dumps({"addresses": _addresses(where), "port": port, "secret": random.hex()})
-            _ask_store(where, value, timeout)
+            value = _StoredValue(_addresses(where), port, random.hex())
+            _ask_store(where, msgspec.json.encode(value).decode(), timeout)
             secret = _mixed(random, where.secret)
 
         def begin(call: socket.socket) -> Handshake[tuple[Hello, Peer]]:
@@ -171,16 +183,15 @@ def join(
     deadline = monotonic() + timeout
     addresses, port, secret = [where.address], where.port, where.secret
     if where.key is not None:
-        stored = json.loads(_ask_store(where, "", timeout))
-        addresses, port = stored["addresses"], stored["port"]
-        secret = _mixed(bytes.fromhex(stored["secret"]), where.secret)
+        addresses, port, random = _read_store(where, timeout)
+        secret = _mixed(random, where.secret)
     wrong_since: float | None = None
     refused = ""
     while monotonic() < deadline and (wrong_since is None or monotonic() < wrong_since + _WRONG_TIMEOUT):
         for address in addresses:
             try:
                 link = socket.create_connection((address, port), _CALL_TIMEOUT)
-            except OSError:
+            except (OSError, ValueError):  # ValueError: the address cannot be a host's name.
                 continue
             try:
                 until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
@@ -261,6 +272,21 @@ def _ask_store(where: Rendezvous, value: str, timeout: float) -> str:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise RendezvousError(f"the store of torchrun's agents at {where.address}:{where.port} cannot be used: {last}")
     return done.stdout
+
+
+def _read_store(where: Rendezvous, timeout: float) -> tuple[list[str], int, bytes]:
+    """Wait until rank 0 has set the value in the agents' store; return its addresses, its port and the random secret.
+
+    Raise :class:`RendezvousError` if the value is malformed: every process that reaches the store can set it.
+    """
+    try:
+        value = msgspec.json.decode(_ask_store(where, "", timeout), type=_StoredValue)
+        return value.addresses, value.port, bytes.fromhex(value.secret)
+    except ValueError as error:
+        raise RendezvousError(
+            f"the store of torchrun's agents at {where.address}:{where.port} has no valid value of rank 0 at "
+            f"{where.key}: {error}"
+        ) from None
 
 
 def _addresses(where: Rendezvous) -> list[str]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pytest_accel.core import kinds as core_kinds
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import kinds
+from pytest_accel.hardware import inventory
+from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine, describe, parse_kind
 from pytest_accel.hardware.order import parse_order
+from pytest_accel.hardware.registry import VendorError
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 
 @pytest.mark.parametrize(
@@ -187,3 +197,60 @@ def test_a_topology_file_is_found_after_a_change_of_folder(tmp_path: Path, monke
 def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIM_VISIBLE_DEVICES", "1")
     assert _ids(Machine(parse_kind("sim:2")).session) == ["sim-1"]
+
+
+class Toy(BaseVendor):
+    """A vendor of another package, with one device."""
+
+    kind = "toy"
+
+    def discover(self) -> tuple[Device, ...]:
+        return (Device("toy", "toy-0", 0, "Toy"),)
+
+    def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
+        return {device.id: Health() for device in devices}
+
+
+def _fail(*args: object) -> Any:
+    raise OSError("asleep")
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object], None]]:
+    """Yield a function that publishes a callable as the kind ``toy``, the only one that ``auto`` then tries."""
+
+    def publish(make: object) -> None:
+        monkeypatch.setitem(sys.modules, "toys", SimpleNamespace(make=make))
+        monkeypatch.setattr(core_kinds, "entry_points", lambda group: [EntryPoint("toy", "toys:make", group)])
+        monkeypatch.setattr(inventory, "kinds", lambda: ("toy",))
+        core_kinds.published.cache_clear()
+
+    yield publish
+    core_kinds.published.cache_clear()
+
+
+@pytest.mark.parametrize("method", ["lacking", "discover", "visible", "health", None])
+def test_auto_ignores_a_kind_whose_vendor_fails(publish: Callable[[object], None], method: str | None) -> None:
+    failing = type("Toy", (Toy,), {} if method is None else {method: _fail})
+    publish(lambda argument: failing())
+    found = Machine(parse_kind("auto"), environ={}, skip_busy=True).session
+    if method is None:
+        assert _ids(found) == ["toy-0"]
+    else:
+        assert found.devices == ()
+        assert found.notes == ("kind 'toy' of toys:make: its devices cannot be looked up: OSError: asleep",)
+
+
+def test_a_kind_that_needs_an_argument_is_used_only_with_one(publish: Callable[[object], None]) -> None:
+    def make(argument: str | None) -> Toy:
+        if argument is None:
+            raise ValueError("allowed is toy:N")
+        return Toy()
+
+    publish(make)
+    why = "kind 'toy' of toys:make: allowed is toy:N"
+    assert Machine(parse_kind("auto"), environ={}).session.notes == (why,)
+    for text in ("none", "toy"):
+        with pytest.raises(VendorError, match=f"^{why}$"):
+            Machine(parse_kind(text), environ={}).of("toy")
+    assert _ids(Machine(parse_kind("toy:1"), environ={}).session) == ["toy-0"]

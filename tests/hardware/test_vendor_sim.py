@@ -108,6 +108,10 @@ def test_devices_of_a_file_are_found_in_pci_order_and_ranked_by_their_properties
             "{'to': False, 'via': 'pcie'}: allowed are {to",
         ),
         (
+            "[[device]]\n[[device]]\nlinks = [{to = 0.0, via = 'pcie'}]",
+            "{'to': 0.0, 'via': 'pcie'}: allowed are {to",
+        ),
+        (
             "[[device]]\nlinks = 3",
             "3: allowed are {to = N, via = V} with N the number of another device (there is none)",
         ),

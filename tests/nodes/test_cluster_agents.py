@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import signal
 import socket
@@ -18,7 +19,9 @@ from pytest_accel.nodes.agent_admission import JOB, AgentAdmission, Invitation, 
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.cluster_nodes import ClusterNodes
 from pytest_accel.nodes.greeting import AuthenticatedLink, RemotePeer
+from pytest_accel.nodes.mutual_auth import Peer
 from pytest_accel.settings.options import Settings
+from tests.deadline import eventually
 from tests.nodes.table_cluster import Agents, start_agent
 
 
@@ -77,6 +80,29 @@ def test_only_expected_agents_with_the_secret_are_admitted(
     with pytest.raises((EOFError, OSError)):
         greet(invitation)  # An invitation is valid once.
     assert joined.empty()
+
+
+def test_an_agent_that_has_disconnected_may_connect_again(
+    admission: AgentAdmission, joined: queue.SimpleQueue[RemotePeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote_peer = greeting.remote_peer
+    calls: list[socket.socket] = []
+
+    def of_second(call: socket.socket, hello: Hello, peer: Peer) -> RemotePeer:
+        calls.append(call)
+        if len(calls) == 1:
+            raise OSError(errno.ENOTCONN, "not connected")
+        return remote_peer(call, hello, peer)
+
+    monkeypatch.setattr(greeting, "remote_peer", of_second)
+    invitation = admission.expect(1)
+    greet(invitation)
+    eventually("the first connection to be handled", lambda: calls)
+    greet(invitation)
+    peer = joined.get(timeout=60)
+    assert peer.hello.rank == 1
+    peer.link.socket.close()
+    assert calls[0].fileno() == -1
 
 
 def test_a_caller_that_sends_nothing_does_not_delay_the_others(

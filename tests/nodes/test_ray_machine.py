@@ -11,6 +11,7 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+from pytest_accel.nodes import ray_machine
 from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.nodes.ray_resources import TYPE_LABEL, RayNode
 from pytest_accel.schedule.forecast import SuiteOnMachine
@@ -107,5 +108,11 @@ def test_kinds_that_torch_cannot_use_are_not_chosen(monkeypatch: pytest.MonkeyPa
         "accel: no node of the Ray cluster has an accelerator for this session; "
         "GPU cannot be cuda devices, since torch is not built for cuda"
     )
+    monkeypatch.setattr(BaseVendor, "lacking", lambda vendor: None)
+    assert machine("auto").session.kind == "cuda"
+
+
+def test_kinds_that_ray_does_not_assign_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_machine, "kinds", lambda: ("broken", "cuda"))
     monkeypatch.setattr(BaseVendor, "lacking", lambda vendor: None)
     assert machine("auto").session.kind == "cuda"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 import struct
 import subprocess
@@ -178,6 +179,24 @@ def test_calls_are_routed_to_their_targets(mux: TcpMux, remote: RemoteEnd, tmp_p
         assert read_all(good) == b"welcome"
 
 
+def test_a_socket_is_closed_when_another_one_listens_at_its_path(
+    mux: TcpMux, remote: RemoteEnd, tmp_path: Path
+) -> None:
+    path, old = str(tmp_path / "calls"), str(tmp_path / "old")
+    mux.listen(path)
+    os.link(path, old)
+    unix_sockets.connect(old).close()
+    mux.listen(path)
+    wait_for_posted_calls(mux)
+    with pytest.raises(ConnectionRefusedError):
+        unix_sockets.connect(old)
+    with call_agent(path, "rank 3") as call:
+        call.sendall(b"hello")
+        eventually("the stream", lambda: "rank 3" in remote.ends)
+        remote.ends["rank 3"].settimeout(30)
+        assert remote.ends["rank 3"].recv(64) == b"hello"
+
+
 def test_a_stream_ends_with_its_process_although_another_holds_the_socket(mux: TcpMux, remote: RemoteEnd) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         remote.process = process.pid
@@ -189,6 +208,63 @@ def test_a_stream_ends_with_its_process_although_another_holds_the_socket(mux: T
             remote.ends["stream"].sendall(b"last word")
             process.kill()
             assert read_all(ours) == b"last word"
+
+
+def test_a_stream_may_get_the_descriptors_of_one_that_has_just_ended() -> None:
+    call, link = tcp_pair()
+    first, second = socket.socketpair(), socket.socketpair()
+    first_end, second_end = os.pipe(), os.pipe()
+
+    def open_stream(name: object) -> StreamSocket:
+        if name == "first":
+            return StreamSocket(first[0], first_end[0])
+        os.dup2(second_end[0], first_end[0])
+        return StreamSocket(second[0], first_end[0])
+
+    local = TcpMux(call, key=KEY, first=0, open_stream=_refuse_stream)
+    other = TcpMux(link, key=KEY, first=1, open_stream=open_stream)
+    reasons: list[str | None] = []
+    threads = [
+        threading.Thread(target=local.run, args=(print,)),
+        threading.Thread(target=lambda: reasons.append(other.run(print))),
+    ]
+    for thread in threads:
+        thread.start()
+    ours, theirs = socket.socketpair()
+    with first[1], second[1], ours:
+        second[1].settimeout(30)
+        local.join(theirs, "first")
+        ours.sendall(b"x")
+        assert read_exactly(first[1], 1) == b"x"
+
+        # While the thread is blocked, the first stream ends, the second is opened, and the first's process ends.
+        blocked, go_on = threading.Event(), threading.Event()
+        wake_read, wake_write = os.pipe()
+        os.close(wake_write)
+
+        def block() -> None:
+            blocked.set()
+            go_on.wait(60)
+
+        other.watch(wake_read, block)
+        assert blocked.wait(60)
+        first[1].close()
+        new, theirs = socket.socketpair()
+        local.join(theirs, "second")
+        assert select.select([link], [], [], 60)[0]
+        os.close(first_end[1])
+        go_on.set()
+
+        with new:
+            assert read_all(ours) == b""
+            new.sendall(b"y")
+            assert read_exactly(second[1], 1) == b"y"
+    local.end_after(0)
+    for thread in threads:
+        thread.join()
+    for descriptor in second_end:
+        os.close(descriptor)
+    assert reasons == [None]
 
 
 @pytest.mark.parametrize("joins_late", [False, True])

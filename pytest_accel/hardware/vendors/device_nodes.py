@@ -23,9 +23,9 @@ class NumberedVendor(BaseVendor):
     """Base class of vendors whose devices are the nodes ``/dev/NAME<N>``, and whose only mask lists their numbers.
 
     The number of a device is the position of its node among the existing ones, from 0: in a container that has only
-    ``/dev/davinci3``, this device has the number 0 (as in each of these runtimes, according to their documentation;
-    unverified). Masks are written in ascending order, and torch's numbers are positions in it. This is correct for
-    runtimes that keep the mask's order and for those that do not.
+    ``/dev/davinci3``, this device has the number 0. This is assumed for all of these runtimes (unverified). Masks are
+    written in ascending order, and torch's numbers are positions in it. This is correct for runtimes that keep the
+    mask's order and for those that do not.
     """
 
     torch_index = "ascending"

@@ -21,12 +21,12 @@ from itertools import count, groupby
 from pathlib import Path
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.masks import numbers, pick_numbers
+from pytest_accel.hardware.masks import PJRT_DEVICE, numbers, pick_numbers
 from pytest_accel.hardware.sysfs import read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.hardware.vendors.device_nodes import nodes
 
-_CORES, _COUNT, _RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
+_CORES, _COUNT = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 _CORES_PER_DEVICE = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
 _TWO_CORES = ("Trainium2", "Trainium3")
 _NODES = re.compile(r"neuron([0-9]+)", re.ASCII)
@@ -41,7 +41,7 @@ class Neuron(BaseVendor):
     """
 
     kind = "neuron"
-    mask_variables: tuple[str, ...] = (_RUNTIME, _CORES, _COUNT)
+    mask_variables: tuple[str, ...] = (PJRT_DEVICE, _CORES, _COUNT)
     backend: str | None = "xla"
     package = "torch_neuronx"
     torch_type = "xla"
@@ -82,7 +82,7 @@ class Neuron(BaseVendor):
         No core is left if the environment tells torch_xla to run on another device. Which cores the runtime would
         choose is not known beforehand, so the first ones are assumed.
         """
-        if environ.get(_RUNTIME, "NEURON") != "NEURON":
+        if environ.get(PJRT_DEVICE, "NEURON") != "NEURON":
             return ()
         if _CORES in environ:
             return pick_numbers(read_cores(environ[_CORES], 1 + max(numbers(devices), default=-1)), devices)
@@ -96,7 +96,7 @@ class Neuron(BaseVendor):
         Without cores the list is empty. In case an empty list hides nothing, the mask makes torch_xla run on the CPU.
         """
         runtime = "NEURON" if devices else "CPU"
-        return {_RUNTIME: runtime, _CORES: write_cores(numbers(devices)), _COUNT: None}
+        return {PJRT_DEVICE: runtime, _CORES: write_cores(numbers(devices)), _COUNT: None}
 
     def _device_size(self, model: str) -> int:
         if self._cores_per_device in ("1", "2"):

@@ -163,7 +163,7 @@ def _links(where: str, value: Any, index: int, count: int) -> list[tuple[int, Ne
         whole = isinstance(entry, dict) and set(entry) == {"to", "via"}
         to: Any = entry["to"] if whole else None
         via: Any = entry["via"] if whole else None
-        if isinstance(to, bool) or to not in others or via not in get_args(Near):
+        if type(to) is not int or to not in others or via not in get_args(Near):
             raise ValueError(
                 f"{where}, key 'links': {entry!r}: allowed are {{to = N, via = V}} "
                 f"with N the number of another device ({', '.join(map(str, others)) or 'there is none'}) "

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.masks import pick_numbers, read_numbers, write_numbers
+from pytest_accel.hardware.masks import PJRT_DEVICE, pick_numbers, read_numbers, write_numbers
 from pytest_accel.hardware.sysfs import numa_node, read_number
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.hardware.vendors.device_nodes import nodes
@@ -26,7 +26,6 @@ from pytest_accel.hardware.vendors.device_nodes import nodes
 _CHIPS, _OLD = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"
 _SHAPES = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")
 _PROCESSES = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
-_RUNTIME = "PJRT_DEVICE"
 _GOOGLE = 0x1AE0
 _NAMES = {
     0x27: "TPU v2 or v3",
@@ -48,7 +47,7 @@ class Tpu(BaseVendor):
     """The vendor of kind ``tpu``; a device's index is its chip's number."""
 
     kind = "tpu"
-    mask_variables: tuple[str, ...] = (_RUNTIME, _CHIPS, _OLD)
+    mask_variables: tuple[str, ...] = (PJRT_DEVICE, _CHIPS, _OLD)
     backend: str | None = "xla"
     package = "torch_xla"
     torch_type = "xla"
@@ -85,7 +84,7 @@ class Tpu(BaseVendor):
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the chips that the mask leaves; none if the environment tells torch_xla to run on another device."""
-        if environ.get(_RUNTIME, "TPU") != "TPU":
+        if environ.get(PJRT_DEVICE, "TPU") != "TPU":
             return ()
         text = environ.get(_CHIPS) or environ.get(_OLD)
         return pick_numbers(read_numbers(text), devices) if text else tuple(devices)
@@ -98,14 +97,14 @@ class Tpu(BaseVendor):
         devices the mask makes torch_xla run on the CPU.
         """
         if not devices:
-            return {_RUNTIME: "CPU"}
+            return {PJRT_DEVICE: "CPU"}
         chips_of_machine = self.discover()
         whole = set(chips_of_machine) == set(devices)
-        if whole and len(self.visible(chips_of_machine, {**environ, _RUNTIME: "TPU"})) == len(chips_of_machine):
-            return {_RUNTIME: "TPU"}
+        if whole and len(self.visible(chips_of_machine, {**environ, PJRT_DEVICE: "TPU"})) == len(chips_of_machine):
+            return {PJRT_DEVICE: "TPU"}
         chips = None if whole else write_numbers(devices)
         shape = None if whole else _BOUNDS.get(len(devices))
-        changes: dict[str, str | None] = {_RUNTIME: "TPU", _CHIPS: chips, _OLD: chips}
+        changes: dict[str, str | None] = {PJRT_DEVICE: "TPU", _CHIPS: chips, _OLD: chips}
         changes |= dict.fromkeys(_SHAPES, shape)
         return changes | dict.fromkeys(_PROCESSES, None if shape is None else "1,1,1")
 
