@@ -1,4 +1,7 @@
-"""A limit on the descriptors that a test can open."""
+"""The descriptors of the process that runs the tests, and a limit on them.
+
+Other tests may have left objects that close theirs at any time, and threads that open some.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def open_descriptors() -> list[int]:
+def open_descriptors() -> set[int]:
     """Return the descriptors of this process."""
-    return sorted(int(name) for name in os.listdir("/dev/fd"))
+    return {int(name) for name in os.listdir("/dev/fd")}
 
 
 @contextmanager
 def free_descriptors(count: int) -> Iterator[None]:
-    """Let this process open `count` more descriptors in the block, and no others."""
+    """Let this process open `count` more descriptors in the block, or fewer if another thread opens some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     last = max(open_descriptors())
     gaps = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from itertools import chain
@@ -130,7 +131,7 @@ def test_a_world_whose_sockets_do_not_all_arrive_cannot_start(processes: Process
         assert processes.start(3, servers=(0, 1)) == 0
     [failed] = processes.sent
     assert isinstance(failed, StartFailed)
-    assert "3 of 4 descriptors were received" in failed.text
+    assert re.search("[0-3] of 4 descriptors were received", failed.text)
     assert not processes.worlds
     for end in chain.from_iterable(pairs):
         end.close()

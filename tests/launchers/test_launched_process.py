@@ -75,7 +75,7 @@ def test_a_launch_whose_folder_cannot_be_made_leaves_no_descriptors_open(tmp_pat
     before = open_descriptors()
     with pytest.raises(OSError, match="folder"):
         launched(tmp_path / "trainer.py", folder, []).__enter__()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize("free", [1, 3, 4])
@@ -83,7 +83,7 @@ def test_a_launch_without_free_descriptors_leaves_none_open(tmp_path: Path, free
     before = open_descriptors()
     with free_descriptors(free), pytest.raises(OSError, match="Too many open files"):
         launched(tmp_path / "trainer.py", tmp_path, []).__enter__()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_a_launcher_that_does_not_print_its_version_in_time_is_an_error(
