@@ -1,4 +1,4 @@
-"""Whether a process or a thread is computing."""
+"""Functions that tell whether a process or a thread is computing."""
 
 from __future__ import annotations
 

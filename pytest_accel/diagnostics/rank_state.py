@@ -106,13 +106,12 @@ class RankState:
 
     def record_passed(self, progress: Progress) -> bool:
         """Record the phases that have passed according to `progress`; return True if one of them had no report yet."""
-        noted = zip(PHASES, progress.passed, strict=False)
-        unreported = [
-            PhaseReport(progress.serial, when, report, progress.at)
-            for when, report in noted
+        unreported: dict[When, PhaseReport] = {
+            when: PhaseReport(progress.serial, when, report, progress.at)
+            for when, report in zip(PHASES, progress.passed, strict=False)
             if when not in self.reports
-        ]
-        self.reports |= {report.when: report for report in unreported}
+        }
+        self.reports |= unreported
         return bool(unreported)
 
     @property

@@ -195,9 +195,7 @@ class Pool:
             try:
                 self._serve(request)
             except Exception as error:
-                request.cancelled = True
-                if request.lease_request is not None:
-                    request.lease_request.cancel()
+                request.cancel()
                 self._fail(request, error)
             return request.id
 
@@ -206,10 +204,8 @@ class Pool:
         with self._lock:
             request = self._requests.pop(request_id, None)
             if request is not None:
-                request.cancelled = True
+                request.cancel()
                 self._record(RequestEnded(request_id, "cancelled"))
-                if request.lease_request is not None:
-                    request.lease_request.cancel()
 
     def fail_if_waiting(self, request_id: int, why: str) -> None:
         """Cancel a request that waits for leases, and answer it with an error that says `why`; no-op if it has them."""
@@ -542,11 +538,9 @@ class Pool:
         request.answer(answer)
 
     def _refuse(self, request: WorldRequest, why: str) -> None:
-        """Answer `request` with an error that says `why`, and cancel what it waits for."""
-        request.cancelled = True
+        """Cancel `request`, and answer it with an error that says `why`."""
+        request.cancel()  # First: the answer raises if its driver has ended.
         self._answer(request, PoolError(why))
-        if request.lease_request is not None:
-            request.lease_request.cancel()
 
     def _fail(self, request: WorldRequest, error: Exception) -> None:
         if isinstance(error, LostNodeError) and not request.retried and self._cluster_for(request.key) is not None:

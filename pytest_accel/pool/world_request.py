@@ -58,6 +58,12 @@ class WorldRequest:
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None while it has none."""
 
+    def cancel(self) -> None:
+        """Cancel the request and what it waits for."""
+        self.cancelled = True
+        if self.lease_request is not None:
+            self.lease_request.cancel()
+
     def end_wait(self) -> float:
         """Note that the request has its devices or CPU slots, unless that is known; return :attr:`waited`."""
         if self.waited is None:

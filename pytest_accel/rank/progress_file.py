@@ -22,7 +22,7 @@ class Progress(NamedTuple):
     at: float = 0.0
     """Time when the last of the phases passed, by the driver's `clock.monotonic`."""
     passed: tuple[dict[str, Any], ...] = ()
-    """What is known of the reports of the phases, in their order; the fields are those of a `PhaseReport`'s report."""
+    """The reports of these phases, in order, as far as the file has them; the fields are those of pytest's reports."""
 
 
 class ProgressFile:

@@ -120,7 +120,7 @@ DRIVER_HOOKS = {
             session.config.pluginmanager.register(OutermostHooks())
     """,
 }
-"""Where the driver is, in place of waiting for the ranks that run ``test_endless``: the hook that calls ``wait()``."""
+"""Hooks of the driver that call ``wait()`` while the ranks run ``test_endless``, by the time at which they do so."""
 
 
 def write_driver_hooks(suite: BackgroundSuite, hooks: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of a world whose ranks come from several fork servers, some of which end while it starts."""
+"""Tests of a world that several fork servers start, and of what happens if one of them ends meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTE = ServerNote("the messages before this one have been handled")
 
 
 class Group:
-    """Two fork servers, the first of which has been asked to start its rank of `SPEC`."""
+    """Two fork servers. The first one has received the message to start its rank of `SPEC`."""
 
     def __init__(self, directory: str) -> None:
         self.calls = Calls()

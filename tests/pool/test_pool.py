@@ -165,6 +165,18 @@ def test_a_refused_request_has_one_event(pool: Pool, monkeypatch: pytest.MonkeyP
     assert not pool._allocator.broker("sim")._queue
 
 
+def test_a_refused_request_is_cancelled_even_if_its_driver_cannot_be_answered(pool: Pool) -> None:
+    def answer(_: AcquiredWorld | PoolError) -> None:
+        raise OSError("the driver has ended")
+
+    first, second = ListDriver(pool), ListDriver(pool)
+    first.acquire(FOUR)
+    number = second.acquire(FOUR)
+    pool._requests[number].answer = answer
+    pool.on_failure("a reason")
+    assert not pool._allocator.broker("sim")._queue
+
+
 def test_the_worlds_and_requests_of_a_lost_driver_end(pool: Pool) -> None:
     first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(FOUR)
