@@ -46,7 +46,7 @@ from pytest_accel.nodes.mpi import MpiJob
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
 from pytest_accel.pool.summary import PoolSummary
 
-_STACKS_BEFORE_KILL = 5.0
+_STACKS_BEFORE_KILL = 4.0
 """Seconds between taking the stacks of a retiring world and killing it.
 
 The tick that takes the stacks may be a second late, and ranks of this node have two seconds to write them. Ranks of

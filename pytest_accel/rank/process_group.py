@@ -25,8 +25,11 @@ _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 """Packages that register a backend when they are imported, by backend; the first that is installed is used."""
 GROUP_TIMEOUT = timedelta(hours=1)
 """torch's timeout for the process group. Long, because the driver detects hangs and takes the stacks before that."""
-_END_TIMEOUT = timedelta(seconds=5)
-"""Time for which rank 0 keeps the store for the other ranks when it exits: less than a retired world's time to exit."""
+_END_TIMEOUT = timedelta(seconds=4)
+"""Time for which rank 0 keeps the store for the other ranks when it exits.
+
+It ends well before the stacks of a retiring world are taken: what keeps rank 0 after the wait is to be in them.
+"""
 
 
 class BackendError(Exception):

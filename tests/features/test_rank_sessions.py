@@ -374,18 +374,19 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
                 threading.Event().wait()
 
 
-        @pytest.mark.distributed(2)
+        @pytest.mark.distributed(3)
         def test_begins(of_session, rank):
-            if rank == 0:
+            if rank == 2:
                 QUEUE.put(bytes(1 << 20))  # More than a pipe holds: multiprocessing waits until somebody reads it.
         """,
     )
     run = suite.run("-n1")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert run.count() == {"PASSED": 1}
-    message = "of a world of 2 did not end its session within 10 s and was killed"
-    assert re.search(rf"^rank 0 {message}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
+    message = "of a world of 3 did not end its session within 10 s and was killed"
     assert re.search(rf"^rank 1 {message}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
+    assert re.search(rf"^rank 2 {message}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
+    assert f"rank 0 {message}" not in run.text  # It has not waited for rank 1 longer than it should.
 
 
 @pytest.mark.long
