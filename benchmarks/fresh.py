@@ -23,7 +23,7 @@ def _package(folder: Path) -> Path:
 def figures(folder: Path, effort: Effort) -> list[Figure]:
     """Return the milliseconds per test, from the second test on."""
     site = _package(folder)
-    body = suites.all_reduce("2, fresh=True")
+    body = suites.all_reduce('2, fresh=True, device="cpu"')
     light = suites.write(folder / "light", body, effort.few)
     heavy = suites.write(folder / "heavy", body, effort.few, head=suites.IMPORTS + f"import {_SLOW}\n")
     results = interleaved(

@@ -128,9 +128,10 @@ def session(
     launcher: Sequence[str] = (),
     program: Sequence[str] = (),
 ) -> SessionTimes:
-    """Run pytest in `folder`, under `launcher` if it is given; raise RuntimeError if it does not exit with `status`.
+    """Run pytest in `folder`, under `launcher` if it is given.
 
-    `program` replaces ``python -m pytest`` and `launcher` at the start of the command.
+    Raise RuntimeError if it does not exit with `status`, or skips a test. `program` replaces ``python -m pytest`` and
+    `launcher` at the start of the command.
     """
     stamps = folder / "stamps.json"
     stamps.unlink(missing_ok=True)
@@ -148,6 +149,8 @@ def session(
     total = wall * (os.cpu_count() or 1)
     others = max(0.0, (_machine_cpu_time() - busy - cpu) / total)
     moments = json.loads(stamps.read_text())
+    if moments["skipped"]:
+        raise RuntimeError(f"{' '.join(command)} in {folder}: a skipped test has no time: {moments['skipped'][0]}")
     return SessionTimes(
         started,
         wall,

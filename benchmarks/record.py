@@ -22,7 +22,10 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
             suites.write(folder / "plain", suites.TRIVIAL, effort.many // 3, head="", files=100),
             effort.many // 3,
         ),
-        "two ranks": (suites.write(folder / "two", suites.all_reduce("2"), effort.tests, files=10), effort.tests),
+        "two ranks": (
+            suites.write(folder / "two", suites.all_reduce('2, device="cpu"'), effort.tests, files=10),
+            effort.tests,
+        ),
     }
     found = []
     for name, (suite, tests) in cases.items():

@@ -12,7 +12,7 @@ CONFTEST = f"""
 import json, os, sys, time
 import pytest
 
-begins, ends, collecting, collected = [], [], 0.0, 0.0
+begins, ends, skipped, collecting, collected = [], [], [], 0.0, 0.0
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection():
@@ -29,6 +29,10 @@ def pytest_runtest_logstart():
 def pytest_runtest_logfinish():
     ends.append(time.monotonic())
 
+def pytest_runtest_logreport(report):
+    if report.skipped:
+        skipped.append(f"{{report.nodeid}}: {{report.longreprtext}}")
+
 def pytest_sessionfinish():
     if "{MARK}" not in os.environ:
         with open(os.environ["{STAMPS}"], "w") as file:
@@ -38,6 +42,7 @@ def pytest_sessionfinish():
                     "collected": collected,
                     "begins": begins,
                     "ends": ends,
+                    "skipped": skipped,
                     "torch": "torch" in sys.modules,
                 }},
                 file,
