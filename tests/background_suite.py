@@ -58,7 +58,13 @@ class BackgroundSession:
 
 
 def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
-    return [child for child in parent.children() if "forkserver.server import main" in " ".join(child.cmdline())]
+
+    def is_server(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):  # It has ended.
+            return "forkserver.server import main" in " ".join(process.cmdline())
+        return False
+
+    return list(filter(is_server, parent.children()))
 
 
 def _prepare_process(group: Path | None) -> None:

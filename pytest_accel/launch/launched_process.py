@@ -25,7 +25,7 @@ from pytest_accel.launch.launch_result import LaunchResult, result_of
 
 _POLL_INTERVAL = 0.1
 """Seconds between two checks for new output of the ranks."""
-_STACK_TIMEOUT = 3.0
+_STACK_TIMEOUT = 10.0
 """Seconds for the ranks to write their stacks, and again for the launcher to forward them and exit."""
 _CHUNK = 1 << 20
 """Maximum number of bytes read at once. A longer line is shown in pieces."""

@@ -1,7 +1,7 @@
 """The wait queue between sessions: files in the lock folder that say which devices each session waits for.
 
 Each waiting session has one file with the devices that it would take, each with the time since when it waits for it.
-The session rewrites its file regularly; the others ignore a file that has not been modified for two seconds.
+The session rewrites its file regularly; the others ignore a file that has not been modified for five seconds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pytest_accel.leases.shared_files import open_file, read, write
 
 _REFRESH_INTERVAL = 0.5
 """Seconds after which a session rewrites its unchanged file, so that it does not become stale."""
-_STALE_AFTER = 2.0
-"""Seconds after which the file of another session is ignored."""
+_STALE_AFTER = 5.0
+"""Seconds after which the file of another session is ignored: its process was killed or stopped, not only delayed."""
 _DELETE_AFTER = 60.0
 """Seconds after which the file of another session is deleted: its session must have been killed."""
 _LONGEST_WAIT = 30 * 24 * 3600.0

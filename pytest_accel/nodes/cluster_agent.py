@@ -28,7 +28,9 @@ from pytest_accel.nodes.tcp_transport import TcpAgentTransport
 _JOIN_TIMEOUT = 60.0
 """Seconds in which the controller must be reached."""
 _CALL_TIMEOUT = 3.0
-"""Seconds that an attempt to connect may take. The greeting after it may take as long."""
+"""Seconds that an attempt to connect may take."""
+_GREETING_TIMEOUT = 10.0
+"""Seconds that the greeting may take. Once the controller has admitted the agent, another attempt would fail."""
 _RETRY_INTERVAL = 0.1
 """Seconds between two attempts."""
 
@@ -85,7 +87,7 @@ def _join(invitation: Invitation) -> tuple[AuthenticatedLink, float]:
                 continue
             try:
                 greet = greeting.greet_listener(secret, JOB, hello)
-                clock, peer, _ = perform(link, greet, monotonic() + _CALL_TIMEOUT)
+                clock, peer, _ = perform(link, greet, monotonic() + _GREETING_TIMEOUT)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
                 errors[address] = f"the process that listens there {error}" if str(error) else type(error).__name__

@@ -75,8 +75,8 @@ class PooledWorld:
         """Time of creation, or of the last return by a driver."""
         self.retire_deadline: float | None = None
         """Time at which the ranks of a retired world are killed if their sessions have not ended; else None."""
-        self.stacks: Mapping[int, str] | None = None
-        """Stacks of the ranks, taken shortly before a retiring world is killed; None if they were not taken."""
+        self.stacks: dict[int, str] = {}
+        """Stacks of the ranks that still run shortly before a retiring world is killed."""
         self._forced_exit: RankExit | None = None
         self._exit_callbacks: list[tuple[int, Callable[[RankExit | None], None]]] = []
 
@@ -144,7 +144,7 @@ class PooledWorld:
     def record_stacks(self, stacks: Mapping[int, str]) -> None:
         """Record where the ranks of a retiring world are."""
         self._change(WorldState.RETIRING, WorldState.RETIRING)
-        self.stacks = stacks
+        self.stacks.update(stacks)
 
     def kill(self) -> None:
         """Record that the processes are being killed. A killed world may be killed again: the session's end does it."""

@@ -55,7 +55,7 @@ class PoolSummary:
         if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
             self._add_error(world, rank, f"{describe_exit(end, 'was')} before the end of its session", end=end)
             return
-        stack = (world.stacks or {}).get(rank, "")
+        stack = world.stacks.get(rank, "")
         frame = where(frames_of_rank(stack))
         place = f"; it was at {frame.where(Folders())}" if frame is not None else ""
         what = f"did not end its session within {RETIRE_TIMEOUT:.0f} s and was killed{place}"

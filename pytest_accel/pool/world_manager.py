@@ -49,9 +49,12 @@ from pytest_accel.pool.summary import PoolSummary
 _STACKS_BEFORE_KILL = 4.0
 """Seconds between taking the stacks of a retiring world and killing it.
 
-The tick that takes the stacks may be a second late, and ranks of this node have two seconds to write them. Ranks of
-another node may be killed first if the node answers slowly; their stacks are then unknown.
+The tick that takes the stacks may be a second late, and ranks of this node have two seconds to write them; a rank that
+has not written its stack is asked again at the next tick. Ranks of another node may be killed first if the node answers
+slowly; their stacks are then unknown.
 """
+_REPORTING_TIMEOUT = 10.0
+"""Seconds in which the fork servers, at the end of the session, must report the ranks that they have killed."""
 _FIRST_JOB_SERVER = 1_000_000
 """The number of the first fork server of an MPI job: larger than those of the nodes, which may become more."""
 _SESSION_ENDS = "the session ends"
@@ -298,9 +301,13 @@ class WorldManager:
                 self.retire(world, _SESSION_ENDS)
             elif world.state not in (WorldState.RETIRING, WorldState.KILLED) or not gracefully:
                 self.kill(world, _SESSION_ENDS)
-        deadline = monotonic() + RETIRE_TIMEOUT + 2
+        deadline = monotonic() + RETIRE_TIMEOUT + _REPORTING_TIMEOUT
         while self.worlds and (left := deadline - monotonic()) > 0:
             self._changed.wait(left)
+        for world in list(self.worlds.values()):
+            if world.state is WorldState.RETIRING:
+                self._summary.add_unknown_teardown(world)
+                self.kill(world, _SESSION_ENDS)
 
     def stop_starters(self) -> None:
         """Terminate the fork servers, the MPI jobs and all their processes, and remove the session's folder.
@@ -422,11 +429,16 @@ class WorldManager:
                 else:
                     self._servers.kill(world.spec.server_numbers)
             for world in self.worlds.values():
-                due = world.retire_deadline is not None and now > world.retire_deadline - _STACKS_BEFORE_KILL
-                if world.state is WorldState.RETIRING and due and world.stacks is None:
-                    inspector = WorldInspector(self.directory, world.spec)
-                    world.record_stacks(inspector.ask(NodeInspector.stacks, world.alive))
+                deadline = world.retire_deadline if world.state is WorldState.RETIRING else None
+                if deadline is not None and 0 < deadline - now < _STACKS_BEFORE_KILL:
+                    self._take_stacks(world)
             self._observer.on_tick()
+
+    def _take_stacks(self, world: PooledWorld) -> None:
+        """Record the stacks of the ranks that still run, unless they are known."""
+        unknown = {rank: pid for rank, pid in world.alive.items() if not world.stacks.get(rank)}
+        if unknown:
+            world.record_stacks(WorldInspector(self.directory, world.spec).ask(NodeInspector.stacks, unknown))
 
     def server_log(self, numbers: Iterable[int]) -> str:
         """Return the end of the log of each of these fork servers."""

@@ -390,6 +390,44 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
 
 
 @pytest.mark.long
+def test_a_rank_session_whose_end_is_not_reported_fails_the_session(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        from pytest_accel.forkserver import server_client
+        from pytest_accel.pool import world_manager
+
+        world_manager.RETIRE_TIMEOUT = world_manager._REPORTING_TIMEOUT = server_client._STOP_TIMEOUT = 1.0
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import signal
+
+        import pytest
+
+
+        @pytest.fixture(scope="session")
+        def of_session():
+            yield
+            os.kill(os.getppid(), signal.SIGSTOP)  # The fork server: it reports the ends of ranks.
+            raise RuntimeError("never reported")
+
+
+        @pytest.mark.distributed(1)
+        def test_begins(of_session):
+            pass
+        """,
+    )
+    run = suite.run("-n1")  # The worker does not know that this test is the last one.
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    assert run.count() == {"PASSED": 1}
+    assert "rank 0 of a world of 1 was killed by SIGKILL and may not have torn down its session fixtures" in run.text
+
+
+@pytest.mark.long
 def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> None:
     suite.ini("log_level = INFO\nmarkers = mine: a mark of the suite")
     suite.write(

@@ -97,5 +97,11 @@ def expect_one_session(suite: BackgroundSuite, run: Run, launcher: str) -> None:
 
 def launched_process(suite: BackgroundSuite, variable: str, value: str) -> psutil.Process:
     """Return the launched process in whose environment `variable` is `value`."""
-    (found,) = (process for process in suite.processes() if process.environ().get(variable) == value)
+
+    def has_value(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):  # It has ended.
+            return process.environ().get(variable) == value
+        return False
+
+    (found,) = filter(has_value, suite.processes())
     return found

@@ -22,8 +22,7 @@ HANG_BESIDE_AN_ORPHAN = """
 import os, time
 
 def wait_for_ever():
-    print("waits", flush=True)
-    time.sleep(600)
+    print("waits", flush=True); time.sleep(600)
 
 if os.fork() == 0:
     if os.fork() == 0:
@@ -66,7 +65,7 @@ def test_stacks_are_shown_although_the_launch_has_left_an_orphan(script: Callabl
     with launched(path, tmp_path, shown) as process:
         eventually("the script to wait", lambda: process.wait(0.01) is None and "waits\n" in shown)
         result = process.result(process.terminate())
-    assert f'File "{path}", line 6 in wait_for_ever' in timed_out("python", result, 1, 1).stacks[0]
+    assert f'File "{path}", line 5 in wait_for_ever' in timed_out("python", result, 1, 1).stacks[0]
 
 
 def test_a_launch_whose_folder_cannot_be_made_leaves_no_descriptors_open(tmp_path: Path) -> None:

@@ -168,15 +168,11 @@ def test_a_job_that_dies_ends_only_its_own_world(suite: BackgroundSuite, mpi: Ma
     # Hydra may have killed both ranks before the aborting one has exited.
     ended = "ended with its MPI job, since a rank has called MPI_Abort or has died"
     rank_lines = re.findall(r"^ranks? .*", run.failure("test_abort"), re.MULTILINE)
-    assert rank_lines in (
-        ["ranks 0-1 of 2 on cpu", f"ranks 0-1 {ended}", "ranks 0-1: died"],
-        [
-            "rank 1 of 2 on cpu",
-            "rank 1 exited with status 3",
-            "rank 1: died",
-            f"rank 0: failed as a consequence: {ended}",
-        ],
-    )
+    if rank_lines != ["ranks 0-1 of 2 on cpu", f"ranks 0-1 {ended}", "ranks 0-1: died"]:
+        *lines, rank_0 = rank_lines
+        assert lines == ["rank 1 of 2 on cpu", "rank 1 exited with status 3", "rank 1: died"]
+        # Its MPI job may end later than the time for which the driver waits after a death.
+        assert rank_0.startswith("rank 0: failed as a consequence: ")
     assert "rank 0 exited with status 0" in run.failure("test_exit")
 
 

@@ -62,7 +62,7 @@ def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Backgr
             dist.barrier()
 
 
-        @pytest.mark.distributed(2, timeout=1)
+        @pytest.mark.distributed(2, timeout=4)
         def test_hangs(rank):
             if rank == 1:
                 threading.Event().wait()

@@ -251,7 +251,7 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(
             dist.barrier()
 
 
-        @pytest.mark.distributed(2, nodes=2, timeout=1)
+        @pytest.mark.distributed(2, nodes=2, timeout=4)
         def test_hangs(rank):
             if rank == 1:
                 threading.Event().wait()

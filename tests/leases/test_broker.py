@@ -100,7 +100,7 @@ def test_slots_are_limited_and_use_no_lock_files(session: Session, tmp_path: Pat
     broker.release(leases[0].id)
     assert [lease.slots for lease in leases] == [3, 2, 1]
     assert list((tmp_path / "locks").iterdir()) == []
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # A thread of an earlier test may have ended.
 
 
 def test_a_cancelled_request_no_longer_blocks_others(session: Session) -> None:

@@ -94,9 +94,10 @@ def connected(address: str) -> Iterator[ClusterUser]:
 
 
 @pytest.fixture
-def session(machines: RayMachines) -> Iterator[ClusterUser]:
+def session(machines: RayMachines, surroundings: Surroundings) -> Iterator[ClusterUser]:
     with connected(machines.address) as made:
         yield made
+    eventually("the end of the agents", lambda: not agents(surroundings))
 
 
 def gpus(ranks: int, *, nodes: int = 1, name: str | None = None, kind: str = "sim") -> WorldKey:

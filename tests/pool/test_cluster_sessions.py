@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,8 +68,12 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]
 
 def agents(suite: BackgroundSuite) -> list[psutil.Process]:
     """Return the processes of the agents, in the order of their nodes."""
-    processes = [process for process in suite.processes() if "cluster_agent" in " ".join(process.cmdline())]
-    return sorted(processes, key=lambda process: process.create_time())
+    found = {}
+    for process in suite.processes():
+        with contextlib.suppress(psutil.Error):  # It has ended.
+            if "cluster_agent" in " ".join(process.cmdline()):
+                found[process.create_time()] = process
+    return [found[created] for created in sorted(found)]
 
 
 @pytest.mark.long
