@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -83,7 +84,7 @@ class Watch:
 
         Takes a few microseconds if there is no new file.
         """
-        began = monotonic()
+        began = time.process_time()
         new = _files() - self._known
         if new:
             inodes = dict(new)
@@ -97,8 +98,7 @@ class Watch:
                 foreign = {note.name for note in notes} & _used_by_all(but=self._is_of_session)
                 notes |= {_Note(None, name, inodes[name]) for name in foreign}
             self._write(notes)
-        ended = monotonic()
-        self._paused_until = ended + _PAUSE_FACTOR * (ended - began)
+        self._paused_until = monotonic() + _PAUSE_FACTOR * (time.process_time() - began)
         return new - self._known
 
     def _is_of_session(self, pid: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from pytest_accel.core.at_work import is_at_work
+from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.connect import InspectorTarget, call_agent
 from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, progress_path, stack_path
 from pytest_accel.core.rank_messages import When
@@ -77,6 +77,11 @@ class NodeInspector:
     def at_work(self, pids: Mapping[int, int]) -> dict[int, bool]:
         """Return which processes are computing; see `is_at_work`."""
         return {rank: is_at_work(pid) for rank, pid in pids.items()}
+
+    def held_up(self, pids: Mapping[int, int]) -> dict[int, bool]:
+        """Return which processes wait for a processor or a disk; see `held_up`."""
+        waiting = held_up(pids.values())
+        return {rank: pid in waiting for rank, pid in pids.items()}
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
         """Return the Python stacks; see `take_stacks`."""

@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pytest_accel.core.at_work import is_at_work
+from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import PACKAGE, Folders, is_library
 
 _INTERVAL = 0.02
 """Seconds between two looks at the files that stacks are written to."""
+_LONGEST = 10.0
+"""Seconds that a process has to write its stack while it waits for a processor."""
 _LOOKS = 5
 """Looks at which the files of a process at work must not have changed.
 
@@ -67,16 +69,19 @@ def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, 
     """Return the Python stacks of all threads of the processes `pids`, by rank; empty for one that did not answer.
 
     The signal handler is faulthandler's, written in C: it does not need the GIL, so it works during a native call that
-    holds the GIL.
+    holds the GIL. A process that waits for a processor has longer than `timeout` seconds.
     """
     before = {rank: _size(path) for rank, path in paths.items()}
     for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, stack_signal)
-    deadline = monotonic() + timeout
+    began = monotonic()
     sizes = dict(before)
     unchanged = 0
-    while unchanged < (_LOOKS if any(is_at_work(pid) for pid in pids.values()) else 1) and monotonic() < deadline:
+    while unchanged < (_LOOKS if any(map(is_at_work, pids.values())) else 1) and (
+        (passed := monotonic() - began) < timeout
+        or (passed < _LONGEST and held_up(pid for rank, pid in pids.items() if sizes[rank] == before[rank]))
+    ):
         time.sleep(_INTERVAL)
         now = {rank: _size(path) for rank, path in paths.items()}
         unchanged = unchanged + 1 if now == sizes and all(now[rank] > before[rank] for rank in now) else 0

@@ -12,6 +12,21 @@ from pytest_accel.core.timeouts import AFTER_DEATH, GRACE
 from pytest_accel.diagnostics.rank_state import PHASES, RankState
 
 
+class PhaseLimit(NamedTuple):
+    """The time that a phase of a test may take."""
+
+    timeout: float
+    """The timeout in seconds, of the phase or of the whole test, that ends the phase first."""
+    rest: float
+    """Seconds that the phase may take."""
+    since: float = -math.inf
+    """Time (`clock.monotonic`) from which `rest` counts if the phase began earlier."""
+
+    def deadline(self, began: float) -> float:
+        """Return the end of the limit of a phase that began at `began`."""
+        return max(began, self.since) + self.rest
+
+
 class TimeLimits:
     """The timeout of each phase of a test, and of all its phases together."""
 
@@ -25,13 +40,14 @@ class TimeLimits:
         """Limit all phases together to `seconds` from now on; None: remove this limit."""
         self._test = None if seconds is None else (seconds, monotonic() + seconds)
 
-    def of_phase(self) -> tuple[float, float]:
-        """Return the timeout that holds for a phase that begins now, and the seconds that are left of it."""
+    def of_phase(self) -> PhaseLimit:
+        """Return the limit of a phase that begins now or has just begun."""
         if self._test is not None:
             seconds, deadline = self._test
-            if (left := deadline - monotonic()) < self._phase:
-                return seconds, max(0.0, left)
-        return self._phase, self._phase
+            now = monotonic()
+            if deadline - now < self._phase:
+                return PhaseLimit(seconds, max(0.0, deadline - now), now)
+        return PhaseLimit(self._phase, self._phase)
 
 
 def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:

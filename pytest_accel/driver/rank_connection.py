@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from pytest_accel.core import prctl
 from pytest_accel.core.connect import call_rank
@@ -63,6 +63,11 @@ class RankConnection(RankState):
         yield self.connection
         if self.pidfd is not None:
             yield self.pidfd
+
+    @property
+    def has_exited(self) -> bool:
+        """True if the process is known to have ended, whatever was received from it."""
+        return self.pidfd is not None and bool(wait([self.pidfd], 0))
 
     def send(self, data: bytes) -> None:
         """Send a pickled message. No-op if the rank is dead: the monitor notices the exit."""

@@ -34,8 +34,10 @@ from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
 from pytest_accel.rank.progress_file import Progress
 
-_EXIT_STATUS_TIMEOUT = 5.0
-"""Seconds to wait for the exit status of a rank that died."""
+_EXIT_STATUS_TIMEOUT = 30.0
+"""Seconds to wait for the exit status of a rank whose process has ended."""
+_CLOSED_TIMEOUT = 5.0
+"""Seconds to wait for the exit status of a rank whose connection has been closed; its process may go on."""
 
 
 class RankMonitor:
@@ -179,6 +181,11 @@ class RankMonitor:
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
         return any(self._inspector.ask(NodeInspector.at_work, unfinished).values())
 
+    def is_any_held_up(self) -> bool:
+        """Return True if a rank that has not finished the test waits for a processor or a disk."""
+        unfinished = _pids(rank for rank in self.ranks if not rank.done)
+        return any(self._inspector.ask(NodeInspector.held_up, unfinished).values())
+
     def read_notes(self) -> bool:
         """Count phases that ranks have noted as passed but not reported yet; return whether anything has changed."""
         noted = self._noted(self.ranks)
@@ -205,12 +212,22 @@ class RankMonitor:
     # Exits and hangs of ranks
 
     def record_hung(self, pending: Sequence[RankConnection], hang: Hang) -> None:
-        """Take the stacks of the ranks `pending`, and record that they hang, and why."""
+        """Take the stacks of the ranks `pending`, and record that they hang, and why.
+
+        What a rank does while the stacks are taken does not count, unless it is to stop only because of another rank:
+        then a rank that goes on is not recorded.
+        """
+        phases = {rank.rank: rank.phase for rank in pending}
         # Native frames take seconds to collect. After a death or failure they are not needed: the cause is known.
         thoroughly = all(rank.end is None and not rank.has_failed for rank in self.ranks)
         stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=thoroughly)
         for rank in pending:
-            self._record_end(rank, "hung", stack=stacks.get(rank.rank, ""), hang=hang)
+            phase = phases[rank.rank]
+            if hang.cause is HangCause.OTHER_RANK:
+                self._drain(rank)
+                if rank.done or rank.phase != phase:
+                    continue
+            self._record_end(rank, "hung", stack=stacks.get(rank.rank, ""), phase=phase, hang=hang)
 
     def _record_end(
         self,
@@ -276,7 +293,8 @@ class RankMonitor:
         others = [other for other in self.ranks if other is not rank and not other.done and other.died_early is None]
         if others and self.serial and all(other.end is None for other in self.ranks):
             self.findings = self._examiner.at_death(_pids(others))
-        end = self._pool_client.rank_exit(self._number, rank.rank, _EXIT_STATUS_TIMEOUT)
+        timeout = _EXIT_STATUS_TIMEOUT if rank.has_exited else _CLOSED_TIMEOUT
+        end = self._pool_client.rank_exit(self._number, rank.rank, timeout)
         text = "lost its connection to the driver (exit status unknown)"
         if end is not None:
             before, self._oom_kills = self._oom_kills, self._count_oom_kills(len(self.ranks))

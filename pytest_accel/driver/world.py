@@ -20,7 +20,7 @@ from pytest_accel.core.rank_messages import (
 from pytest_accel.core.timeouts import GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankOutcome
-from pytest_accel.diagnostics.waiting_limits import Grace, beginning, grace
+from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.driver.rank_connection import RankConnection
@@ -32,6 +32,8 @@ from pytest_accel.rank.run_ahead import may_run_ahead
 
 _PROGRESS_INTERVAL = 0.2
 """Seconds between two looks at the ranks' progress files: a rank sends the report of a passed phase only at the end."""
+_LONGEST_EXTENSION = 7.0
+"""Maximum number of seconds by which the grace after a failure is extended on a busy machine."""
 
 QUIET = 30.0
 """Seconds in one phase of a test after which the user at the terminal is shown what the ranks are doing."""
@@ -73,6 +75,8 @@ class World:
         self.closed = False
         """True once the world has been given back to the pool."""
         self._pool_client = pool_client
+        self._held_up = 0.0
+        """Seconds by which the grace is extended, because the ranks could not use it."""
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
         self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
@@ -150,22 +154,22 @@ class World:
         self._monitor.begin(max(rank.reports["teardown"].at for rank in self._ranks))
         self._monitor.record_early_deaths()
 
-    def wait(self, when: When, timeout: float, left: float | None = None) -> tuple[RankOutcome, ...]:
-        """Return how phase `when` ended on every rank, at most `timeout` seconds and a short grace after it began.
+    def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
+        """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
 
-        `left` is the rest of the `timeout` if all phases of the test share it. Once a rank has failed or ended, the
-        ranks that may wait for it have a grace time to finish the test; a rank that does not is counted as hung, and
-        the world is killed afterwards. Then wait for all ranks, to report their ends with the failure.
+        Once a rank has failed or ended, the ranks that may wait for it have a grace time to finish the test; a rank
+        that does not is counted as hung, and the world is killed afterwards. Then wait for all ranks, to report their
+        ends with the failure.
         """
-        left = timeout if left is None else left
+        self._held_up = 0.0
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            self._pump_or_give_up(pending, when, timeout, left)
+            self._pump_or_give_up(pending, when, limit)
         while (pending := [rank for rank in self._ranks if not rank.done]) and self._any_failed_or_ended:
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
             if not in_teardown and self._grace().end == math.inf:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
-            self._pump_or_give_up(pending, "teardown", timeout, left if in_teardown else math.inf)
+            self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
         if when == "teardown" and not self.has_run_ahead:
             self._monitor.record_early_deaths()
         if self._log_tail is not None:
@@ -179,30 +183,39 @@ class World:
     def _any_failed_or_ended(self) -> bool:
         return any(rank.end is not None or rank.died_early is not None or rank.has_failed for rank in self._ranks)
 
-    def _pump_or_give_up(self, pending: list[RankConnection], when: When, timeout: float, left: float) -> None:
-        """Wait for messages; count `pending` as hung after the timeout of phase `when`, or the grace after a failure.
+    def _pump_or_give_up(self, pending: list[RankConnection], when: When, limit: PhaseLimit) -> None:
+        """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace after a failure.
 
-        `left` is the rest of the `timeout`.
+        Before that, look for messages once more: this process may have been delayed.
         """
         if self._debugger.serve(self._ranks, partial(self._monitor.pump, math.inf)):
             return
         began = max(beginning(when, self._ranks, self._monitor.began), self._debugger.ended)
-        deadline = began + left
-        limit = min(deadline, self._grace().end)
+        deadline = limit.deadline(began)
+        spent = self._grace()
+        end = min(deadline, spent.end)
         shown = self._log_tail is not None and self._log_tail.show()
         interval = 0.0 if shown else _PROGRESS_INTERVAL if self._log_tail is None else _LOG_INTERVAL
-        if self._monitor.pump(min(limit, monotonic() + interval)):
+        looked = monotonic()
+        if self._monitor.pump(min(end, looked + interval)):
             return
         if self._monitor.read_notes():
             return  # `pending` may have changed.
         if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
             self._quiet = self._monitor.serial, when
             places, collectives = self._monitor.progress()
-            self._on_quiet(when, monotonic() - began, timeout, places, collectives)
-        spent = self._grace()
-        if monotonic() >= min(deadline, spent.end):
-            timed_out = Hang(HangCause.PHASE_TIMEOUT, timeout, when)
+            self._on_quiet(when, monotonic() - began, limit.timeout, places, collectives)
+        if looked >= end:
+            timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
+        elif spent.end < math.inf:
+            self._extend_grace(looked)
+
+    def _extend_grace(self, since: float) -> None:
+        """Extend the grace by the time since `since` if ranks waited for a processor, or this process itself did."""
+        passed = monotonic() - since
+        lost = passed if self._monitor.is_any_held_up() else max(0.0, passed - 2 * _PROGRESS_INTERVAL)
+        self._held_up = min(self._held_up + lost, _LONGEST_EXTENSION)
 
     def finished(self) -> dict[int, Finished]:
         """Return the last message of the test of each rank that reached its end."""
@@ -238,7 +251,8 @@ class World:
         return all(rank.is_open for rank in self._ranks)
 
     def _grace(self) -> Grace:
-        return grace(self._ranks, self._debugger.ended, self._monitor.is_any_at_work)
+        found = grace(self._ranks, self._debugger.ended, self._monitor.is_any_at_work)
+        return found._replace(end=found.end + self._held_up)
 
     def _give_up(self, pending: list[RankConnection], timed_out: Hang, spent: Grace) -> None:
         """Count the ranks `pending` as hung.

@@ -140,7 +140,7 @@ class WorldRun:
         __tracebackhide__ = True
         item = self._test.item
         try:
-            outcomes = world.wait(when, *self._limits.of_phase())
+            outcomes = world.wait(when, self._limits.of_phase())
         except KeyboardInterrupt:
             self._driver.interrupt()
             raise

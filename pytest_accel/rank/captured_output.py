@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from json import dumps, load
-from os import O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, close, dup2, fstat, pread, truncate, write
+from os import O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, close, dup2, fstat, pread, replace, truncate, write
 from os import open as open_descriptor
 from typing import Any
 
@@ -56,8 +56,7 @@ class CapturedOutput:
     def keep(self, sections: Sequence[Section]) -> None:
         """Save the `sections` of the phases that have passed, since the rank reports them only when the test ends."""
         if sections:
-            self._passed_phases.clear()
-            self._passed_phases.add(dumps(sections))
+            self._passed_phases.rewrite(dumps(sections))
 
 
 def read_passed(directory: str, world: int, rank: int) -> list[Section]:
@@ -89,6 +88,15 @@ class _Copy:
         self._filled = True
         with suppress(OSError), _open(self._path, "ab") as file:
             file.write(text.encode(errors="replace"))
+
+    def rewrite(self, text: str) -> None:
+        """Replace the content by `text`; a reader finds the old or the new one. Ignore errors."""
+        self._filled = True
+        draft = f"{self._path}.new"
+        with suppress(OSError):
+            with _open(draft, "wb") as file:
+                file.write(text.encode(errors="replace"))
+            replace(draft, self._path)
 
     def clear(self) -> None:
         """Empty the file."""

@@ -18,11 +18,14 @@ from pathlib import Path
 from signal import sigwait
 from threading import Thread
 
+from pytest_accel.core.at_work import held_up
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.signals import FLIGHT_SIGNAL
 
 VARIABLES = {"TORCH_FR_BUFFER_SIZE": "64"}
 """torch's variable that enables the record. The value, the number of collectives to keep, is more than anyone reads."""
+_LONGEST = 10.0
+"""Seconds that a rank has to write its record while it waits for a processor."""
 
 
 def prepare() -> None:
@@ -52,7 +55,10 @@ def _write_on_signal(path: str, number: int, record: Callable[[], dict[str, obje
 
 
 def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 2.0) -> dict[int, bytes]:
-    """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds."""
+    """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds.
+
+    A rank that waits for a processor has longer.
+    """
     if FLIGHT_SIGNAL is None:
         return {}
     signalled: list[int] = []
@@ -62,8 +68,11 @@ def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: flo
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, FLIGHT_SIGNAL)
                 signalled.append(rank)
-    deadline = monotonic() + timeout
-    while not all(os.path.exists(paths[rank]) for rank in signalled) and monotonic() < deadline:
+    began = monotonic()
+    while missing := [rank for rank in signalled if not os.path.exists(paths[rank])]:
+        passed = monotonic() - began
+        if passed >= timeout and (passed >= _LONGEST or not held_up(pids[rank] for rank in missing)):
+            break
         time.sleep(0.01)
     found: dict[int, bytes] = {}
     for rank in signalled:

@@ -98,7 +98,7 @@ def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], lis
         threads = [thread for thread in new.threads if thread.is_alive() and not _may_stay(thread)]
         if not (children or threads) or idle == _GRACE or monotonic() > deadline:
             break
-        at_work = any(is_at_work(child.pid) for child in children) or any(map(_is_at_work, threads))
+        at_work = any(map(_is_tree_at_work, children)) or any(map(_is_at_work, threads))
         idle = 0 if at_work else idle + 1
         sleep(_INTERVAL)
     killed = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
@@ -123,6 +123,13 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
             ):
                 found.append(child)
     return found
+
+
+def _is_tree_at_work(process: psutil.Process) -> bool:
+    """Return whether the process or a descendant, for which it may wait, is at work."""
+    with suppress(psutil.Error):
+        return any(is_at_work(one.pid) for one in (process, *process.children(recursive=True)))
+    return False
 
 
 def _is_at_work(thread: Thread) -> bool:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.core.timeouts import GRACE
 from pytest_accel.rank.example_failures import failure_of, stand_in
 from pytest_accel.rank.example_steps import (
     Conclusion,
@@ -38,11 +37,16 @@ if TYPE_CHECKING:
 __hypothesistracebackhide__ = True
 """Makes Hypothesis hide this module's frames in tracebacks, as it hides its own."""
 
+_FAILED_TIMEOUT = 6.0
+"""Seconds that a rank in which an example has failed waits for the others to reach the end of the example.
+
+An example that is late on a busy machine would not be shrunk.
+"""
 _REJECTED_TIMEOUT = 10.0
 """Seconds that a rank which has rejected or skipped an example waits for the others to reach the end of the example.
 
 The time is limited, because ranks that have not rejected the example may wait for this rank in a collective forever. It
-is longer than the grace period after a failure, because a rank that is only slow must not fail the test.
+is longer than after a failure, because a rank that is only slow must not fail the test.
 """
 _LONGEST_SHOWN = 200
 """Characters of the drawn values that a message shows."""
@@ -183,7 +187,7 @@ class Lockstep:
         drawn, shown = drawn_values(self._data)
         targets = {str(label): float(value) for label, value in self._data.target_observations.items()}
         failure = failure_of(error) if outcome == "failed" and error is not None else None
-        timeout = {"failed": GRACE, "rejected": _REJECTED_TIMEOUT, "skipped": _REJECTED_TIMEOUT}.get(outcome)
+        timeout = {"failed": _FAILED_TIMEOUT, "rejected": _REJECTED_TIMEOUT, "skipped": _REJECTED_TIMEOUT}.get(outcome)
         began = monotonic()
         try:
             _, found = self.take_step(

@@ -20,6 +20,7 @@ from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
+from pytest_accel.diagnostics.waiting_limits import PhaseLimit
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.world import World
 from pytest_accel.leases.holder import Holder
@@ -39,6 +40,7 @@ ONE = WorldKey("sim", DeviceNeed(1, "sim"), 1, grouped=False, devices_per_rank=1
 PAIR = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1)
 BOTH_NODES = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1, nodes=2)
 ON_CPU = WorldKey("cpu", None, 2, grouped=True, nodes=2)
+LIMIT = PhaseLimit(60.0, 60.0)
 TESTS = """
     import os
     import threading
@@ -112,7 +114,7 @@ class ClusterPool:
         """Run `test`, which must pass on all ranks."""
         self.send(world, test)
         for when in PHASES:
-            assert [(rank.ending, rank.report) for rank in world.wait(when, 60) if rank.ending != "passed"] == []
+            assert [(rank.ending, rank.report) for rank in world.wait(when, LIMIT) if rank.ending != "passed"] == []
 
     def agent(self, node: int) -> psutil.Process:
         """Return the process of the agent of `node`."""
@@ -177,8 +179,8 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
 
 def outcomes(world: World) -> tuple[RankOutcome, ...]:
     """Wait until the ranks have run the test, and return the outcome of the call on each."""
-    world.wait("setup", 60)
-    return world.wait("call", 60)
+    world.wait("setup", LIMIT)
+    return world.wait("call", LIMIT)
 
 
 def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: ClusterPool) -> None:

@@ -14,10 +14,11 @@ from pytest_accel.rank import leaked_processes
 _COMPUTES = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
 
 
-def test_a_process_that_runs_code_is_given_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prefix", [[], ["sh", "-c", '"$@"; true', "sh"]], ids=["itself", "in a shell"])
+def test_a_process_that_runs_code_is_given_time_to_end(monkeypatch: pytest.MonkeyPatch, prefix: list[str]) -> None:
     monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 60.0)
     known = leaked_processes.find()
-    with subprocess.Popen([sys.executable, "-c", _COMPUTES.format(0.5)]) as child:
+    with subprocess.Popen([*prefix, sys.executable, "-c", _COMPUTES.format(0.5)]) as child:
         assert leaked_processes.kill_new(known) == ([], [])
     assert child.returncode == 0
 
