@@ -7,18 +7,26 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 CONFTEST = Path(__file__).parent.joinpath("conftest.py").read_text(encoding="utf-8")
-WITHOUT_WAIT = CONFTEST.replace("_TIMEOUT = 15.0\n", "_TIMEOUT = 0.0\n")
+CHANGES = {
+    "_TIMEOUT = 15.0\n": "_TIMEOUT = 0.0\n",
+    # Without a timeout, short-lived files of other processes in /dev/shm would count as leaks.
+    '_SHARED_MEMORY = Path("/dev/shm")\n': '_SHARED_MEMORY = Path(__file__).with_name("shm")\n',
+}
 
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Return a pytester whose suite has the checks, without their timeout."""
+    """Return a pytester whose suite has the checks, without their timeout, and with a folder as shared memory."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    assert WITHOUT_WAIT != CONFTEST
-    pytester.makeconftest(WITHOUT_WAIT)
+    conftest = CONFTEST
+    for old, new in CHANGES.items():
+        assert conftest.count(old) == 1
+        conftest = conftest.replace(old, new)
+    pytester.makeconftest(conftest)
+    pytester.mkdir("shm")
     return pytester
 
 
@@ -36,12 +44,12 @@ def test_tests_that_leave_nothing_behind_pass(inner: pytest.Pytester) -> None:
         from pytest_accel.leases.holder import Holder
         from pytest_accel.leases.locks import DeviceLocks
 
-        def test_tidy(monkeypatch, tmp_path):
+        def test_tidy(pytestconfig, monkeypatch, tmp_path):
             monkeypatch.setenv("SET", "1")
             monkeypatch.delenv("PATH")
             monkeypatch.chdir(tmp_path)
             subprocess.run([sys.executable, "-c", ""], check=True)
-            with open(f"/dev/shm/accel-{os.getpid()}", "a") as file:
+            with open(pytestconfig.rootpath / "shm" / "accel-1", "a") as file:
                 os.unlink(file.name)
             locks = DeviceLocks()
             assert locks.try_acquire("GPU-1", Holder.here("this"))
@@ -127,17 +135,13 @@ def test_leaks_of_the_session_are_reported_at_its_end(inner: pytest.Pytester) ->
             assert LEFT[-1].try_acquire("GPU-1", Holder.here("this"))
 
         def test_shared_memory():
-            open(f"/dev/shm/accel-{os.getpid()}", "a").close()
+            open("shm/accel-1", "a").close()
 
         def test_last():
             pass
         """
     )
-    try:
-        result = run(inner, "-W", "ignore")
-    finally:
-        for path in Path("/dev/shm").glob("accel-[0-9]*"):
-            path.unlink()
+    result = run(inner, "-W", "ignore")
     result.assert_outcomes(passed=7, errors=1)
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_last*", "the tests of this process have left behind"])
     result.stdout.fnmatch_lines_random(
@@ -147,7 +151,7 @@ def test_leaks_of_the_session_are_reported_at_its_end(inner: pytest.Pytester) ->
             "process *: * -mpytest *",
             "session folder */accel-*",
             "held lock */pytest-accel-GPU-1.lock: {*}",
-            "shared memory accel-*",
+            "shared memory accel-1",
         ]
     )
     # A set, because under CI pytest's summary repeats the error.

@@ -56,13 +56,13 @@ _TESTS = """
         dist.barrier()
 
 
-    @pytest.mark.distributed(2, device="cpu", timeout=2)
+    @pytest.mark.distributed(2, device="cpu", timeout=500)
     def test_impatient(rank):
         import torch.distributed as dist
 
         if rank == 0:
             breakpoint()
-            time.sleep(0.5)  # Its clock has time for that again.
+            time.sleep(0.5)  # The driver looks at the clock while the ranks run again.
         dist.barrier()
 
 
@@ -78,10 +78,53 @@ _TESTS = """
         dist.barrier()
         while rank == 1 and not Path("seen").exists():
             time.sleep(0.02)
-        dist.barrier()
+        work = dist.barrier(async_op=True)
+        if rank == 0:
+            Path("waits").touch()
+        work.wait()
 
 
     """
+_CLOCK_JUMPS = """
+    from pathlib import Path
+
+    from pytest_accel.core.clock import monotonic
+    from pytest_accel.driver import debugger_relay, rank_monitor, world
+
+
+    def later():
+        return monotonic() + (1000 if Path("opened").exists() else 0)
+
+
+    world.monotonic = debugger_relay.monotonic = rank_monitor.monotonic = later
+"""
+"""A conftest.py: for the driver, 1000 seconds pass when the file ``opened`` is made."""
+_PROGRESS_WHEN_RANK_0_WAITS = """
+    import threading
+    import time
+    from functools import partial
+    from pathlib import Path
+
+    from pytest_accel.diagnostics import inspector
+    from pytest_accel.driver import world
+
+    world.QUIET = 1e9
+    inspector.take_records = partial(inspector.take_records, timeout=60)
+
+
+    def show_progress():
+        while not Path("waits").exists():
+            time.sleep(0.02)
+        world.QUIET = 0
+
+
+    def pytest_configure(config):
+        threading.Thread(target=show_progress, daemon=True).start()
+"""
+"""A conftest.py: the progress is shown once rank 0 of ``test_waits`` is in the second barrier.
+
+The ranks have a minute, instead of two seconds, to say where they are.
+"""
 
 
 class Terminal:
@@ -214,13 +257,14 @@ def test_a_breakpoint_that_is_set_in_the_debugger_works_and_other_ranks_skip_the
 
 @pytest.mark.long
 def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
+    suite.write("conftest.py", _CLOCK_JUMPS)
     terminal = Terminal(suite, "-k", "impatient")
     terminal.wait_for("(Pdb) ")
-    terminal.type("import time; time.sleep(2.5); print('sl' 'ept')")  # The echo of this line does not match "slept".
-    terminal.wait_for("slept")
+    terminal.type("Path('opened').touch()")
     terminal.wait_for("(Pdb) ")
     terminal.type("c")
     assert "1 passed" in terminal.finish()
+    assert terminal.child.exitstatus == 0
 
 
 @pytest.mark.long
@@ -267,7 +311,7 @@ def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
 def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[str, ...]) -> None:
-    suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.5\n")
+    suite.write("conftest.py", _PROGRESS_WHEN_RANK_0_WAITS)
     terminal = Terminal(suite, "-k", "test_waits", *workers)
     terminal.wait_for("accel: test_x.py::test_waits has been in its call phase for ")
     line = terminal.wait_for("\n")

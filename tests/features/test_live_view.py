@@ -86,11 +86,22 @@ def report(session: BackgroundSession) -> list[str]:
     pytest.fail("the session has ended", pytrace=False)
 
 
+def report_with(session: BackgroundSession, *patterns: str) -> list[str]:
+    """Repeat `report` until each of `patterns` matches a part of its lines; return these lines."""
+    deadline = Deadline(TIMEOUT)
+    lines = report(session)
+    while missing := [pattern for pattern in patterns if not any(re.search(pattern, line) for line in lines)]:
+        assert not deadline.expired, f"no match of {missing} in {lines}"
+        lines = report(session)
+    return lines
+
+
 def test_a_signal_shows_the_running_test_and_the_places_of_its_ranks(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     session = suite.start()
     suite.read("at-ranks")
-    first = report(session)
+    # The file does not say that rank 0 has reached the second barrier.
+    first = report_with(session, r"\brank 1 at .*barrier #2")
     (suite.path / "ranks").touch()
     suite.read("at-devices")
     second = report(session)
@@ -134,23 +145,21 @@ def test_the_report_names_workers_and_waiting_tests(suite: BackgroundSuite) -> N
     session = suite.start("-n3", "--dist=loadgroup", "--accel-schedule=off")
     suite.read("at-go")
     suite.read("at-plain")
-    lines = report(session)
-    deadline = Deadline(TIMEOUT)
-    while "1 waiting" not in lines[0]:  # The request of the other test has not arrived.
-        assert not deadline.expired, lines
-        lines = report(session)
+    plain = r"^  test_it\.py::test_plain \(gw\d, \d+ s, call\)$"
+    waits = (
+        r"^  test_it\.py::test_three\[(\d)\] waits for 3 sim devices: sim-0, sim-1, sim-2 are held by "
+        r"pid \d+ \(\S+\) for test_it\.py::test_three\[(\d)\] since .* \(for \d+ s now\)$"
+    )
+    # The controller may learn of starts, phases and requests later than the workers write their files.
+    lines = report_with(session, "2 running, 1 waiting", plain, waits)
     (suite.path / "go").touch()
     (suite.path / "plain").touch()
     run = session.finish()
 
     assert lines[0] == "accel: 2 running, 1 waiting, 3 of 4 devices in use\n"
     text = "".join(sorted(lines[1:]))
-    assert re.search(r"^  test_it\.py::test_plain \(gw\d, \d+ s, call\)$", text, re.MULTILINE)
+    assert re.search(plain, text, re.MULTILINE)
     assert re.search(r"^  test_it\.py::test_three\[(\d)\] \(gw\d, \d+ s, (setup|call)\)$", text, re.MULTILINE)
-    waits = (
-        r"^  test_it\.py::test_three\[(\d)\] waits for 3 sim devices: sim-0, sim-1, sim-2 are held by "
-        r"pid \d+ \(\S+\) for test_it\.py::test_three\[(\d)\] since .* \(for \d+ s now\)$"
-    )
     assert (match := re.search(waits, text, re.MULTILINE)) is not None
     assert match[1] != match[2]
     run.expect(dict.fromkeys(("test_three[0]", "test_three[1]", "test_plain"), "PASSED"))

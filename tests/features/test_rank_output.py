@@ -237,7 +237,7 @@ def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: st
                 os._exit(3)
 
 
-        @pytest.mark.distributed(2, device="cpu", timeout=1)
+        @pytest.mark.distributed(2, device="cpu", timeout=4)
         def test_hangs(rank):
             print("out of", rank)
             if rank == 1:

@@ -132,7 +132,10 @@ def browser() -> Iterator[Browser]:
         pytest.skip("Chromium is not installed")
     with playwright.sync_playwright() as running:
         started = running.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"], env=dict(os.environ)
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-dev-shm-usage"],
+            env=dict(os.environ),
+            timeout=120_000,
         )
         yield started
         started.close()

@@ -101,7 +101,7 @@ def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> 
     run = suite.run("--accel=sim:2", "-n3", "-p", "no:randomly")
     assert run.count() == {"PASSED": 16}, run.text
     load: dict[str, float] = {}
-    for _, moment, device, share in sorted(line.split() for line in suite.read("log")):
+    for _, moment, device, share in sorted(map(str.split, suite.read("log")), key=lambda event: float(event[0])):
         load[device] = load.get(device, 0.0) + (float(share) if moment == "begin" else -float(share))
         assert load[device] < 1.001
     assert len(load) == 2

@@ -137,7 +137,7 @@ _SCOPES = """
         assert gather(os.getpid())[0] == first
         if rank == 1:
             # The store ends with rank 0, which has nothing more to do.
-            until = time.monotonic() + 0.5
+            until = time.monotonic() + 0.2
             while psutil.pid_exists(first) and time.monotonic() < until:
                 time.sleep(0.01)
             assert world_store.get("token")
@@ -185,7 +185,8 @@ def test_fixtures_of_any_scope_can_exchange_data(suite: Suite) -> None:
         **{f"test_two[{number}]": "PASSED" for number in range(3)},
         **dict.fromkeys(_MISUSE_ERRORS, "ERROR"),
     }
-    assert suite.read("services") == ["for test_one", "for test_one", "for test_two"]
+    # The ranks of the failed test end while the other tests run.
+    assert sorted(suite.read("services")) == ["for test_one", "for test_one", "for test_two"]
     # The ranks of the failed test are replaced. Before they exit, they tear down their fixtures as other ranks do.
     assert len(set(suite.read("begun"))) == 2
     assert sorted(suite.read("ended")) == sorted(suite.read("begun"))

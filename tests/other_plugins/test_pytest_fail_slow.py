@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tests.other_plugins.conftest import needs
@@ -56,11 +57,14 @@ _CONFTEST = """
 
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(call):
+    def pytest_runtest_makereport(item, call):
         report = yield
         if "RANK" not in os.environ:
             with open("durations", "a") as file:
                 file.write(f"{call.duration == report.duration}\\n")
+        elif item.name == "test_too_slow" and call.when == "call":
+            with open("rank_durations", "a") as file:
+                file.write(f"{call.duration}\\n")
         return report
     """
 
@@ -76,4 +80,9 @@ def test_slow_marked_tests_fail(pair: Pair) -> None:
     assert plain.count() == {"PASSED": 2, "FAILED": 1, "ERROR": 1, "XFAIL": 1}
     # The duration that plugins see in the driver does not include the start of the ranks.
     assert set(pair.marked.read("durations")) == {"True"}
-    assert "Test passed but took too long to run: Duration 0.3" in marked.failure("test_too_slow")
+    shown = re.findall(r"^Test passed but took too long to run: (.*)$", marked.failure("test_too_slow"), re.MULTILINE)
+    rank_durations = pair.marked.read("rank_durations")
+    assert len(rank_durations) == 2
+    # Rank 1 alone is too slow, unless the machine is busy.
+    assert shown
+    assert set(shown) <= {f"Duration {duration}s > 0.2s" for duration in rank_durations}

@@ -110,6 +110,7 @@ def test_pytest_regressions_handles_marked_tests_like_unmarked_ones(pair: Pair) 
 
 _DISAGREEING = """
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -122,9 +123,19 @@ def test_differs(data_regression, rank):
     data_regression.check({"rank": 0 if first else rank})
 
 
-def test_dies(data_regression, rank):
+@pytest.fixture
+def reported(rank):
+    file = Path(__file__).with_name("reported")
+    yield file
+    if rank == 0 and not first:
+        file.touch()  # The report of the call has been sent.
+
+
+def test_dies(reported, data_regression, rank):
     data_regression.check({"first": first})
     if rank == 1 and not first:
+        while not reported.exists():
+            time.sleep(0.01)
         os._exit(0)
 
 

@@ -252,14 +252,24 @@ def test_by_rank(snapshot, rank):
     assert f"{rank} {VALUE}" == snapshot(name=f"rank {rank}")
 
 
-def test_dies(snapshot, rank):
+@pytest.fixture
+def reported(rank):
+    file = HERE.with_name("reported")
+    yield file
+    if rank == 0 and not first:
+        file.touch()  # The report of the call has been sent.
+
+
+def test_dies(reported, snapshot, rank):
     assert VALUE == snapshot
     if rank == 1 and not first:
+        while not reported.exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     assert VALUE == snapshot(extension_class=JSONSnapshotExtension)
 
 
-@pytest.mark.distributed(2, timeout=3)
+@pytest.mark.distributed(2, timeout=60 if first else 3)
 def test_hangs(snapshot, rank):
     if rank == 1 and not first:
         time.sleep(3600)
