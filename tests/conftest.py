@@ -75,7 +75,11 @@ class Surroundings:
             with contextlib.suppress(psutil.Error):
                 found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
         found += [f"session folder {path}" for path in self.temporary.glob("accel-*")]
-        found += [f"held lock {path}: {path.read_text()}" for path in self.temporary.rglob("*.lock") if _is_held(path)]
+        for folder, _, names in os.walk(self.temporary):  # Unlike rglob, it ignores folders that are being removed.
+            for path in (Path(folder, name) for name in names if name.endswith(".lock")):
+                with contextlib.suppress(FileNotFoundError):
+                    if _is_held(path):
+                        found.append(f"held lock {path}: {path.read_text()}")
         new = _names(_SHARED_MEMORY) - self._shared_memory
         return found + [f"shared memory {name}" for name in sorted(new - _in_use(new))]
 
@@ -99,7 +103,9 @@ def _in_use(names: set[str]) -> set[str]:
     for process in Path("/proc").glob("[0-9]*") if names else ():
         with contextlib.suppress(OSError):
             text = (process / "maps").read_text(errors="replace")
-            text += "\n".join(os.readlink(descriptor) for descriptor in (process / "fd").iterdir()) + "\n"
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # It has been closed.
+                    text += f"{os.readlink(descriptor)}\n"
             used |= {name for name in names if f"{_SHARED_MEMORY / name}\n" in text}
     return used
 

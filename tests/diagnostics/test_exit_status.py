@@ -144,7 +144,7 @@ def test_a_process_that_ignores_the_signal_or_is_dead_has_no_stack(start: Start,
         {rank: process.pid for rank, process in enumerate(processes)},
         {rank: str(path) for rank, path in paths.items()},
         STACK_SIGNAL,
-        timeout=1,
+        timeout=4,
     )
     assert {names[rank]: "wait_for_ever" in stack for rank, stack in stacks.items()} == {
         "answers": True,

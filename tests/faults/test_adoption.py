@@ -321,7 +321,7 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
     """Each test has new groups and files, in the same ranks as the test before unless it uses RPC."""
     write_adopted_tests(
         suite,
-        "accel_rules = **::test_hang: distributed(timeout=3)\n",
+        "accel_rules = **::test_hang: distributed(timeout=6)\n",
         test_both=BOTH,
         test_parent=PARENT,
         test_ends=ENDS,
@@ -371,7 +371,7 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
     assert "rank 1 exited with status 0" in run.failure("TestEnds.test_ends_quietly")
     assert "rank 1 was killed by SIGSEGV" in run.failure("TestEnds.test_segfault")
     hang = run.failure("TestEnds.test_hang")
-    assert "3 s" in hang
+    assert "6 s" in hang
     assert re.search(r"at test_ends\.py:\d+ in test_hang", hang)
     forged = re.escape((suite.path / "forged").read_text())
     unsigned = rf"E .*'{forged}' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"

@@ -61,7 +61,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
 
         import pytest
 
-        impatient = pytest.mark.distributed(2, timeout=1)
+        impatient = pytest.mark.distributed(2, timeout=4)
 
 
         @impatient
@@ -198,20 +198,20 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
     )
     expected_texts = {
         "test_event": [
-            "timed out after 1 s: rank 1 is at test_hangs.py:15; rank 0 had finished",
+            "timed out after 4 s: rank 1 is at test_hangs.py:15; rank 0 had finished",
             ">           threading.Event().wait()",
         ],
-        "test_busy_in_setup": ["timed out in the setup phase after 1 s: rank 0 is at", "    def busy_rank_0(rank):"],
-        "test_teardown": ["timed out in the teardown phase after 1 s: rank 1 is at", "    def endless_teardown(rank):"],
+        "test_busy_in_setup": ["timed out in the setup phase after 4 s: rank 0 is at", "    def busy_rank_0(rank):"],
+        "test_teardown": ["timed out in the teardown phase after 4 s: rank 1 is at", "    def endless_teardown(rank):"],
         "test_native_call_holds_the_interpreter": [
-            "timed out after 1 s: rank 1 is at",
+            "timed out after 4 s: rank 1 is at",
             "    def test_native_call_holds_the_interpreter",
         ],
-        "test_stopped": ["timed out after 1 s: rank 1 does not respond to signals; rank 0 had finished"],
-        "test_deaf_to_signals": ["timed out after 1 s: rank 1 "],
-        "test_ignores_signals": ["timed out after 1 s: rank 1 "],
+        "test_stopped": ["timed out after 4 s: rank 1 does not respond to signals; rank 0 had finished"],
+        "test_deaf_to_signals": ["timed out after 4 s: rank 1 "],
+        "test_ignores_signals": ["timed out after 4 s: rank 1 "],
         "test_all_wait_for_a_collective_of_nobody": [
-            "timed out after 1 s: ranks 0-1 are at",
+            "timed out after 4 s: ranks 0-1 are at",
             "    def test_all_wait_for_a_collective_of_nobody",
         ],
         "test_fails_while_another_waits": [
@@ -248,7 +248,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
         import torch.distributed as dist
 
 
-        @pytest.mark.distributed(3, timeout=1)
+        @pytest.mark.distributed(3, timeout=4)
         def test_one_is_elsewhere(rank):
             for _ in range(3):
                 dist.all_reduce(torch.ones(4))
@@ -257,7 +257,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
             dist.all_reduce(torch.ones(2, 3))
 
 
-        @pytest.mark.distributed(2, timeout=1)
+        @pytest.mark.distributed(2, timeout=4)
         def test_a_group_of_its_own(rank):
             group = dist.new_group([0, 1])
             if rank:
@@ -265,7 +265,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
             dist.broadcast(torch.ones(5, dtype=torch.int64), src=1, group=group)
 
 
-        @pytest.mark.distributed(2, timeout=1)
+        @pytest.mark.distributed(2, timeout=4)
         def test_one_has_passed(rank):
             if rank == 0:
                 dist.barrier()
@@ -277,12 +277,12 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
             dist.all_gather_object([None, None], rank)
 
 
-        @pytest.mark.distributed(2, timeout=1)
+        @pytest.mark.distributed(2, timeout=4)
         def test_without_collectives(rank):
             threading.Event().wait()
 
 
-        @pytest.mark.distributed(1, timeout=1, init=False)
+        @pytest.mark.distributed(1, timeout=4, init=False)
         def test_without_a_group(rank):
             threading.Event().wait()
         """,

@@ -77,7 +77,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
             assert 1 == 2
 
 
-        @pytest.mark.distributed(2, timeout=2)
+        @pytest.mark.distributed(2, timeout=6)
         def test_hangs_while_the_clock_stands(stopped, rank):
             if rank == 1:
                 sleep(1000)
@@ -143,7 +143,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
     run = suite.run()
     for test, text in {
         "test_fails_in_the_first_world": "assert 1 == 2",  # The report has an attribute that cannot be sent.
-        "test_hangs_while_the_clock_stands": "timed out after 2 s: rank 1 is ",
+        "test_hangs_while_the_clock_stands": "timed out after 6 s: rank 1 is ",
         "test_is_not_in_the_ranks": "not in a rank",
     }.items():
         assert text in run.failure(test)

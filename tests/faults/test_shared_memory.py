@@ -57,6 +57,21 @@ def eventually(look):
 
 
 def test_files_are_removed_with_the_world_that_created_them(suite: BackgroundSuite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        import time
+        from pathlib import Path
+
+        if "WORLD_SIZE" in os.environ:
+
+            def pytest_sessionfinish():
+                # The ranks of `test_is_retired` keep their files open until this session uses one of them.
+                while not Path(__file__).with_name("session_uses_it").exists():
+                    time.sleep(0.02)
+        """,
+    )
     (suite.path / "test_it.py").write_text(
         HEAD.replace("RUN_ID", suite.run_id)
         + """
@@ -71,10 +86,12 @@ def test_is_retired(rank):
     share("used_by_ranks")
     share("used_by_session")
     dist.barrier()
+    eventually(lambda: is_seen("used_by_session"))
 
 
 def test_session_uses_what_ranks_made():
     share("used_by_session")
+    Path(__file__).with_name("session_uses_it").touch()
     share("mine_too")
 
 

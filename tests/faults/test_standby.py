@@ -34,12 +34,26 @@ _TESTS = """
         return found
 
 
-    def standby(ranks):
-        # They have the server's command line, which its other children have not.
+    def gather_pids():
+        pids = [None, None]
+        dist.all_gather_object(pids, os.getpid())
+        return pids
+
+
+    def record(ranks, waiting):
+        with open("seen", "a") as file:
+            print(json.dumps([ranks, [process.pid for process in waiting]]), file=file)
+
+
+    def standby(pids):
+        # They have the server's command line. Of its other children, only ranks have it, and those of earlier worlds
+        # may not have exited yet.
+        with open("seen") as file:
+            ranks = {*pids, *(pid for line in file for pid in json.loads(line)[0])}
         server = psutil.Process(os.getppid())
         found = []
         for child in server.children():
-            with contextlib.suppress(psutil.NoSuchProcess):  # Such as a rank that has just ended.
+            with contextlib.suppress(psutil.Error):  # Such as a rank that has just ended.
                 if child.cmdline() == server.cmdline() and child.pid not in ranks:
                     found.append(child)
         return found if len(found) >= 2 else None
@@ -50,16 +64,14 @@ _TESTS = """
     def test_new(number, rank, tmp_path):
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["SEEN"]) == (str(rank), "2", "1")
         assert tmp_path.parent.name[-2:] == f"r{rank}"
-        pids = [None, None]
-        dist.all_gather_object(pids, os.getpid())
+        pids = gather_pids()
         if rank == 0:
             waiting = until(lambda: standby(pids)) if number in (1, 2) else []
             if number == 2:
                 for process in waiting:
                     process.kill()
                 until(lambda: not any(process.is_running() for process in waiting))
-            with open("seen", "a") as file:
-                print(json.dumps([pids, [process.pid for process in waiting]]), file=file)
+            record(pids, waiting)
         dist.barrier()
     """
 
@@ -80,15 +92,13 @@ _TESTS_THAT_STOP_STANDBY = """
     @pytest.mark.distributed(2, device="cpu", fresh=True)
     @pytest.mark.parametrize("number", range(2))
     def test_stops_those_that_wait(number, rank):
-        pids = [None, None]
-        dist.all_gather_object(pids, os.getpid())
-        if rank == 0 and number == 1:
-            waiting = until(lambda: standby(pids))
+        pids = gather_pids()
+        if rank == 0:
+            waiting = until(lambda: standby(pids)) if number == 1 else []
             for process in waiting:
                 process.suspend()
                 until(lambda: process.status() == psutil.STATUS_STOPPED)
-            with open("stopped", "w") as file:
-                print(json.dumps([process.pid for process in waiting]), file=file)
+            record(pids, waiting)
         dist.barrier()
 
 
@@ -98,8 +108,9 @@ _TESTS_THAT_STOP_STANDBY = """
     @pytest.mark.distributed(2, device="cpu", env=LARGE)
     def test_has_a_large_environment(rank):
         assert [os.environ[name] for name in LARGE] == list(LARGE.values())
-        with open("stopped") as file:
-            assert os.getpid() not in json.load(file)
+        with open("seen") as file:
+            _, (_, stopped) = map(json.loads, file)
+        assert len(stopped) >= 2 and os.getpid() not in stopped
 
 
     @pytest.mark.distributed(3, device="cpu", env=LARGE)

@@ -171,10 +171,19 @@ def test_a_deleted_lock_file_is_made_again_and_a_lost_lock_kills_the_test(suite:
             return False
 
 
+        def delete_the_folder():
+            while True:
+                try:
+                    shutil.rmtree(FOLDER)
+                except OSError:
+                    continue  # The session has made a file again in the meantime.
+                return
+
+
         @pytest.mark.devices(1)
         def test_deleted():
             assert is_locked()
-            shutil.rmtree(FOLDER)
+            delete_the_folder()
             while not (LOCK.exists() and is_locked() and "test_deleted" in LOCK.read_text()):
                 time.sleep(0.02)
 
