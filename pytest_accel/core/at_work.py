@@ -19,7 +19,7 @@ _WATCHED = 0.02
 def is_at_work(pid: int) -> bool:
     """Return True if a thread of the process runs, or waits only for a processor or a disk."""
     if sys.platform == "linux":
-        return any(_state(stat) in _AT_WORK for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+        return any(_state(thread) in _AT_WORK for thread in _threads(pid))
     else:  # noqa: RET505 - without `else`, mypy calls these lines unreachable on Linux.
         with contextlib.suppress(psutil.Error):
             return bool(psutil.Process(pid).status() == psutil.STATUS_RUNNING)
@@ -47,21 +47,28 @@ def _running_times(pid: int) -> dict[str, float]:
     The first number in the file ``schedstat`` has them in nanoseconds (``Documentation/scheduler/sched-stats.rst``).
     """
     found = {}
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
+    for thread in _threads(pid):
         with contextlib.suppress(OSError, IndexError):  # It has ended, or the kernel does not count the time.
-            if _state(thread / "stat") in _AT_WORK:
+            if _state(thread) in _AT_WORK:
                 found[thread.name] = int((thread / "schedstat").read_text().split()[0]) / 1e9
     return found
 
 
 def is_thread_at_work(number: int) -> bool:
     """Return True if the thread `number` (`threading.Thread.native_id`) of this process is at work; Linux only."""
-    return _state(Path(f"/proc/self/task/{number}/stat")) in _AT_WORK
+    return _state(Path(f"/proc/self/task/{number}")) in _AT_WORK
 
 
-def _state(stat: Path) -> str:
+def _threads(pid: int) -> list[Path]:
+    """Return the folder of each thread of the process; none if it has ended."""
+    with contextlib.suppress(OSError):
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    return []
+
+
+def _state(thread: Path) -> str:
     """Return the third field of proc_pid_stat(5), after a name that may contain any character."""
     try:
-        return stat.read_text().rpartition(")")[2].split()[0]
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""  # The thread has ended.

@@ -74,12 +74,18 @@ def _children() -> frozenset[int]:
         waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()  # The usual case, for which waitid() is the cheapest check.
+    return _children_of(psutil.Process().pid)
+
+
+def _children_of(parent: int) -> frozenset[int]:
     if sys.platform == "linux":
         with suppress(OSError):
-            lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+            lists = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
             if lists:  # The kernel lacks these files without CONFIG_PROC_CHILDREN.
                 return frozenset(int(pid) for pids in lists for pid in pids.split())
-    return frozenset(child.pid for child in psutil.Process().children())
+    with suppress(psutil.Error):
+        return frozenset(child.pid for child in psutil.Process(parent).children())
+    return frozenset()
 
 
 def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
@@ -98,7 +104,7 @@ def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], lis
         threads = [thread for thread in new.threads if thread.is_alive() and not _may_stay(thread)]
         if not (children or threads) or idle == _GRACE or monotonic() > deadline:
             break
-        at_work = any(map(_is_tree_at_work, children)) or any(map(_is_at_work, threads))
+        at_work = any(_is_tree_at_work(child.pid) for child in children) or any(map(_is_at_work, threads))
         idle = 0 if at_work else idle + 1
         sleep(_INTERVAL)
     killed = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
@@ -125,11 +131,9 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
     return found
 
 
-def _is_tree_at_work(process: psutil.Process) -> bool:
+def _is_tree_at_work(pid: int) -> bool:
     """Return whether the process or a descendant, for which it may wait, is at work."""
-    with suppress(psutil.Error):
-        return any(is_at_work(one.pid) for one in (process, *process.children(recursive=True)))
-    return False
+    return is_at_work(pid) or any(map(_is_tree_at_work, _children_of(pid)))
 
 
 def _is_at_work(thread: Thread) -> bool:

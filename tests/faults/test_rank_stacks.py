@@ -139,6 +139,7 @@ def test_a_crash_shows_the_source_lines_and_the_output(suite: BackgroundSuite) -
     assert "Fatal Python error: Segmentation fault" in report.partition("[rank 1] last output")[2]
 
 
+@pytest.mark.long(except_for="short")
 @pytest.mark.parametrize("style", ["long", "short", "line", "native", "no"])
 def test_a_hang_is_shown_with_every_traceback_style(suite: BackgroundSuite, style: str) -> None:
     suite.write(
