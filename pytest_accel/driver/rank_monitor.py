@@ -224,7 +224,9 @@ class RankMonitor:
         for rank in pending:
             phase = phases[rank.rank]
             if hang.cause is HangCause.OTHER_RANK:
-                self._drain(rank)
+                noted = self._noted([rank])
+                self._drain(rank)  # Messages that the rank sent before it noted a phase come first.
+                self._apply_notes(noted)
                 if rank.done or rank.phase != phase:
                     continue
             self._record_end(rank, "hung", stack=stacks.get(rank.rank, ""), phase=phase, hang=hang)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -113,5 +114,9 @@ def test_what_a_rank_does_while_it_is_given_up_does_not_contradict_the_verdict(
     )
     run = suite.start().finish()
     run.expect({"test_late": "FAILED"})
-    line = {"timeout": "rank 1: timed out", "failure": "rank 1: passed"}[end]
-    assert f"\n{line}\n" in run.failure("test_late")
+    report = run.failure("test_late")
+    # In "failure", the rank may be stopped in its teardown, but no longer in the test.
+    line = {"timeout": r"rank 1: timed out", "failure": r"rank 1: passed(; still running at .* in passing when .*)?"}[
+        end
+    ]
+    assert re.search(rf"^{line}$", report, re.MULTILINE)
