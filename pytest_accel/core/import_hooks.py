@@ -18,11 +18,12 @@ from pytest_accel.core import preload_discovery
 from pytest_accel.core.loaders import INTERPRETERS, loads_plainly
 
 _HARMLESS = re.compile(
-    r"_pytest\.|pytest_accel$|_distutils_hack\b|_virtualenv$|_?editables?\b|__editable__|\w+_editable(_loader)?$"
+    r"_pytest\.|pytest_accel$|_distutils_hack\b|_virtualenv$|_?editables?\b|__editable__|\w+_editable(_loader)?$|"
+    r"_numba_cuda_redirector$"
 )
 """Modules of finders that do not change preloaded modules: those of setuptools, virtualenv, editable installs
-(setuptools, hatchling, scikit-build-core, meson-python), this package, and pytest. `loaded_otherwise` finds what pytest
-changes."""
+(setuptools, hatchling, scikit-build-core, meson-python), numba-cuda, this package, and pytest. `loaded_otherwise` finds
+what pytest changes. A finder that a ``.pth`` file installs, such as numba-cuda's, is in every process."""
 _NAMES = re.compile(r"\b(meta_path|path_hooks|\w*import_hook|beartype\s*\.\s*claw|pyximport)\b")
 
 

@@ -160,14 +160,15 @@ def test_asserts_of_registered_packages_are_rewritten(hook_suite: Suite) -> None
 
 
 @pytest.mark.long
-def test_finders_that_change_no_module_do_not_prevent_preloading(hook_suite: Suite) -> None:
-    """Examples are finders of editable installs, and finders behind those of the interpreter."""
+@pytest.mark.parametrize("module", ["__editable___some_finder", "_numba_cuda_redirector"])
+def test_finders_that_change_no_module_do_not_prevent_preloading(hook_suite: Suite, module: str) -> None:
+    """Examples are finders of editable installs and of numba-cuda, and finders behind those of the interpreter."""
     hook_suite.write(
-        "site-packages/__editable___some_finder.py",
+        f"site-packages/{module}.py",
         "import hook, sys\nclass Finder(hook.Finder): ...\n"
         "sys.meta_path.insert(0, Finder)\nsys.meta_path.append(hook.Finder)\n",
     )
-    hook_suite.write("conftest.py", "import __editable___some_finder\n")
+    hook_suite.write("conftest.py", f"import {module}\n")
     importers = "import os\nwith open({!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
     hook_suite.write("site-packages/heavy.py", importers.format(str(hook_suite.path / "pids")))
     _write(hook_suite, "import heavy", "pass")
