@@ -13,7 +13,10 @@ _SPIN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flus
 
 @contextlib.contextmanager
 def starved(pid: int) -> Iterator[None]:
-    """Let the main thread of the process `pid` run only when nothing else does, beside processes that always run."""
+    """Let the main thread of the process `pid` run only when nothing else does, beside processes that always run.
+
+    It keeps the lowest priority afterwards.
+    """
     processor = min(os.sched_getaffinity(0))
     command = [sys.executable, "-c", _SPIN, str(processor)]
     with contextlib.ExitStack() as stack:
@@ -23,8 +26,5 @@ def starved(pid: int) -> Iterator[None]:
             assert spinning.stdout is not None
             spinning.stdout.readline()
         os.sched_setaffinity(pid, {processor})
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-        try:
-            yield
-        finally:
-            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))  # Only root may undo this.
+        yield
