@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from gc import collect
-from os import waitid, waitpid
+from os import getpid, waitid, waitpid
 from pathlib import Path
 from threading import Thread, main_thread
 from threading import enumerate as living_threads
@@ -74,7 +74,7 @@ def _children() -> frozenset[int]:
         waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()  # The usual case, for which waitid() is the cheapest check.
-    return _children_of(psutil.Process().pid)
+    return _children_of(getpid())
 
 
 def _children_of(parent: int) -> frozenset[int]:

@@ -171,8 +171,9 @@ def test_a_job_that_dies_ends_only_its_own_world(suite: BackgroundSuite, mpi: Ma
     if rank_lines != ["ranks 0-1 of 2 on cpu", f"ranks 0-1 {ended}", "ranks 0-1: died"]:
         *lines, rank_0 = rank_lines
         assert lines == ["rank 1 of 2 on cpu", "rank 1 exited with status 3", "rank 1: died"]
-        # Its MPI job may end later than the time for which the driver waits after a death.
-        assert rank_0.startswith("rank 0: failed as a consequence: ")
+        # On a busy machine, the MPI job may end later than the time for which the driver waits after a death.
+        stopped = "rank 0: .* when it was stopped .* s after rank 1 died"
+        assert re.fullmatch(f"rank 0: failed as a consequence: {ended}|{stopped}", rank_0)
     assert "rank 0 exited with status 0" in run.failure("test_exit")
 
 
