@@ -151,6 +151,10 @@ class ReportHooks:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
             for text in pool.summary.errors:
                 terminalreporter.write_line(text)
+        if pool.summary.devices:
+            terminalreporter.section("accel: device memory that tests found in use", sep="-")
+            for text in pool.summary.devices:
+                terminalreporter.write_line(text)
         if config.get_verbosity() > 0:
             for note in pool.summary.notes:
                 terminalreporter.write_line(f"accel: {note}")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
 from pytest_accel.core.units import format_memory
-from pytest_accel.hardware.health import Health, HealthVendor
+from pytest_accel.hardware.health import IDLE_MEMORY, Health, HealthVendor
 
-RECOVERY_TIMEOUT = 30.0
-"""Seconds within which the memory of a device must be released after the processes that used it were killed."""
+RECOVERY_TIMEOUT = 5.0
+"""Seconds for which a device is not leased after a kill, at most. Drivers need up to about 2 s to free a large GPU."""
+SETTLE_TIME = 1.0
+"""Seconds without a rise of the free memory after which no more is expected, if the driver does not say who uses it."""
 _SLACK = 512 * 1024**2
 """Bytes that others (a desktop, the driver itself) may have allocated since the session started."""
 _CACHE_TIME = 0.25
@@ -21,37 +23,50 @@ _CACHE_TIME = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
-    """State of a device whose processes were killed."""
+class Suspect:
+    """A device whose processes were killed, since the first check after that."""
 
-    state: Literal["recovered", "waiting", "failed"]
-    """``recovered``: it can be leased; ``waiting``: its memory may still be released; ``failed``: set it aside."""
-    reason: str = ""
-    """Reason of a failure."""
+    killed: frozenset[int]
+    """Pids of the killed processes."""
+    since: float
+    """Time of the first check. Other tests may have used shares of the device until then."""
+    memory_free: int = 0
+    """The largest number of free bytes so far."""
+    risen: float = 0.0
+    """Time at which `memory_free` has risen last."""
+
+    def look(self, health: Health, now: float) -> Suspect:
+        """Return this object after a check at time `now` that has found `health`."""
+        if health.memory_free is None or health.memory_free <= self.memory_free:
+            return self
+        return replace(self, memory_free=health.memory_free, risen=now)
 
 
-def recovery(before: int | None, health: Health, waited: float) -> Recovery:
-    """Return the state of a device `waited` seconds after its processes were killed.
+def recovery(
+    expected: int | None, health: Health, suspect: Suspect, now: float
+) -> Literal["recovered", "waiting", "missing"]:
+    """Return whether a device is usable again after its processes were killed.
 
-    `before` is the number of bytes that were free when the session started. If the driver reports other processes on
-    the device, or no free memory, missing memory cannot be attributed to the killed processes.
+    `expected` is the number of bytes that should be free. Only the killed processes are waited for: what living
+    processes use, of this session or of others, stays in use. If the driver lists no process that can be seen here, as
+    in a container, memory that is not free cannot be attributed, and the wait ends when no more becomes free.
+    "missing" means that the device is usable, with less free memory than expected.
     """
-    if health.state == "sick":
-        return Recovery("failed", health.reason)
-    used_by_others = health.state == "busy" and not health.unseen
-    if before is None or health.memory_free is None or used_by_others or health.memory_free + _SLACK >= before:
-        return Recovery("recovered")
-    if waited < RECOVERY_TIMEOUT:
-        return Recovery("waiting")
-    missing = format_memory(before - health.memory_free)
-    timeout = f"{RECOVERY_TIMEOUT:g} s"
-    return Recovery(
-        "failed", f"{missing} of its memory were not released within {timeout} after its processes were killed"
-    )
+    if expected is None or health.memory_free is None or health.memory_free + _SLACK >= expected:
+        return "recovered"
+    if now - suspect.since >= RECOVERY_TIMEOUT:
+        return "missing"
+    if suspect.killed & health.pids:
+        return "waiting"
+    return "missing" if health.sees_users or now - suspect.risen >= SETTLE_TIME else "waiting"
 
 
 class Guard:
     """Decides which `devices` of one kind may be leased now. Thread-safe.
+
+    Only a fault that the driver itself reports sets a device aside. Everything that is inferred, such as from memory in
+    use, makes a test wait for a bounded time and is reported (`missing`): it may be due to processes that are none of
+    this session's business, or to the session's own main process.
 
     `session` is the pid of the session's main process. `waits` is ``--accel-busy wait``: a device that other processes
     use may not be leased until they have finished.
@@ -72,22 +87,38 @@ class Guard:
         self._waits = waits
         self._clock = clock
         self._lock = threading.Lock()
-        self._suspects: dict[str, float | None] = {}
-        """Time of the first check of each suspect device; None: not checked yet."""
+        self._killed: dict[str, frozenset[int]] = {}
+        """The killed processes of each device that has not been checked since."""
+        self._suspects: dict[str, Suspect] = {}
         self._aside: dict[str, str] = {}
+        self._expected = {device.id: device.memory_free for device in devices}
+        """Bytes that should be free on an unused device: at the session's start, or after the last wait in vain."""
+        self._missing: dict[str, str] = {}
+        self._occupied = {
+            device.id for device in devices if (device.memory or 0) - (device.memory_free or 0) > IDLE_MEMORY
+        }
+        """Devices of which much memory has been in use since the session started. Memory that the driver attributes to
+        no process keeps only these from being leased: on others, the session's own processes may use it."""
         self._cache: dict[str, tuple[float, Health]] = {}
 
     @property
-    def aside(self) -> dict[str, str]:
+    def aside(self) -> Mapping[str, str]:
         """Reasons, by id, for the devices that are not leased again in this session."""
         with self._lock:
             return dict(self._aside)
 
-    def suspect(self, ids: Iterable[str]) -> None:
-        """Check these devices before they are leased again, because processes that used them have been killed."""
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """For each device that had less free memory than expected after a kill: how much, and who holds it."""
+        with self._lock:
+            return dict(self._missing)
+
+    def suspect(self, ids: Iterable[str], killed: Collection[int]) -> None:
+        """Check these devices before they are leased again, because their processes `killed` have been killed."""
         with self._lock:
             for name in ids:
-                self._suspects[name] = None
+                before = self._suspects.pop(name).killed if name in self._suspects else frozenset()
+                self._killed[name] = self._killed.get(name, before) | frozenset(killed)
                 self._cache.pop(name, None)
 
     def refuses(self, name: str) -> str | None:
@@ -95,20 +126,43 @@ class Guard:
         with self._lock:
             if name in self._aside:
                 return self._aside[name]
-            if name not in self._suspects and not self._waits:
+            checked = name in self._killed or name in self._suspects
+            if not checked and not self._waits:
                 return None
             health = self._health(name)
-            if name in self._suspects:
-                # The timeout starts with the first check: before it, other tests may have used shares of the device.
-                since = self._suspects[name] = self._suspects[name] or self._clock()
-                found = recovery(self._devices[name].memory_free, health, self._clock() - since)
-                if found.state == "waiting":
+            if checked:
+                if health.state == "sick":
+                    self._aside[name] = health.reason
+                    return health.reason
+                if not self._has_recovered(name, health):
                     return "waits for its memory to be released"
-                del self._suspects[name]
-                if found.state == "failed":
-                    self._aside[name] = found.reason
-                    return found.reason
-            return health.reason if self._waits and health.state == "busy" else None
+            if not self._waits:
+                return None
+            if health.state == "busy" and (health.pids or name in self._occupied):
+                return health.reason
+            self._occupied.discard(name)
+            return None
+
+    def _has_recovered(self, name: str, health: Health) -> bool:
+        now = self._clock()
+        if name in self._killed:
+            self._suspects[name] = Suspect(self._killed.pop(name), now, risen=now)
+        suspect = self._suspects[name] = self._suspects[name].look(health, now)
+        expected = self._expected[name]
+        found = recovery(expected, health, suspect, now)
+        if found == "waiting":
+            return False
+        del self._suspects[name]
+        if found == "missing":
+            assert expected is not None
+            assert health.memory_free is not None
+            missing = format_memory(expected - health.memory_free)
+            who = f"by {health.users}" if health.users else "by no process that the driver shows here"
+            self._missing[name] = f"{missing} of its memory were still in use after its processes were killed, {who}"
+            if not health.sees_users:
+                # Nobody can say whether the same memory is missing again. Do not wait for it a second time.
+                self._expected[name] = health.memory_free
+        return True
 
     def _health(self, name: str) -> Health:
         now = self._clock()

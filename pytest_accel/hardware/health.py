@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.units import format_memory
 
-_IDLE_MEMORY = 2 * 1024**3
+IDLE_MEMORY = 2 * 1024**3
 """Bytes that the driver (some 600 MiB) and a desktop may use on an otherwise idle device."""
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 
@@ -51,8 +52,12 @@ class Health:
     """Text that follows the device's name: ``is used by pid 71 (python3, 2 GiB)``."""
     memory_free: int | None = None
     """Bytes that are free now."""
-    unseen: bool = False
-    """True if the device is busy only because of memory that the driver attributes to no process."""
+    pids: frozenset[int] = frozenset()
+    """The processes that the driver lists, of this session and of others."""
+    sees_users: bool = False
+    """True if the driver lists processes, and all of them can be seen here. In a container they often cannot."""
+    users: str = ""
+    """The listed processes that are no ranks of this session, as text that follows ``by``; empty if there are none."""
 
 
 @runtime_checkable
@@ -71,24 +76,34 @@ class HealthVendor(Protocol):
         ...
 
 
-def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] | None = None) -> Health:
+def judge(facts: Facts, own: Mapping[int, str] | None = None, names: Mapping[int, str] | None = None) -> Health:
     """Return the health of a device with these `facts`: sick, else busy, else fine.
 
-    `own` are pids that do not make a device busy; `names` has process names by pid. If the driver reports no process
-    (in a container it may hide them), much used memory makes a device busy too.
+    `own` are the session's processes, which do not make a device busy: by pid, the description of one that is no rank,
+    and an empty text for a rank. `names` has the names of the processes that can be seen here, by pid. If the driver
+    reports no process (in a container it may hide them), much used memory makes a device busy too.
     """
+    own, names = own or {}, names or {}
     sickness = _sickness(facts)
     if sickness:
         return Health("sick", sickness, facts.memory_free)
     others = [process for process in facts.processes if process.pid not in own]
+    reason = ""
     if others:
-        reason = "is used by " + ", ".join(_holder(process, names or {}) for process in others)
-    elif not facts.processes and (facts.memory_used or 0) > _IDLE_MEMORY:
+        reason = "is used by " + ", ".join(_holder(process, names) for process in others)
+    elif not facts.processes and (facts.memory_used or 0) > IDLE_MEMORY:
         used = format_memory(facts.memory_used or 0)
         reason = f"has {used} of its memory in use, but no process on it is visible from here"
-    else:
-        return Health(memory_free=facts.memory_free)
-    return Health("busy", reason, facts.memory_free, unseen=not others)
+    pids = frozenset(process.pid for process in facts.processes)
+    users = [_holder(process, names, own) for process in facts.processes if own.get(process.pid) != ""]
+    return Health(
+        "busy" if reason else "fine",
+        reason,
+        facts.memory_free,
+        pids,
+        sees_users=bool(pids) and pids <= names.keys(),
+        users=", ".join(users),
+    )
 
 
 def _sickness(facts: Facts) -> str:
@@ -107,9 +122,8 @@ def _sickness(facts: Facts) -> str:
     return ""
 
 
-def _holder(process: Process, names: Mapping[int, str]) -> str:
-    name = names.get(process.pid)
-    details = [name or "not visible from here"]
+def _holder(process: Process, names: Mapping[int, str], own: Mapping[int, str] = MappingProxyType({})) -> str:
+    details = [own.get(process.pid) or names.get(process.pid) or "not visible from here"]
     if process.used is not None:
         details.append(format_memory(process.used))
     return f"pid {process.pid} ({', '.join(details)})"

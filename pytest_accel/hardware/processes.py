@@ -8,13 +8,15 @@ from contextlib import suppress
 
 from pytest_accel.hardware.health import Facts, Health, judge
 
+_IN_WHICH = "in which code of the suite has used the device"
+
 
 def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Health]:
     """Return the health of each device, by its id, from its `facts`.
 
     `session` is a pid (None: this process). It and its descendants do not count as users of a device.
     """
-    own: set[int] = set()
+    own: dict[int, str] = {}
     names: dict[int, str] = {}
     pids = {process.pid for one in facts.values() for process in one.processes}
     if pids:
@@ -27,6 +29,10 @@ def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Heal
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 names[pid] = process.name()
-                if pid == main or any(parent.pid == main for parent in process.parents()):
-                    own.add(pid)
+                parents = [parent.pid for parent in process.parents()]
+                if pid == main:
+                    own[pid] = f"this session's main process, {_IN_WHICH}"
+                elif main in parents:
+                    # The main process is the parent of xdist's workers. The parent of a rank is a fork server.
+                    own[pid] = f"this session's, {_IN_WHICH}" if parents[0] == main else ""
     return {name: judge(one, own, names) for name, one in facts.items()}

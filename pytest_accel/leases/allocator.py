@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -129,12 +129,18 @@ class Allocator:
     def give_back(self, kind: str | None, lease: Lease, *, killed: bool) -> None:
         """Release a lease after its processes have ended.
 
-        If they were `killed`, its devices are not leased again before their memory has been freed.
+        If they were `killed`, its devices are not leased again before these processes have released their memory.
         """
         broker = self.broker(kind)
         if killed and kind in self._guards:
-            self._guards[kind].suspect(lease.devices)
+            self._guards[kind].suspect(lease.devices, broker.processes(lease.id))
         broker.release(lease.id)
+
+    @property
+    def missing(self) -> list[str]:
+        """A line for each device with less free memory than at the session's start: how much, and who uses it."""
+        guards = self._guards.values()
+        return [f"{name}: {text}" for guard in guards for name, text in guard.missing.items()]
 
     def close(self) -> None:
         """Release all leases."""
@@ -144,7 +150,7 @@ class Allocator:
     def _refuses(self, kind: str | None, device: str) -> str | None:
         return self._guards[kind].refuses(device) if kind in self._guards else None
 
-    def _set_aside(self, kind: str) -> dict[str, str]:
+    def _set_aside(self, kind: str) -> Mapping[str, str]:
         return self._guards[kind].aside if kind in self._guards else {}
 
     def _inventory(self, kind: str) -> Inventory:

@@ -182,6 +182,11 @@ class Broker:
                 self._table.describe(lease_id, processes, test)
                 self._write_holders(lease.devices)
 
+    def processes(self, lease_id: int) -> tuple[int, ...]:
+        """Return the pids of the processes of a lease, see :meth:`describe`; empty if the lease has been released."""
+        with self._lock:
+            return self._table.processes(lease_id)
+
     def obstacles(self, request_id: int) -> Obstacles | None:
         """Return what a request waits for, in this and other sessions; None if it does not wait (any more)."""
         with self._lock:

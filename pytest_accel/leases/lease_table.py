@@ -122,6 +122,11 @@ class LeaseTable:
             processes=tuple(process for holder in holders for process in holder.processes),
         )
 
+    def processes(self, lease_id: int) -> tuple[int, ...]:
+        """Return the pids of the processes that use a lease's devices; empty if the lease is unknown or was removed."""
+        held = self._leases.get(lease_id)
+        return () if held is None else tuple(pid for pid, _ in held.holder.processes)
+
     def users_of_slots(self) -> list[tuple[int, Holder]]:
         """Return the number of CPU slots and the holder of each lease that has any."""
         return [(held.lease.slots, held.holder) for held in self._leases.values() if held.lease.slots]

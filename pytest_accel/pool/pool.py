@@ -324,6 +324,7 @@ class Pool:
             self._manager.end_worlds(gracefully=gracefully)
         self._manager.stop_starters()
         with self._lock:
+            self.summary.devices = self._allocator.missing
             self._allocator.close()
 
     # Leases

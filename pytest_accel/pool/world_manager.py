@@ -275,7 +275,7 @@ class WorldManager:
             return
         if (starter := self._own_starters.get(world.spec.world)) is not None:
             starter.kill()
-        killed = world.state is WorldState.KILLED
+        killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
         world.gone()
         self._record(WorldGone(world.spec.world))
         WorldInspector(self.directory, world.spec).remove_files()

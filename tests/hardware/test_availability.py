@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.availability import RECOVERY_TIMEOUT, Recovery, recovery
+from pytest_accel.hardware.availability import RECOVERY_TIMEOUT, SETTLE_TIME, Suspect, recovery
 from pytest_accel.hardware.health import Health
 
 OnMachine = Callable[..., Any]
@@ -19,34 +19,26 @@ WHOLE = f"memory {16 * GIB} {16 * GIB}"
 
 
 @pytest.mark.parametrize(
-    ("before", "health", "waited", "found"),
+    ("expected", "health", "now", "found"),
     [
-        (16 * GIB, Health(memory_free=16 * GIB), 0.0, Recovery("recovered")),
-        (16 * GIB, Health(memory_free=16 * GIB - 512 * 1024**2), 0.0, Recovery("recovered")),
-        (16 * GIB, Health(memory_free=15 * GIB), 0.0, Recovery("waiting")),
-        (16 * GIB, Health(memory_free=15 * GIB), RECOVERY_TIMEOUT - 0.1, Recovery("waiting")),
-        (
-            16 * GIB,
-            Health(memory_free=13 * GIB),
-            RECOVERY_TIMEOUT,
-            Recovery("failed", "3 GiB of its memory were not released within 30 s after its processes were killed"),
-        ),
-        (16 * GIB, Health("busy", "is used by pid 7", memory_free=13 * GIB), RECOVERY_TIMEOUT, Recovery("recovered")),
-        (16 * GIB, Health("busy", "has much in use", memory_free=13 * GIB, unseen=True), 0.0, Recovery("waiting")),
-        (
-            16 * GIB,
-            Health("sick", "it has had an error", memory_free=16 * GIB),
-            0.0,
-            Recovery("failed", "it has had an error"),
-        ),
-        (None, Health(memory_free=1), 0.0, Recovery("recovered")),
-        (16 * GIB, Health(), 0.0, Recovery("recovered")),
+        (16 * GIB, Health(memory_free=16 * GIB), 10.0, "recovered"),
+        (16 * GIB, Health(memory_free=16 * GIB - 512 * 1024**2), 10.0, "recovered"),
+        (None, Health(memory_free=1), 10.0, "recovered"),
+        (16 * GIB, Health(), 10.0, "recovered"),
+        # The driver lists the killed process.
+        (16 * GIB, Health(memory_free=15 * GIB, pids=frozenset({7})), 10.0 + RECOVERY_TIMEOUT - 0.1, "waiting"),
+        (16 * GIB, Health(memory_free=15 * GIB, pids=frozenset({7})), 10.0 + RECOVERY_TIMEOUT, "missing"),
+        # It lists others, and all of them can be seen.
+        (16 * GIB, Health(memory_free=1, pids=frozenset({8}), sees_users=True), 10.0, "missing"),
+        # It lists no process, or some of another pid namespace.
+        (16 * GIB, Health(memory_free=15 * GIB), 11.0 + SETTLE_TIME - 0.1, "waiting"),
+        (16 * GIB, Health(memory_free=15 * GIB, pids=frozenset({8})), 11.0 + SETTLE_TIME - 0.1, "waiting"),
+        (16 * GIB, Health(memory_free=15 * GIB), 11.0 + SETTLE_TIME, "missing"),
     ],
 )
-def test_a_device_whose_processes_were_killed_is_checked(
-    before: int | None, health: Health, waited: float, found: Recovery
-) -> None:
-    assert recovery(before, health, waited) == found
+def test_only_killed_processes_are_waited_for(expected: int | None, health: Health, now: float, found: str) -> None:
+    suspect = Suspect(frozenset({7}), since=10.0, memory_free=15 * GIB, risen=11.0)
+    assert recovery(expected, health, suspect, now) == found
 
 
 GUARD = """
@@ -73,7 +65,7 @@ def look(after, *changes):
     said.append(guard.refuses("GPU-1"))
 
 STEPS
-print(json.dumps({"said": said, "aside": guard.aside}))
+print(json.dumps({"said": said, "aside": guard.aside, "missing": guard.missing}))
 """
 
 
@@ -85,32 +77,79 @@ def guard(steps: str, *, waits: bool = False) -> str:
 LESS = f"(' {16 * GIB}\\n', ' {12 * GIB}\\n')"
 
 
-def test_a_device_waits_for_its_memory_to_be_released_after_a_kill(on_machine: OnMachine) -> None:
-    steps = f"look(0, {LESS}); guard.suspect(['GPU-1']); look(9, {LESS}); look(1, {LESS}); look(1); look(1, {LESS})"
-    found = on_machine(guard(steps), *T4, WHOLE)
-    waiting = "waits for its memory to be released"
-    assert found == {"said": [None, waiting, waiting, None, None], "aside": {}}
+WAITING = "waits for its memory to be released"
+KILLED = 4194305  # Larger than any pid of Linux, so that no process has it.
+LISTED = f"process {KILLED} {4 * GIB}"
+RELEASED = f"('{LISTED}', '#')"
 
 
-def test_a_device_whose_memory_is_not_released_is_set_aside(on_machine: OnMachine) -> None:
-    steps = f"guard.suspect(['GPU-1']); look(1000, {LESS}); look(29, {LESS}); look(1, {LESS}); look(99)"
+def test_a_device_waits_for_the_memory_of_a_killed_process(on_machine: OnMachine) -> None:
+    steps = (
+        f"guard.suspect(['GPU-1'], [{KILLED}]); look(99, {LESS}); look(2, {LESS}); look(1, {RELEASED}); look(1, {LESS})"
+    )
+    found = on_machine(guard(steps), *T4, WHOLE, LISTED)
+    assert found == {"said": [WAITING, WAITING, None, None], "aside": {}, "missing": {}}
+
+
+def test_a_device_whose_memory_is_not_released_is_leased_after_a_while_and_reported(on_machine: OnMachine) -> None:
+    steps = f"guard.suspect(['GPU-1'], [{KILLED}]); look(99, {LESS}); look(4.9, {LESS}); look(0.2, {LESS})"
+    found = on_machine(guard(steps), *T4, WHOLE, LISTED)
+    text = (
+        "4 GiB of its memory were still in use after its processes were killed, "
+        f"by pid {KILLED} (not visible from here, 4 GiB)"
+    )
+    assert found == {"said": [WAITING, WAITING, None], "aside": {}, "missing": {"GPU-1": text}}
+
+
+def test_processes_that_are_alive_are_not_waited_for(on_machine: OnMachine) -> None:
+    """They are the session's main process, a process that it has started, and one of another program."""
+    steps = f"""
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+users = f"process {{os.getpid()}} {{1 << 30}}\\nprocess {{worker.pid}} {{1 << 30}}\\nprocess {os.getpid()} {{2 << 30}}"
+guard.suspect(['GPU-1'], [{KILLED}])
+look(0, {LESS}, ('#', users))
+worker.communicate()
+said += [os.getpid(), worker.pid]
+"""
+    found = on_machine(guard(steps), *T4, WHOLE, "#")
+    [refused, main, worker] = found["said"]
+    assert refused is None
+    assert found["aside"] == {}
+    of_session = "in which code of the suite has used the device, 1 GiB"
+    assert found["missing"]["GPU-1"].startswith(
+        "4 GiB of its memory were still in use after its processes were killed, "
+        f"by pid {main} (this session's main process, {of_session}), pid {worker} (this session's, {of_session}), "
+        f"pid {os.getpid()} ("
+    )
+
+
+def test_if_the_driver_lists_no_process_the_wait_ends_when_no_more_memory_becomes_free(on_machine: OnMachine) -> None:
+    half = f"(' {16 * GIB}\\n', ' {14 * GIB}\\n')"
+    steps = f"""
+guard.suspect(['GPU-1'], [{KILLED}])
+look(99, {LESS}); look(0.9, {half}); look(0.9, {half}); look(0.2, {half})
+guard.suspect(['GPU-1'], [{KILLED}])
+look(1, {half})
+"""
     found = on_machine(guard(steps), *T4, WHOLE)
-    lost = "4 GiB of its memory were not released within 30 s after its processes were killed"
-    waiting = "waits for its memory to be released"
-    assert found == {"said": [waiting, waiting, lost, lost], "aside": {"GPU-1": lost}}
+    in_use = "2 GiB of its memory were still in use after its processes were killed"
+    text = f"{in_use}, by no process that the driver shows here"
+    # The second time, the same memory is missing, and nothing is waited for.
+    assert found == {"said": [WAITING, WAITING, WAITING, None, None], "aside": {}, "missing": {"GPU-1": text}}
 
 
 def test_a_device_with_a_lasting_error_is_set_aside_at_once(on_machine: OnMachine) -> None:
-    steps = "look(1); guard.suspect(['GPU-1']); look(1, ('ecc 0 0', 'ecc 2 2')); look(9)"
+    steps = "look(1); guard.suspect(['GPU-1'], [7]); look(1, ('ecc 0 0', 'ecc 2 2')); look(9)"
     found = on_machine(guard(steps), *T4, WHOLE, "ecc 0 0")
     sick = "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"
-    assert found == {"said": [None, sick, sick], "aside": {"GPU-1": sick}}
+    assert found == {"said": [None, sick, sick], "aside": {"GPU-1": sick}, "missing": {}}
 
 
 def test_a_gpu_that_has_fallen_off_the_bus_is_set_aside(on_machine: OnMachine) -> None:
-    steps = "guard.suspect(['GPU-1']); look(1, ('#', 'refuse nvmlDeviceGetMemoryInfo 15')); look(9)"
+    steps = "guard.suspect(['GPU-1'], [7]); look(1, ('#', 'refuse nvmlDeviceGetMemoryInfo 15')); look(9)"
     lost = "its driver cannot reach it any more"
-    assert on_machine(guard(steps), *T4, WHOLE, "#") == {"said": [lost, lost], "aside": {"GPU-1": lost}}
+    assert on_machine(guard(steps), *T4, WHOLE, "#") == {"said": [lost, lost], "aside": {"GPU-1": lost}, "missing": {}}
 
 
 def test_a_busy_device_is_unavailable_if_the_session_waits_for_busy_devices(on_machine: OnMachine) -> None:
@@ -125,9 +164,19 @@ def test_a_busy_device_is_unavailable_if_the_session_waits_for_busy_devices(on_m
     assert on_machine(guard(steps), *T4, WHOLE, busy)["said"] == [None] * 4
 
 
+def test_memory_of_no_visible_process_keeps_a_device_busy_only_if_it_was_in_use_from_the_start(
+    on_machine: OnMachine,
+) -> None:
+    steps = f"look(1); look(1, {LESS}); look(1)"
+    busy = "has 4 GiB of its memory in use, but no process on it is visible from here"
+    assert on_machine(guard(steps, waits=True), *T4, WHOLE)["said"] == [None, None, None]
+    free = f"(' {12 * GIB}\\n', ' {16 * GIB}\\n')"
+    steps = f"look(1); look(1, {free}); look(1)"
+    assert on_machine(guard(steps, waits=True), *T4, f"memory {16 * GIB} {12 * GIB}")["said"] == [busy, None, None]
+
+
 SUPPLY = """
 import json, os, pathlib, queue
-from pytest_accel.hardware import availability as guard
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.leases.holder import Holder
@@ -163,11 +212,10 @@ print(json.dumps([*before, lease.devices]))
 
 def test_a_test_that_needs_a_device_that_is_set_aside_gets_the_reason(on_machine: OnMachine, tmp_path: Path) -> None:
     code = """
-guard.RECOVERY_TIMEOUT = 0.0
 submit()
 lease = leases.get_nowait()
 text = file.read_text()
-file.write_text(text.replace(f"memory {16 << 30} {16 << 30}", f"memory {16 << 30} {1 << 30}"))
+file.write_text(text.replace("ecc 0 0", "ecc 1 1"))
 supply.give_back("cuda", lease, killed=KILLED)
 before = supply.unavailable("cuda", need)
 submit()
@@ -180,15 +228,37 @@ print(json.dumps([before, given, after]))
     def run(killed: bool) -> Any:
         locks = str(tmp_path / f"locks{killed}")
         script = (SUPPLY + code).replace("WAITS", "False").replace("KILLED", str(killed))
-        return on_machine(script, *T4, WHOLE, PYTEST_ACCEL_LOCK_DIR=locks)
+        return on_machine(script, *T4, WHOLE, "ecc 0 0", PYTEST_ACCEL_LOCK_DIR=locks)
 
     assert run(False) == [None, False, None]
     assert run(True) == [
         None,
         True,
         "needs 1 cuda device; there is none to use\nGPU-1 was set aside: "
-        "15 GiB of its memory were not released within 0 s after its processes were killed",
+        "it has had an uncorrectable memory error (ECC) since its driver was loaded",
     ]
+
+
+def test_a_lease_waits_for_the_killed_processes_of_the_last_one(on_machine: OnMachine, tmp_path: Path) -> None:
+    code = f"""
+submit()
+lease = leases.get_nowait()
+supply.broker("cuda").describe(lease.id, processes=[({KILLED}, 1.0)])
+text = file.read_text()
+file.write_text(text.replace(" {16 * GIB}\\n", " {12 * GIB}\\n") + "{LISTED}\\n")
+supply.give_back("cuda", lease, killed=True)
+request = submit()
+waits = (leases.empty(), supply.obstacles("cuda", request))
+file.write_text(text)
+leases.get(timeout=60)
+missing = supply.missing
+supply.close()
+print(json.dumps([*waits, missing]))
+"""
+    found = on_machine(
+        (SUPPLY + code).replace("WAITS", "False"), *T4, WHOLE, PYTEST_ACCEL_LOCK_DIR=str(tmp_path / "locks")
+    )
+    assert found == [True, ["GPU-1 waits for its memory to be released"], []]
 
 
 def test_a_session_names_the_holder_of_the_device_that_it_waited_for(

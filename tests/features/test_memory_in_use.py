@@ -1,0 +1,105 @@
+"""Tests of sessions on a card of which other processes, or the session's own main process, use memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.features.conftest import Suite
+
+VENDOR = """
+import json
+import os
+from pathlib import Path
+
+from pytest_accel.hardware.health import Facts, Process
+from pytest_accel.hardware.processes import judge_all
+from pytest_accel.hardware.vendors.sim import Sim
+
+TOTAL = 16 << 30
+USED = Path(os.environ["CARD_USERS"])  # A line for each process on the card: its pid and the bytes that it uses.
+
+
+def users():
+    lines = USED.read_text().splitlines() if USED.exists() else []
+    return tuple(Process(*map(int, line.split())) for line in lines)
+
+
+class Card(Sim):
+    kind = "card"
+
+    def discover(self):
+        from dataclasses import replace
+
+        free = TOTAL - sum(process.used for process in users())
+        return tuple(replace(device, kind="card", memory=TOTAL, memory_free=free) for device in super().discover())
+
+    def health(self, devices, session=None):
+        found = users()
+        free = TOTAL - sum(process.used for process in found)
+        return judge_all({device.id: Facts(found, memory_free=free) for device in devices}, session)
+
+
+def make(argument):
+    return Card(1, shared=True)  # Only devices that sessions share are checked before they are leased.
+"""
+TESTS = """
+import os
+import signal
+
+import pytest
+
+if "PYTEST_ACCEL_SESSION" not in os.environ:  # Not in ranks.
+    with open(os.environ["CARD_USERS"], "a", encoding="utf-8") as users:
+        users.write(f"{os.getpid()} {524 << 20}\\n")
+
+pytestmark = pytest.mark.devices(1)
+
+
+@pytest.mark.distributed(1, timeout=1)
+def test_is_killed():
+    signal.pause()
+
+
+def test_passes(accel):
+    assert len(accel.ids) == 1
+
+
+def test_another_program_takes_memory():
+    with open(os.environ["CARD_USERS"], "a", encoding="utf-8") as users:
+        users.write(f"{os.environ['OTHER_PROGRAM']} {6 << 30}\\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_passes_beside_it(accel):
+    assert len(accel.ids) == 1
+"""
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["plain", "xdist"])
+def test_memory_in_use_by_living_processes_never_takes_a_card_away(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    packages = tmp_path / "packages"
+    info = packages / "card-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: card\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[pytest_accel.vendors]\ncard = card_vendor:make\n", encoding="utf-8")
+    (packages / "card_vendor.py").write_text(VENDOR, encoding="utf-8")
+    users = tmp_path / "users.txt"
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    monkeypatch.setenv("CARD_USERS", str(users))
+    monkeypatch.setenv("OTHER_PROGRAM", "1")
+    suite.write("test_it.py", TESTS)
+    run = suite.run("--accel=card", "--accel-wait=20", *options)
+    assert run.count() == {"FAILED": 2, "PASSED": 2}, run.text
+    assert run.result("test_passes") == run.result("test_passes_beside_it") == "PASSED"
+    assert "set aside" not in run.text
+    [summary] = [line for line in run.text.splitlines() if line.startswith("sim-0: ")]
+    assert "of its memory were still in use after its processes were killed, by pid " in summary
+    # The files of tests are imported by the main process, or by xdist's workers.
+    assert summary.count("in which code of the suite has used the device, 524 MiB)") == (2 if options else 1)
+    if not options:
+        assert "(this session's main process, " in summary
+        assert summary.endswith(", 6 GiB)")
