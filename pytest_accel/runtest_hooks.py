@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -24,9 +23,7 @@ class RuntestHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        if self._session.is_worker:
-            _link_neighbours(session.items)
-        else:
+        if not self._session.is_worker:
             _link(session.items)
             record_times(session.config)
         # The debugger for a failure in ranks runs in a rank; the driver has no frames of it. Call pdbinvoke only for
@@ -59,23 +56,15 @@ class RuntestHooks:
             marked.following = following if same_key and not marked.key.fresh else None
             marked.last = marked.key.fresh
         if not any(item.iter_markers("skip")):
-            self._driver.prepare(marked, following)
+            self._driver.prepare(marked)
         try:
             return (yield)
         except KeyboardInterrupt:
-            self._interrupt()  # The ranks may run the test although the driver was not waiting for them.
+            if not self._session.is_forked_copy:
+                self._driver.interrupt()  # The ranks may run the test although the driver was not waiting for them.
             raise
         finally:
             self._driver.after(following)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if excinfo.errisinstance(KeyboardInterrupt):  # Not for pytest.exit, which calls this hook, too.
-            self._interrupt()  # Between two tests, the ranks may run one that was sent ahead.
-
-    def _interrupt(self) -> None:
-        if not self._session.is_forked_copy:
-            self._driver.interrupt()
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
@@ -131,19 +120,6 @@ def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         marked = marked_of(item)
         groups.setdefault(marked.key if marked is not None and marked.missing is None else None, []).append(item)
     return [item for group in groups.values() for item in group]
-
-
-def _link_neighbours(items: list[pytest.Item]) -> None:
-    """Set as the `following` test of each test its neighbour, if that has the same key.
-
-    This is a guess: an xdist worker learns its next test only when the previous one begins. Ranks that start a test
-    before that must know which of its fixtures to keep. A wrong guess costs an additional teardown or setup of these.
-    """
-    for item, later in pairwise(items):
-        marked, following = marked_of(item), marked_of(later)
-        if marked is not None and following is not None and following.missing is None:
-            can_follow = following.key == marked.key and not marked.key.fresh
-            marked.following = following if can_follow else None
 
 
 def _link(items: list[pytest.Item]) -> None:

@@ -38,7 +38,7 @@ RUNS_IN_A_RANK = {
 }
 
 RUNS_BETWEEN_TESTS = (
-    *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization", "rank/run_ahead"),
+    *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
     *("rank/captured_output", "forkserver/fork_exit"),
     *("core/kill", "core/fd_passing", "core/serialization", "core/unix_sockets"),

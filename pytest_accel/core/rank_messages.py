@@ -34,11 +34,6 @@ class RunTest(Struct, frozen=True):
     """The test that this world is expected to run next."""
     last: bool = False
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
-    ahead: bool = False
-    """True if the driver sends the test before the previous one has ended (see `pytest_accel.rank.run_ahead`).
-
-    The ranks start it once all of them have passed the previous test; else they wait for the driver's next message.
-    """
 
 
 class Retire(Struct, frozen=True):
@@ -153,10 +148,5 @@ class Finished(Struct, frozen=True):
     groups: int = 0
     """Number of process groups that have been created in the rank, by torch's counter."""
     properties: Mapping[str, Any] = field(default_factory=dict)
-    checksum: int | None = None
-    """Value that the rank has sent to its peers (see `run_ahead.checksum`).
-
-    None: the test did not pass cleanly, so the ranks must not start the next test without the driver.
-    """
     retire: bool = False
     """True if the ranks must not run another test, but can shut down cleanly."""

@@ -11,10 +11,7 @@ from pytest_accel.core.world_spec import WorldSpec
 
 
 class StartWorld(Struct, frozen=True):
-    """Start the ranks of `spec` that belong to this server.
-
-    If `spec` is `parted`, the descriptors of `run_ahead.connect` follow the message.
-    """
+    """Start the ranks of `spec` that belong to this server."""
 
     spec: WorldSpec
     port: int | None = None

@@ -63,19 +63,6 @@ class WorldSpec:
         return bool(self.nodes and self.nodes[rank])
 
     @property
-    def local(self) -> bool:
-        """True if all ranks are on the driver's node, so that socket pairs can connect them (`rank.run_ahead`)."""
-        return not any(self.nodes)
-
-    @property
-    def parted(self) -> bool:
-        """True if the ranks, all on the driver's node, come from several fork servers.
-
-        The servers then have to receive the sockets that connect the ranks.
-        """
-        return self.local and len(set(self.servers)) > 1
-
-    @property
     def node_count(self) -> int:
         """Number of nodes that the ranks are on."""
         return len(set(self.nodes)) or 1

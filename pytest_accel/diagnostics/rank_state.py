@@ -80,10 +80,6 @@ class RankState:
     rank: int
     reports: dict[When, PhaseReport] = field(default_factory=dict)
     finished: Finished | None = None
-    early: list[object] = field(default_factory=list)
-    """Messages that belong to the next test, which the rank was sent ahead of time."""
-    died_early: float | None = None
-    """Time of the rank's death after it finished the current test; it may have died in the next one."""
     end: RankOutcome | None = None
     """Set when the rank will send nothing more, in any phase."""
 
@@ -97,12 +93,10 @@ class RankState:
         """True if the rank has reported a phase that did not pass."""
         return any(report.report["outcome"] != "passed" for report in self.reports.values())
 
-    def begin(self) -> list[object]:
-        """Reset the state for the next test; return the messages that the rank has already sent about it."""
+    def begin(self) -> None:
+        """Reset the state for the next test."""
         self.reports.clear()
         self.finished = None
-        early, self.early = self.early, []
-        return early
 
     def record_passed(self, progress: Progress) -> bool:
         """Record the phases that have passed according to `progress`; return True if one of them had no report yet."""

@@ -80,7 +80,6 @@ def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool
     failure.
     """
     deaths = [(rank.end.at, f"rank {rank.rank} {_ENDED[rank.end.ending]}") for rank in ranks if rank.end is not None]
-    deaths += [(rank.died_early, f"rank {rank.rank} died") for rank in ranks if rank.died_early is not None]
     failures = _failures(ranks, at_work)
     if not deaths and not failures:
         return Grace()

@@ -41,24 +41,15 @@ class Driver:
         self.settings = settings
         self._pool_client = pool_client
         option = config.option
-        self.streams = getattr(option, "capture", "no") == "no" and not is_distributed(config)
-        """True if the ranks' output is shown while they run (``-s`` without xdist). No test is then sent ahead."""
+        self._streams = getattr(option, "capture", "no") == "no" and not is_distributed(config)
+        """True if the ranks' output is shown while they run (``-s`` without xdist)."""
         self._interactive = is_interactive(config)
         self._world: World | None = None
         self._error: BaseException | None = None
-        self._next: MarkedTest | None = None
         self._running: MarkedTest | None = None
-        self._announced: MarkedTest | None = None
-        """The test that the world's ranks start by themselves if they all pass the running one."""
-        self._started_ahead: MarkedTest | None = None
-        """A test that the world's ranks have started before pytest has asked for its setup phase."""
 
-    def prepare(self, marked: MarkedTest, following: MarkedTest | None) -> None:
-        """Wait for the test's world before its phases begin, so that the timeouts of other plugins exclude the wait.
-
-        `following` is the next test of this process if it has marks, else None.
-        """
-        self._next = following
+    def prepare(self, marked: MarkedTest) -> None:
+        """Wait for the test's world before its phases begin, so that the timeouts of other plugins exclude the wait."""
         if marked.missing is None:
             try:
                 self._ensure_world(marked)
@@ -66,34 +57,15 @@ class Driver:
                 self._error = error  # Raised in the setup phase, where pytest reports it as an error of this test.
 
     def begin(self, marked: MarkedTest) -> World:
-        """Start the test in its world, and return the world. Replace a world that must not be used again.
-
-        Then send the next test ahead, if it can run in the same world.
-        """
+        """Start the test in its world, and return the world. Replace a world that must not be used again."""
         error, self._error = self._error, None
         if error is not None:
             raise error
         self._running = marked
         world = self._ensure_world(marked)
-        if self._started_ahead is None:
-            self._send(world, marked)
-        self._started_ahead = None
-        following = self._next
-        if (
-            following is not None
-            and not self.streams
-            and world.grant.spec.local
-            and marked.is_sure_to_run
-            and following.is_sure_to_run
-            and self._can_keep(world, following)
-        ):
-            self._announced = following
-            self._send(world, following, ahead=True)
-        return world
-
-    def _send(self, world: World, marked: MarkedTest, *, ahead: bool = False) -> None:
         following = marked.following.node if marked.following else None
-        world.send(marked.node, marked.item.location, following, last=marked.last, ahead=ahead)
+        world.send(marked.node, marked.item.location, following, last=marked.last)
+        return world
 
     def _can_keep(self, world: World, following: MarkedTest) -> bool:
         """Return whether `following` can use the world, and nobody else waits for it."""
@@ -101,25 +73,22 @@ class Driver:
             following.missing is None
             and following.key == world.grant.spec.key
             and not following.key.fresh
+            and world.condition.reusable
+            and world.alive  # Otherwise the pool reports the death, and the next test is not blamed for it.
             and not self._pool_client.wanted(world.number)
         )
 
     def _ensure_world(self, marked: MarkedTest) -> World:
         """Return a world in which the test can run: the current one if possible, else another from the pool."""
         world = self._world
-        if world is not None:
-            if self._started_ahead is marked:
-                return world  # Report any failure of the world in this test, which it runs already.
-            self._update_started_ahead(world)
-            if (
-                self._started_ahead is not None
-                or world.grant.spec.key != marked.key
-                or (marked.key.fresh and world.used)
-                or not world.alive
-                or not world.condition.reusable
-            ):
-                self.close()
-                world = None
+        if world is not None and (
+            world.grant.spec.key != marked.key
+            or (marked.key.fresh and world.used)
+            or not world.alive
+            or not world.condition.reusable
+        ):
+            self.close()
+            world = None
         while world is None:
             try:
                 world = self._acquire(marked)
@@ -138,7 +107,7 @@ class Driver:
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
-            on_quiet = self._show_progress if self._interactive and not self.streams else None
+            on_quiet = self._show_progress if self._interactive and not self._streams else None
             world = self._world = World(
                 grant, self._pool_client, self._debugger_relay(grant), self._log_tail(grant), on_quiet
             )
@@ -160,38 +129,16 @@ class Driver:
         return DebuggerRelay(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
     def _log_tail(self, grant: AcquiredWorld) -> LogTail | None:
-        if not self.streams:
+        if not self._streams:
             return None
         kept = self.settings.logs is not None
         return LogTail(WorldInspector(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
 
-    def _update_started_ahead(self, world: World) -> None:
-        """Determine whether the ranks have started the announced test by themselves."""
-        announced, self._announced = self._announced, None
-        if announced is not None and world.has_run_ahead:
-            self._started_ahead = announced
-
     def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""
         self._error = self._running = None
-        world = self._world
-        if world is None:
-            return
-        self._update_started_ahead(world)
-        if self._started_ahead is not None and self._started_ahead is following and world.condition.reusable:
-            world.switch_to_next()
-        elif (
-            following is None
-            or self._started_ahead is not None
-            or not self._can_keep(world, following)
-            or not world.condition.reusable
-            or not world.alive  # The pool then reports the death, and the next test is not blamed for it.
-        ):
+        if self._world is not None and (following is None or not self._can_keep(self._world, following)):
             self.close()
-        elif following.is_sure_to_run and not self.streams:
-            # Start the next test now: the ranks work while pytest prepares its setup phase.
-            self._started_ahead = following
-            self._send(world, following)
 
     def _show_progress(
         self, when: When, seconds: float, timeout: float, places: dict[int, str], collectives: list[str]
@@ -203,9 +150,8 @@ class Driver:
     def interrupt(self) -> None:
         """Record where the ranks are, and end the world, because the session is interrupted."""
         if self._world is not None:
-            self._update_started_ahead(self._world)
-            running = self._started_ahead or self._running
-            self._pool_client.record_interrupted(self._world.number, running.item.nodeid if running else "")
+            running = self._running.item.nodeid if self._running is not None else ""
+            self._pool_client.record_interrupted(self._world.number, running)
             self.end_world("the session is interrupted")
 
     def end_world(self, reason: str) -> None:
@@ -217,10 +163,7 @@ class Driver:
     def close(self) -> None:
         """Give the world back to the pool; no-op if there is none."""
         world, self._world = self._world, None
-        ahead, self._started_ahead, self._announced = self._started_ahead, None, None
         if world is not None:
-            if ahead is not None:
-                world.condition.rule_out(f"it runs {ahead.item.nodeid}, which is not to be run after all")
             world.close()
 
 

@@ -53,11 +53,6 @@ class RankConnection(RankState):
         )
 
     @property
-    def is_open(self) -> bool:
-        """True if the rank is not known to have ended."""
-        return self.end is None and self.died_early is None
-
-    @property
     def sources(self) -> Iterator[Connection | int]:
         """The file objects that become readable when the rank sends a message or ends."""
         yield self.connection

@@ -58,8 +58,6 @@ class RankMonitor:
         """Number of the current test."""
         self.began = 0.0
         """Time at which the current test began (`clock.monotonic`)."""
-        self.announced_ahead = False
-        """True if the ranks have been sent the test to run after the current one."""
         self.ready: set[int] = set()
         """The ranks that can run tests."""
         self.exit_request: ExitRequest | None = None
@@ -85,16 +83,14 @@ class RankMonitor:
         self._selector.close()
 
     def begin(self, now: float) -> None:
-        """Make the next test the current one, and handle the messages that ranks have already sent about it."""
+        """Make the next test the current one; it begins at the time `now`."""
         self.serial += 1
-        self.announced_ahead = False
         self.began = now
         self._debugger.begin()
         self._extras.clear()
         self.findings = NOTHING
         for rank in self.ranks:
-            for message in rank.begin():
-                self._handle(rank, message)
+            rank.begin()
 
     def take_extras(self) -> list[tuple[int, ExtraReport]]:
         """Return the reports that belong to no phase, with their ranks, and forget them."""
@@ -107,7 +103,7 @@ class RankMonitor:
         events = self._selector.select(timeout)
         for key, _ in events:
             rank: RankConnection = key.data
-            if not rank.is_open:
+            if rank.end is not None:
                 continue
             if key.fileobj is rank.connection:
                 self._receive(rank)
@@ -138,9 +134,7 @@ class RankMonitor:
                 self._handle_received(rank)
 
     def _handle(self, rank: RankConnection, message: object) -> None:
-        if rank.finished is not None and self.announced_ahead:
-            rank.early.append(message)
-        elif isinstance(message, Ready):
+        if isinstance(message, Ready):
             self.ready.add(rank.rank)
         elif isinstance(message, CannotRun):
             self._record_end(rank, "unstarted", message.text, headline=message.headline)
@@ -275,24 +269,9 @@ class RankMonitor:
             return
         now = monotonic()
         self._drain(rank)
-        if self.announced_ahead and rank.finished is not None and rank.finished.checksum is not None:
-            # The rank died in this test or in the next one; all ranks have to finish this test to tell which.
-            rank.died_early = now
-            self._unregister(rank)
-        else:
-            self._record_exit(rank, now)
-
-    def record_early_deaths(self) -> None:
-        """Record the ends of the ranks that died when it was not yet known in which test."""
-        for rank in self.ranks:
-            if rank.died_early is not None:
-                self._record_exit(rank, rank.died_early)
-
-    def _record_exit(self, rank: RankConnection, at: float) -> None:
-        """Record that the process of `rank` ended at time `at`, with its exit status if the pool knows it."""
         if rank.end is not None:
             return  # The rank had sent the reason.
-        others = [other for other in self.ranks if other is not rank and not other.done and other.died_early is None]
+        others = [other for other in self.ranks if other is not rank and not other.done]
         if others and self.serial and all(other.end is None for other in self.ranks):
             self.findings = self._examiner.at_death(_pids(others))
         timeout = _EXIT_STATUS_TIMEOUT if rank.has_exited else _CLOSED_TIMEOUT
@@ -302,7 +281,7 @@ class RankMonitor:
             before, self._oom_kills = self._oom_kills, self._count_oom_kills(len(self.ranks))
             end = with_oom_cause(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
             text = describe_exit(end)
-        self._record_end(rank, "died", text, at=at, exit=end)
+        self._record_end(rank, "died", text, at=now, exit=end)
 
     def _count_oom_kills(self, size: int) -> dict[int, int | None]:
         return self._inspector.ask(NodeInspector.oom_kills, dict.fromkeys(range(size)))

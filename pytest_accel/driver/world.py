@@ -28,7 +28,6 @@ from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
-from pytest_accel.rank.run_ahead import may_run_ahead
 
 _PROGRESS_INTERVAL = 0.2
 """Seconds between two looks at the ranks' progress files: a rank sends the report of a passed phase only at the end."""
@@ -128,31 +127,12 @@ class World:
         """True if this driver has sent the world a test."""
         return self._monitor.serial > 0
 
-    def send(
-        self, node: NodeRef, location: Location, following: NodeRef | None, *, last: bool, ahead: bool = False
-    ) -> None:
-        """Have every rank run the test `node` now, instead of one that was sent ahead.
-
-        With `ahead`, the ranks start the test by themselves once all of them have passed the current one.
-        """
-        if ahead:
-            self._monitor.announced_ahead = True
-        else:
-            self._monitor.begin(monotonic())
-        data = pickle.dumps(RunTest(self._monitor.serial + ahead, node, location, following, last, ahead))
+    def send(self, node: NodeRef, location: Location, following: NodeRef | None, *, last: bool) -> None:
+        """Have every rank run the test `node` now."""
+        self._monitor.begin(monotonic())
+        data = pickle.dumps(RunTest(self._monitor.serial, node, location, following, last))
         for rank in self._ranks:
             rank.send(data)
-
-    @property
-    def has_run_ahead(self) -> bool:
-        """True if the ranks have started the test that was sent ahead; known once all have finished the current one."""
-        checksums = [rank.finished.checksum for rank in self._ranks if rank.finished is not None and rank.end is None]
-        return self._monitor.announced_ahead and may_run_ahead(checksums, self.size)
-
-    def switch_to_next(self) -> None:
-        """Make the test that the ranks have started by themselves the current one."""
-        self._monitor.begin(max(rank.reports["teardown"].at for rank in self._ranks))
-        self._monitor.record_early_deaths()
 
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
@@ -170,8 +150,6 @@ class World:
             if not in_teardown and self._grace().end == math.inf:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
-        if when == "teardown" and not self.has_run_ahead:
-            self._monitor.record_early_deaths()
         if self._log_tail is not None:
             self._log_tail.finish() if when == "teardown" else self._log_tail.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
@@ -181,7 +159,7 @@ class World:
 
     @property
     def _any_failed_or_ended(self) -> bool:
-        return any(rank.end is not None or rank.died_early is not None or rank.has_failed for rank in self._ranks)
+        return any(rank.end is not None or rank.has_failed for rank in self._ranks)
 
     def _pump_or_give_up(self, pending: list[RankConnection], when: When, limit: PhaseLimit) -> None:
         """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace after a failure.
@@ -236,7 +214,7 @@ class World:
             self._log_tail.finish()
         self._monitor.close()
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
-        ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_run_ahead
+        ended = all(rank.finished is not None and rank.end is None for rank in self._ranks)
         kill_reason = self.condition.kill_reason
         if kill_reason is None and self.used and not all(rank.done for rank in self._ranks):
             kill_reason = "its driver stopped waiting"  # For example, a plugin has called pytest.exit.
@@ -248,7 +226,7 @@ class World:
         """True if every rank lives. Handles all pending messages and exits first."""
         while self._monitor.pump(0.0):
             pass
-        return all(rank.is_open for rank in self._ranks)
+        return all(rank.end is None for rank in self._ranks)
 
     def _grace(self) -> Grace:
         found = grace(self._ranks, self._debugger.ended, self._monitor.is_any_at_work)

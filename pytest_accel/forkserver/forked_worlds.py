@@ -6,7 +6,6 @@ import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 
 from pytest_accel.core import shared_memory
 from pytest_accel.core.clock import monotonic
@@ -63,14 +62,14 @@ class ForkedWorlds:
         """Time at which the next ranks are to be killed (`clock.monotonic`), or None."""
         return min((world.deadline for world in self._worlds.values() if world.deadline is not None), default=None)
 
-    def start(self, spec: WorldSpec, port: int | None, connection: Connection) -> int:
+    def start(self, spec: WorldSpec, port: int | None) -> int:
         """Start the ranks of `spec` that belong to this server; return their number, 0 if that fails.
 
-        `port` and `connection` are those of :func:`~pytest_accel.forkserver.world_sockets.open_sockets`.
+        `port` is that of :func:`~pytest_accel.forkserver.world_sockets.open_sockets`.
         """
         world = self._worlds[spec.world] = _ForkedWorld()
         try:
-            with open_sockets(spec, self._session, port, connection) as sockets:
+            with open_sockets(spec, self._session, port) as sockets:
                 for rank in sockets.listeners:
                     world.ranks[self._start_rank(spec, rank, sockets)] = rank
                 self._send(WorldStarted(spec.world, tuple(world.ranks), sockets.port))

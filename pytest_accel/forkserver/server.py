@@ -102,7 +102,7 @@ class _Server:
 
     def _handle(self, message: object) -> None:
         if isinstance(message, StartWorld):
-            started = self.worlds.start(message.spec, message.port, self.connection)
+            started = self.worlds.start(message.spec, message.port)
             if started and self._uses_standby:
                 self._standby.prepare(started)
         elif isinstance(message, KillWorld):

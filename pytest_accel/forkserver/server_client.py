@@ -10,14 +10,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from traceback import format_exc
 from typing import Protocol
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.fd_passing import send as send_descriptors
 from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.kill import MARK, kill_tree, mark
 from pytest_accel.core.paths import server_log_path
@@ -130,13 +129,11 @@ class ForkServerClient:
         self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
 
-    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send `message` and file `descriptors`. Never raise: if the server has exited, `on_end` is called."""
+    def send(self, message: object) -> None:
+        """Send `message`. Never raise: if the server has exited, `on_end` is called."""
         with self._sending, contextlib.suppress(OSError):
             self._used = self._used or isinstance(message, StartWorld)
             self._connection.send(message)
-            if descriptors:
-                send_descriptors(self._connection, descriptors)
 
     def kill(self) -> None:
         """Kill the server. `on_end` is called as soon as it has exited."""

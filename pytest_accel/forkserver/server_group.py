@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 
 from msgspec import structs
 
@@ -17,7 +15,6 @@ from pytest_accel.core.server_messages import KillWorld, RankExited, StartFailed
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks, Spawn
-from pytest_accel.rank import run_ahead
 
 
 @dataclass(slots=True)
@@ -27,8 +24,6 @@ class _Starting:
     spec: WorldSpec
     requested: list[int]
     """The servers that have been sent `StartWorld`; for the others, the port of the world's store is needed first."""
-    pairs: list[tuple[socket.socket, socket.socket]]
-    """The sockets between the ranks (`run_ahead.connect`), kept open until each server has them."""
     pids: dict[int, int] = field(default_factory=dict)
     """Process id by rank."""
 
@@ -100,8 +95,7 @@ class ForkServerGroup:
         """Stop the servers, which kill all their descendants. `on_end` is not called."""
         with self._lock:
             clients, self._clients = self._clients, {}
-            for world in list(self._starting):
-                self._drop(world)
+            self._starting.clear()
         # The driver's own server, number 0, is stopped last, since it removes the session's folder.
         for number in sorted(clients, reverse=True):
             clients[number].stop()
@@ -110,22 +104,16 @@ class ForkServerGroup:
         servers = sorted({spec.server_of(rank) for rank in range(spec.ranks)})
         # Rank 0 serves the store, so its server opens the port first; the other servers are sent that port.
         requested = [spec.server_of(0)] if spec.grouped else servers
-        starting = self._starting[spec.world] = _Starting(
-            spec, requested, run_ahead.connect(spec.ranks) if spec.parted else []
-        )
+        self._starting[spec.world] = _Starting(spec, requested)
         for server in requested:
-            self._request(server, starting, None)
-
-    def _request(self, server: int, starting: _Starting, port: int | None) -> None:
-        descriptors = [end.fileno() for end in chain.from_iterable(starting.pairs)]
-        self._clients[server].send(StartWorld(starting.spec, port), descriptors)
+            self._clients[server].send(StartWorld(spec))
 
     def _handle_message(self, server: int, message: object) -> None:
         with self._lock:
             if isinstance(message, WorldStarted):
                 self._started(server, message)
                 return
-            if isinstance(message, StartFailed) and self._drop(message.world) is not None:
+            if isinstance(message, StartFailed) and self._starting.pop(message.world, None) is not None:
                 for client in self._clients.values():
                     client.send(KillWorld(message.world))
             self._callbacks.on_message(message)
@@ -140,23 +128,16 @@ class ForkServerGroup:
             other = spec.server_of(rank)
             if other not in starting.requested and other in self._clients:  # Otherwise `on_end` has been called.
                 starting.requested.append(other)
-                self._request(other, starting, message.port)
+                self._clients[other].send(StartWorld(spec, message.port))
         if len(starting.pids) == spec.ranks:
-            self._drop(spec.world)
+            del self._starting[spec.world]
             self._callbacks.on_message(
                 WorldStarted(spec.world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
             )
 
-    def _drop(self, world: int) -> _Starting | None:
-        """Remove and return a starting world, and close the sockets between its ranks; None if it is not starting."""
-        starting = self._starting.pop(world, None)
-        for end in chain.from_iterable(starting.pairs if starting is not None else ()):
-            end.close()
-        return starting
-
     def _report_unstarted(self, world: int) -> None:
         """Report as killed the ranks of `world` that no server was asked to start; no-op if it is not starting."""
-        starting = self._drop(world)
+        starting = self._starting.pop(world, None)
         if starting is None:
             return
         for rank in range(starting.spec.ranks):
@@ -173,5 +154,5 @@ class ForkServerGroup:
             if self._clients.pop(server, None) is not None:  # Otherwise it has been stopped.
                 for world, starting in list(self._starting.items()):
                     if starting.spec.server_numbers.isdisjoint(self._clients):
-                        self._drop(world)
+                        del self._starting[world]
                 self._callbacks.on_end(server, loss)

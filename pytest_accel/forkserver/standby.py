@@ -27,7 +27,6 @@ from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.world_sockets import WorldSockets
 from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.role import Role
-from pytest_accel.rank.run_ahead import PeerChannel, sockets_of
 
 _FEWEST, _MOST = 2, 8
 """Numbers of standby processes; between these, as many as the last world has ranks."""
@@ -42,9 +41,8 @@ class _Assignment(Struct, frozen=True):
     rank: int
     port: int | None
     """Port of the world's store, or None if it has no store."""
-    sockets: int
-    """Number of sockets: the one that listens for drivers, those of the peers, and the store's if `holds_store`."""
     holds_store: bool
+    """True if the store's socket follows the one that listens for drivers."""
 
 
 class StandbyProcesses:
@@ -98,8 +96,8 @@ class StandbyProcesses:
         """Make a standby process the rank `rank`; return its process id, or None if there is none."""
         store_port = sockets.store_port
         held = store_port.listening if store_port is not None and rank == 0 else None
-        ends = [sockets.listeners[rank], *sockets_of(rank, sockets.pairs), *([held] if held is not None else [])]
-        assignment = _Assignment(spec, rank, sockets.port, len(ends), held is not None)
+        ends = [sockets.listeners[rank], *([held] if held is not None else [])]
+        assignment = _Assignment(spec, rank, sockets.port, held is not None)
         while self._waiting:
             # The oldest process, in which pytest has most likely loaded its plugins.
             pid: int = next(iter(self._waiting))
@@ -145,12 +143,10 @@ def _receive_role(connection: Connection) -> Role:
             with open(descriptor, "rb") as file:
                 file.seek(0)  # The descriptor shares the sender's file position, which is at the end.
                 assignment: _Assignment = pickle.load(file)
-            ends = [
-                socket.socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, assignment.sockets)
-            ]
+            count = 2 if assignment.holds_store else 1
+            ends = [socket.socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, count)]
         except (EOFError, OSError):
             _exit(0)
     store = ends.pop() if assignment.holds_store else None
-    listener, *others = ends
     store_port = None if assignment.port is None else StorePort(assignment.port, store)
-    return Role(assignment.spec, assignment.rank, listener, PeerChannel(assignment.rank, others), store_port)
+    return Role(assignment.spec, assignment.rank, ends[0], store_port)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain
-from multiprocessing.connection import Connection
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.paths import socket_path
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.rank import run_ahead
 from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.rank_environment import host_of
 from pytest_accel.rank.role import Role
@@ -28,8 +25,6 @@ class WorldSockets:
 
     listeners: dict[int, socket.socket]
     """By rank: the socket on which it accepts drivers."""
-    pairs: Sequence[tuple[socket.socket, socket.socket]]
-    """The sockets between the ranks (`run_ahead.connect`)."""
     store_port: StorePort | None
 
     @property
@@ -42,24 +37,16 @@ class WorldSockets:
         for other, listener in self.listeners.items():
             if other != rank:
                 listener.close()
-        return Role(spec, rank, self.listeners[rank], run_ahead.open_channel(rank, self.pairs), self.store_port)
+        return Role(spec, rank, self.listeners[rank], self.store_port)
 
 
 @contextmanager
-def open_sockets(
-    spec: WorldSpec, session: SessionSpec, port: int | None, connection: Connection
-) -> Iterator[WorldSockets]:
+def open_sockets(spec: WorldSpec, session: SessionSpec, port: int | None) -> Iterator[WorldSockets]:
     """Open the sockets of the ranks that this server forks, and close this process's copies at the end of the block.
 
-    `port` is the port of the world's store if another server has created it. In a `parted` world, the sockets between
-    the ranks come over the `connection`. Raises OSError.
+    `port` is the port of the world's store if another server has created it. Raises OSError.
     """
     with ExitStack() as stack:
-        pairs: list[tuple[socket.socket, socket.socket]] = []
-        if spec.local:
-            pairs = run_ahead.receive(connection, spec.ranks) if spec.parted else run_ahead.connect(spec.ranks)
-            for end in chain.from_iterable(pairs):
-                stack.enter_context(end)
         listeners = {
             rank: stack.enter_context(unix_sockets.listen(socket_path(session.directory, spec.world, rank), _BACKLOG))
             for rank in range(spec.ranks)
@@ -69,7 +56,7 @@ def open_sockets(
         if spec.grouped and port is None:
             store = stack.enter_context(_reserve_port(host_of(spec)))
             port = store.getsockname()[1]
-        yield WorldSockets(listeners, pairs, None if port is None else StorePort(port, store))
+        yield WorldSockets(listeners, None if port is None else StorePort(port, store))
 
 
 def _reserve_port(address: str) -> socket.socket:

@@ -39,9 +39,6 @@ class Leaks(NamedTuple):
     """True if the process should not run another test, although the test did nothing wrong."""
 
 
-CLEAN = Leaks()
-
-
 def check_failed(error: Exception) -> Leaks:
     """Return the result of a check that failed with `error`."""
     what = f"{type(error).__name__}: {error}"

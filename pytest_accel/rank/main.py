@@ -47,7 +47,7 @@ class _RoleWaiter:
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Wait for the role and apply it. pytest calls this hook first, when it registers this plugin."""
-        session, (spec, rank, listener, peers, store_port) = self._session, self._wait_for_role()
+        session, (spec, rank, listener, store_port) = self._session, self._wait_for_role()
         rank_log.redirect(session, spec.world, rank)
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
@@ -61,7 +61,7 @@ class _RoleWaiter:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = rank_plugin.RankPlugin(context, listener, peers, store_port, starting)
+        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, starting)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 

@@ -25,7 +25,6 @@ from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck
-from pytest_accel.rank.run_ahead import PeerChannel
 from pytest_accel.rank.runner import TestRunner
 from pytest_accel.rank.torch_failures import TorchFailures
 
@@ -57,7 +56,6 @@ class RankPlugin:
         self,
         context: RankContext,
         listener: socket,
-        peers: PeerChannel,
         store_port: process_group.StorePort | None,
         starting: ExitStack,
     ) -> None:
@@ -67,7 +65,6 @@ class RankPlugin:
         """True if the rank has become ready, or has told its driver why it cannot run tests."""
         self.retired = False
         self._listener = listener
-        self._peers = peers
         self._store_port = store_port
         self._starting = starting
         self._collector = RankCollector()
@@ -142,7 +139,7 @@ class RankPlugin:
             return True
         self.served = True
         while not self.retired:
-            driver = DriverConnection(self._listener, self._peers)
+            driver = DriverConnection(self._listener)
             driver.send(Ready())
             self._serve(session, driver)
         return True
@@ -159,7 +156,7 @@ class RankPlugin:
         """Wait for a driver, and send it the reason why this rank cannot run tests (see `CannotRun`)."""
         self.served = True
         with suppress(OSError):
-            driver = DriverConnection(self._listener, self._peers)
+            driver = DriverConnection(self._listener)
             driver.send(CannotRun("\n".join([text, *self._collector.errors]), headline))
 
     def _prepare(self) -> None:
@@ -177,14 +174,13 @@ class RankPlugin:
 
     def _serve(self, session: pytest.Session, driver: DriverConnection) -> None:
         """Run tests until this driver returns the world, by closing its connection, or the pool retires the rank."""
-        announced = False
         while True:
             try:
-                request = driver.receive(announced=announced)
+                request = driver.receive()
             except (EOFError, OSError):
                 driver.close()
                 return
             if isinstance(request, Retire):
                 self.retired = True
                 return
-            announced = self._runner.run(session, driver, request)
+            self._runner.run(session, driver, request)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank.process_group import StorePort
-from pytest_accel.rank.run_ahead import PeerChannel
 
 
 class Role(NamedTuple):
@@ -17,6 +16,5 @@ class Role(NamedTuple):
     rank: int
     listener: socket.socket
     """Accepts connections from drivers."""
-    peers: PeerChannel
     store_port: StorePort | None
     """None in a world without a process group."""

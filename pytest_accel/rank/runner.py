@@ -28,13 +28,13 @@ from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch, sketch_warning
 from pytest_accel.core.shims import forget_sections
 from pytest_accel.core.stash_keys import DEVICE_PEAKS
-from pytest_accel.rank import group_state, rank_data, report_serialization, run_ahead, torch_devices
+from pytest_accel.rank import group_state, rank_data, report_serialization, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
-from pytest_accel.rank.leak_check import CLEAN, LeakCheck, check_failed
+from pytest_accel.rank.leak_check import LeakCheck, check_failed
 from pytest_accel.rank.progress_file import ProgressFile
 from pytest_accel.rank.rank_log import RankLog
 from pytest_accel.rank.torch_failures import TorchFailures
@@ -102,11 +102,8 @@ class TestRunner:
         self._debugger.install(session.config)
         return (yield)
 
-    def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> bool:
-        """Run the test that `driver` has requested, and send its results.
-
-        Return whether this rank has announced to its peers that the test has passed and left nothing behind.
-        """
+    def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> None:
+        """Run the test that `driver` has requested, and send its results."""
         self._context.tests += 1
         self._log.begin(request.node)
         self._captured.begin()
@@ -121,19 +118,20 @@ class TestRunner:
         except FileSkipped as skipped:
             self._leak_check.begin(self._collector.activity)
             self._report_skipped(skipped.longrepr)
-            return self._finish(test)
+            self._finish(test)
+            return
         except NotCollected as error:
             driver.send(CannotRun(str(error), error.headline))
-            return False
+            return
         except LookupError as error:
             driver.send(CannotRun(str(error)))
-            return False
+            return
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
             driver.send(_exit_request(request, error))
-            return False
+            return
         except Exception:
             driver.send(CannotRun(format_exc()))
-            return False
+            return
         self._leak_check.begin(self._collector.activity)
         test.item = item
         session.items, session.testscollected = [item], 1
@@ -143,12 +141,12 @@ class TestRunner:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
             driver.send(_exit_request(request, error))
-            return False
+            return
         finally:
             self._debugger.end()
             self._debugger.driver = None
         self._collector.keep_setup(item, following, request.next)
-        return self._finish(test)
+        self._finish(test)
 
     def _report_skipped(self, longrepr: Any) -> None:
         """Report a test whose file was skipped as pytest reports a skipped test."""
@@ -156,8 +154,8 @@ class TestRunner:
             report = pytest.TestReport("", ("", None, ""), {}, outcome, why, when)  # type: ignore[arg-type]
             self.pytest_runtest_logreport(report)
 
-    def _finish(self, test: _Test) -> bool:
-        """Send the result of a test that has run; return whether this rank has announced that it has passed."""
+    def _finish(self, test: _Test) -> None:
+        """Send the result of a test that has run."""
         context = self._context
         try:
             leaks = self._leak_check.end(closed_streams=test.closed_streams)
@@ -165,7 +163,6 @@ class TestRunner:
             peaks = [torch_devices.peak_memory(device) for device in self._measured_devices]
         except Exception as error:
             leaks, collectives, groups, peaks = check_failed(error), {}, 0, [None]
-        passed = test.only_passed and test.late_teardown_error is None and leaks == CLEAN
         finished = Finished(
             test.request.serial,
             collectives,
@@ -175,11 +172,9 @@ class TestRunner:
             leaks=leaks.lines,
             groups=groups,
             properties={} if None in peaks else self._memory_properties(peaks),
-            checksum=run_ahead.checksum(collectives, groups) if passed else None,
             retire=leaks.retire,
         )
-        test.driver.finish(context.tests, finished)
-        return passed
+        test.driver.send(finished)
 
     @property
     def _measured_devices(self) -> list[str]:

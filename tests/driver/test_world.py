@@ -42,9 +42,6 @@ class FakeMonitor:
     def dies(self, rank: int) -> None:
         self.ranks[rank].end = RankOutcome(rank, "died")
 
-    def dies_early(self, rank: int) -> None:
-        self.ranks[rank].died_early = 1.0
-
 
 @pytest.fixture
 def monitor(monkeypatch: pytest.MonkeyPatch) -> FakeMonitor:
@@ -72,5 +69,5 @@ def test_a_rank_that_dies_once_it_is_ready_does_not_hide_that_another_one_is_not
 
 def test_a_world_is_not_alive_if_a_rank_has_died_after_its_test(world: World, monitor: FakeMonitor) -> None:
     assert world.alive
-    monitor.events = [lambda: monitor.dies_early(1)]
+    monitor.events = [lambda: monitor.dies(1)]
     assert not world.alive

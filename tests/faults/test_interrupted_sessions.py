@@ -92,37 +92,6 @@ def test_an_interrupt_leaves_nothing_behind(suite: BackgroundSuite, workers: lis
     check_places(run)
 
 
-DRIVER_HOOKS = {
-    "in a hook of the test": """
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_call(item):
-            if item.name == "test_endless":
-                wait()
-    """,
-    "in a hook of the test before": """
-        @pytest.hookimpl(trylast=True)
-        def pytest_runtest_logfinish(nodeid):
-            if nodeid.endswith("test_passes"):
-                wait()
-    """,
-    "between the tests": """
-        class OutermostHooks:
-            @pytest.hookimpl(wrapper=True, tryfirst=True)
-            def pytest_runtest_protocol(self, item):
-                yield
-                if item.name == "test_passes":
-                    wait()
-                return True
-
-
-        @pytest.hookimpl(trylast=True)
-        def pytest_collection_finish(session):
-            session.config.pluginmanager.register(OutermostHooks())
-    """,
-}
-"""Hooks of the driver that call ``wait()`` while the ranks run ``test_endless``, by the time at which they do so."""
-
-
 def write_driver_hooks(suite: BackgroundSuite, hooks: str) -> None:
     """Make `hooks` a plugin of the driver. Its ``wait()`` writes the file ``driver`` and waits for ever."""
     suite.write(
@@ -150,13 +119,19 @@ def write_driver_hooks(suite: BackgroundSuite, hooks: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("place", "workers"), [*((place, []) for place in DRIVER_HOOKS), ("in a hook of the test", ["-n2"])]
-)
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
 def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them(
-    suite: BackgroundSuite, place: str, workers: list[str]
+    suite: BackgroundSuite, workers: list[str]
 ) -> None:
-    write_driver_hooks(suite, DRIVER_HOOKS[place])
+    write_driver_hooks(
+        suite,
+        """
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_call(item):
+            if item.name == "test_endless":
+                wait()
+        """,
+    )
     session = start_waiting_session(suite, *workers, "-k", "not test_other_shape")
     suite.read("driver")
     os.killpg(session.process.pid, signal.SIGINT)

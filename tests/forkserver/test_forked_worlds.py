@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Iterator
-from itertools import chain
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
-from pytest_accel.core import fd_passing
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.server_messages import RankExited, StartFailed, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
@@ -22,8 +17,6 @@ from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver import forked_worlds
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds
 from pytest_accel.forkserver.world_sockets import WorldSockets
-from pytest_accel.rank import run_ahead
-from tests.descriptor_limit import free_descriptors
 
 OTHER = 99
 
@@ -39,7 +32,6 @@ class Processes:
         self.limit = 100
         spec = SessionSpec((), "/", (), directory, "/", (), (), (), (), (), False)
         self.worlds = ForkedWorlds(spec, self.start_rank, self.sent.append)
-        self.connection, self.other_end = Pipe()
 
     def start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
         if len(self.started) >= self.limit:
@@ -52,10 +44,9 @@ class Processes:
             raise ChildProcessError
         return self.exits.pop(0)
 
-    def start(self, number: int, ranks: int = 2, servers: tuple[int, ...] = ()) -> int:
+    def start(self, number: int, ranks: int = 2) -> int:
         key = WorldKey("cpu", None, ranks, grouped=True, devices_per_rank=0)
-        assert isinstance(self.connection, Connection)
-        return self.worlds.start(WorldSpec(number, key, servers=servers), None, self.connection)
+        return self.worlds.start(WorldSpec(number, key), None)
 
 
 @pytest.fixture
@@ -121,17 +112,3 @@ def test_a_world_that_cannot_start_is_killed_and_ends_with_its_ranks(processes: 
     processes.exits = [(pid, 9) for pid in processes.started]
     processes.worlds.reap(processes.killed.remove)
     assert not processes.worlds
-
-
-def test_a_world_whose_sockets_do_not_all_arrive_cannot_start(processes: Processes) -> None:
-    pairs = run_ahead.connect(2)
-    assert isinstance(processes.other_end, Connection)
-    fd_passing.send(processes.other_end, [end.fileno() for end in chain.from_iterable(pairs)])
-    with free_descriptors(3):
-        assert processes.start(3, servers=(0, 1)) == 0
-    [failed] = processes.sent
-    assert isinstance(failed, StartFailed)
-    assert re.search("[0-3] of 4 descriptors were received", failed.text)
-    assert not processes.worlds
-    for end in chain.from_iterable(pairs):
-        end.close()

@@ -1,4 +1,4 @@
-"""Tests of ranks that start the next test before the driver does (run-ahead): the results must stay the same."""
+"""Tests of what one test must not do to the next one of the same world."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def start_counts(suite: BackgroundSuite) -> Counter[str]:
 
 @pytest.mark.long
 def test_every_test_runs_once_and_reports_its_own_failures(recording_suite: BackgroundSuite) -> None:
-    """No rank runs ahead after a failure or a mismatch of collectives."""
-    # The ranks finish each test at different times, so that sometimes one and sometimes the other is ahead.
+    # The ranks finish each test at different times, sometimes the one first and sometimes the other.
     recording_suite.write(
         "test_uneven.py",
         """
@@ -172,7 +171,7 @@ def test_no_rank_starts_a_test_after_the_first_failure(
 
 @pytest.mark.long
 def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: BackgroundSuite) -> None:
-    """The test fails in the driver only, and the ranks have already started the next test."""
+    """The test fails in the driver only, after its ranks have finished it."""
     recording_suite.write(
         "test_it.py",
         """
