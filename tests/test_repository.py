@@ -41,7 +41,7 @@ RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
     *("rank/captured_output", "forkserver/fork_exit"),
-    *("core/kill", "core/fd_passing", "core/serialization", "core/unix_sockets"),
+    *("core/kill", "core/serialization", "core/unix_sockets"),
 )
 """The modules whose functions a rank calls when it has run a test."""
 _MAIN_MODULES = {"pool", "driver"}

@@ -9,15 +9,11 @@ from multiprocessing.connection import Connection
 from os import close, set_inheritable, strerror
 from socket import recv_fds, send_fds, socket
 
-_AT_ONCE = 250
-"""Maximum number of descriptors in one message; Linux allows 253 (SCM_MAX_FD)."""
-
 
 def send(connection: Connection, descriptors: Sequence[int]) -> None:
-    """Send `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
+    """Send a few `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
     with _socket_of(connection) as end:
-        for start in range(0, len(descriptors), _AT_ONCE):
-            send_fds(end, [b"\0"], list(descriptors[start : start + _AT_ONCE]))
+        send_fds(end, [b"\0"], list(descriptors))
 
 
 def receive(connection: Connection, count: int) -> list[int]:
@@ -25,14 +21,8 @@ def receive(connection: Connection, count: int) -> list[int]:
 
     Raise EOFError if the other end is closed, and OSError if this process may not open as many files.
     """
-    received: list[int] = []
     with _socket_of(connection) as end:
-        for start in range(0, count, _AT_ONCE):
-            # All messages are received even if descriptors are lost: other messages follow on the connection.
-            data, descriptors, _, _ = recv_fds(end, 1, min(_AT_ONCE, count - start))
-            received += descriptors
-            if not data:
-                break
+        data, received, _, _ = recv_fds(end, 1, count)
     if len(received) == count:
         for descriptor in received:
             set_inheritable(descriptor, False)
