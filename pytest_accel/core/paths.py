@@ -1,4 +1,4 @@
-"""Paths of the files in a session's private folder: sockets, logs, stacks and progress of its ranks."""
+"""Paths of the files in a session's private folder: sockets, logs, stacks and captured output of its ranks."""
 
 from __future__ import annotations
 
@@ -50,11 +50,6 @@ def stack_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.stack")
 
 
-def progress_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of a rank's progress in its test."""
-    return os.path.join(directory, f"w{world}r{rank}.progress")
-
-
 def flight_path(directory: str, world: int, rank: int) -> str:
     """Return the path of a rank's record of its collectives (flight recorder)."""
     return os.path.join(directory, f"w{world}r{rank}.flight")
@@ -75,21 +70,14 @@ def captured_log_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.records")
 
 
-def captured_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of the captured sections of the phases that the running test has passed."""
-    return os.path.join(directory, f"w{world}r{rank}.captured")
-
-
 RANK_FILES = (
     socket_path,
     log_path,
     stack_path,
-    progress_path,
     flight_path,
     stdout_path,
     stderr_path,
     captured_log_path,
-    captured_path,
 )
 """Functions that return the paths of all files of one rank in the session's folder."""
 

@@ -36,6 +36,12 @@ class RunTest(Struct, frozen=True):
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
 
 
+class RunCall(Struct, frozen=True):
+    """Begin the call of test `serial`. A rank that does not wait for that, after its setup, ignores the message."""
+
+    serial: int
+
+
 class Retire(Struct, frozen=True):
     """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
 

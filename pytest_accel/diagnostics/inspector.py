@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.connect import InspectorTarget, call_agent
-from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, progress_path, stack_path
+from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, stack_path
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_spec import WorldSpec
@@ -27,9 +27,7 @@ from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.pyspy import native_frames
 from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.rank import captured_output as captured
-from pytest_accel.rank import progress_file
 from pytest_accel.rank.flight_recorder import take_records
-from pytest_accel.rank.progress_file import Progress
 
 _TIMEOUT = 20
 """Seconds to wait for an answer. Native frames take the longest."""
@@ -53,14 +51,6 @@ class NodeInspector:
 
     def _paths(self, path: Callable[[str, int, int], str], ranks: Mapping[int, object]) -> dict[int, str]:
         return {rank: path(self._directory, self._world, rank) for rank in ranks}
-
-    def progress(self, ranks: Mapping[int, None]) -> dict[int, Progress]:
-        """Return the progress of each rank; the last passed phase has the captured output of all of them."""
-        found = {rank: progress_file.read(path) for rank, path in self._paths(progress_path, ranks).items()}
-        for rank, progress in found.items():
-            if progress.passed:
-                progress.passed[-1]["sections"] = captured.read_passed(self._directory, self._world, rank)
-        return found
 
     def logs(self, ranks: Mapping[int, None]) -> dict[int, str]:
         """Return the end of each rank's log, long enough for the stacks that faulthandler writes; see `tail`."""

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import Finished, PhaseReport, When
-from pytest_accel.rank.progress_file import Progress
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
@@ -98,15 +97,17 @@ class RankState:
         self.reports.clear()
         self.finished = None
 
-    def record_passed(self, progress: Progress) -> bool:
-        """Record the phases that have passed according to `progress`; return True if one of them had no report yet."""
-        unreported: dict[When, PhaseReport] = {
-            when: PhaseReport(progress.serial, when, report, progress.at)
-            for when, report in zip(PHASES, progress.passed, strict=False)
-            if when not in self.reports
-        }
-        self.reports |= unreported
-        return bool(unreported)
+    def forget_reports(self, when: When) -> None:
+        """Forget the reports of phase `when` and of those after it: the rank has not passed them after all."""
+        for phase in PHASES[PHASES.index(when) :]:
+            self.reports.pop(phase, None)
+
+    @property
+    def sections(self) -> list[tuple[str, str]]:
+        """Headlines and texts of the output that pytest has captured in the phases that the rank has passed."""
+        reports = [self.reports[when].report for when in PHASES if when in self.reports]
+        passed = [report["sections"] for report in reports if report["outcome"] == "passed"]
+        return passed[-1] if passed else []  # The report of a phase has the output of those before it, too.
 
     @property
     def phase(self) -> When:

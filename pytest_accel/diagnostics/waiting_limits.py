@@ -51,9 +51,9 @@ class TimeLimits:
 
 
 def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:
-    """Return the time at which the last of `ranks` started phase `when` of a test that started at `began`."""
+    """Return the time at which the last of `ranks` started phase `when`, which no rank started before `began`."""
     before = PHASES[: PHASES.index(when)]
-    return max((rank.reports[phase].at for rank in ranks for phase in before if phase in rank.reports), default=began)
+    return max([began, *(rank.reports[phase].at for rank in ranks for phase in before if phase in rank.reports)])
 
 
 class Grace(NamedTuple):

@@ -66,7 +66,7 @@ class DebuggerRelay:
         return True
 
     def _is_lent_to(self, rank: RankConnection) -> bool:
-        return self._holder == rank.rank and rank.is_open
+        return self._holder == rank.rank and rank.end is None
 
     def _chosen(self, rank: int, method: str) -> int:
         """Return the rank that may debug when `rank` asks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import selectors
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
@@ -19,20 +19,18 @@ from pytest_accel.core.rank_messages import (
     Ready,
     TerminalRequest,
     TerminalReturned,
-    When,
 )
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
 from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit, describe_hang
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
-from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
-from pytest_accel.rank.progress_file import Progress
 
 _EXIT_STATUS_TIMEOUT = 30.0
 """Seconds to wait for the exit status of a rank whose process has ended."""
@@ -139,7 +137,8 @@ class RankMonitor:
         elif isinstance(message, CannotRun):
             self._record_end(rank, "unstarted", message.text, headline=message.headline)
         elif isinstance(message, ForkReturned):
-            self._record_end(rank, "failed", message.text, phase=message.phase)
+            rank.forget_reports(message.phase)
+            self._record_end(rank, "failed", message.text)
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
             self._record_end(rank, "died", f"asked for the end of the session: {message.reason}")
@@ -180,29 +179,6 @@ class RankMonitor:
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
         return any(self._inspector.ask(NodeInspector.held_up, unfinished).values())
 
-    def read_notes(self) -> bool:
-        """Count phases that ranks have noted as passed but not reported yet; return whether anything has changed."""
-        noted = self._noted(self.ranks)
-        # Messages that a rank sent before it noted a phase come first.
-        return self.pump(0.0) or self._apply_notes(noted)
-
-    def _noted(self, ranks: Sequence[RankConnection]) -> dict[int, Progress]:
-        """Return the progress in the current test that each of `ranks` has noted."""
-        asked = self._inspector.ask(NodeInspector.progress, {one.rank: None for one in ranks})
-        # `serial` is not enough: an earlier driver of the world also counted from one.
-        return {
-            number: progress
-            for number, progress in asked.items()
-            if progress.serial == self.serial and progress.at >= self.began
-        }
-
-    def _apply_notes(self, noted: Mapping[int, Progress]) -> bool:
-        """Count phases that ranks have `noted` but not reported yet as passed; return whether there were any."""
-        changed = False
-        for number, progress in noted.items():
-            changed |= self.ranks[number].record_passed(progress)
-        return changed
-
     # Exits and hangs of ranks
 
     def record_hung(self, pending: Sequence[RankConnection], hang: Hang) -> None:
@@ -218,12 +194,10 @@ class RankMonitor:
         for rank in pending:
             phase = phases[rank.rank]
             if hang.cause is HangCause.OTHER_RANK:
-                noted = self._noted([rank])
-                self._drain(rank)  # Messages that the rank sent before it noted a phase come first.
-                self._apply_notes(noted)
+                self._drain(rank)
                 if rank.done or rank.phase != phase:
                     continue
-            self._record_end(rank, "hung", stack=stacks.get(rank.rank, ""), phase=phase, hang=hang)
+            self._record_end(rank, "hung", stack=stacks.get(rank.rank, ""), hang=hang)
 
     def _record_end(
         self,
@@ -233,40 +207,28 @@ class RankMonitor:
         *,
         stack: str = "",
         at: float | None = None,
-        phase: When | None = None,
         exit: RankExit | None = None,
         headline: str = "",
         hang: Hang | None = None,
     ) -> None:
-        """Record that `rank` has ended in `phase`, and receive no more messages from it.
-
-        If `phase` is None, the rank has ended in the first phase that it has not noted as passed.
-        """
-        before = len(PHASES) if phase is None else PHASES.index(phase)
-        noted = self._noted([rank])
-        self._apply_notes({number: one._replace(passed=one.passed[:before]) for number, one in noted.items()})
+        """Record that `rank` has ended, in the first phase that it has not reported; receive no more messages of it."""
         shows_log = ending != "hung" and not headline
         log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if shows_log else ""
         captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
         if exit is not None and exit.is_crash:
             log, stack = split_fault(log)
-        log, output = log[-LAST_OUTPUT:], tuple(captured)
+        log, output = log[-LAST_OUTPUT:], (*rank.sections, *captured)
         rank.end = RankOutcome(
             rank.rank, ending, at, None, text, stack, log, output, exit=exit, headline=headline, hang=hang
         )
-        self._unregister(rank)
-        self._condition.rule_out(f"rank {rank.rank} {text if hang is None else describe_hang(hang)}")
-
-    def _unregister(self, rank: RankConnection) -> None:
         for source in rank.sources:
             if source in self._selector.get_map():
                 self._selector.unregister(source)
+        self._condition.rule_out(f"rank {rank.rank} {text if hang is None else describe_hang(hang)}")
 
     def _handle_exit(self, rank: RankConnection) -> None:
         """Handle the exit of a rank's process, or the end of its connection."""
-        if rank.end is not None:
-            return
         now = monotonic()
         self._drain(rank)
         if rank.end is not None:

@@ -14,6 +14,7 @@ from pytest_accel.core.rank_messages import (
     Finished,
     Location,
     NodeRef,
+    RunCall,
     RunTest,
     When,
 )
@@ -29,8 +30,10 @@ from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
 
-_PROGRESS_INTERVAL = 0.2
-"""Seconds between two looks at the ranks' progress files: a rank sends the report of a passed phase only at the end."""
+_INTERVAL = 0.2
+"""Seconds between two looks at ranks that send nothing: whether they were held up, and whether a time is over."""
+_LONGEST_HOLD = 1.0
+"""Seconds that a rank with a passed setup waits with its call for the setup of another rank, which may wait for it."""
 _LONGEST_EXTENSION = 7.0
 """Maximum number of seconds by which the grace after a failure is extended on a busy machine."""
 
@@ -76,6 +79,8 @@ class World:
         self._pool_client = pool_client
         self._held_up = 0.0
         """Seconds by which the grace is extended, because the ranks could not use it."""
+        self._call_began: float | None = None
+        """Time at which the ranks were told to begin the call of the current test; None: they have not been told."""
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
         self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
@@ -128,22 +133,41 @@ class World:
         return self._monitor.serial > 0
 
     def send(self, node: NodeRef, location: Location, following: NodeRef | None, *, last: bool) -> None:
-        """Have every rank run the test `node` now."""
+        """Have every rank set up the test `node` now. A rank that has passed the setup waits to begin the call."""
         self._monitor.begin(monotonic())
-        data = pickle.dumps(RunTest(self._monitor.serial, node, location, following, last))
+        self._call_began = None
+        self._send(RunTest(self._monitor.serial, node, location, following, last))
+
+    def _begin_call(self) -> None:
+        """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
+        if self._call_began is None:
+            self._call_began = monotonic()
+            self._send(RunCall(self._monitor.serial))
+
+    def _send(self, message: object) -> None:
+        data = pickle.dumps(message)
         for rank in self._ranks:
             rank.send(data)
 
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
 
+        The ranks begin the call when this process waits for it: all hooks here around the setup have then ended. They
+        begin it earlier if a rank has failed in the setup, or is in it for long: it may wait for the others.
+
         Once a rank has failed or ended, the ranks that may wait for it have a grace time to finish the test; a rank
         that does not is counted as hung, and the world is killed afterwards. Then wait for all ranks, to report their
         ends with the failure.
         """
         self._held_up = 0.0
+        if when != "setup":
+            self._begin_call()
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
+            if self._any_failed_or_ended or self._any_held_long:
+                self._begin_call()
             self._pump_or_give_up(pending, when, limit)
+        if self._any_failed_or_ended:
+            self._begin_call()
         while (pending := [rank for rank in self._ranks if not rank.done]) and self._any_failed_or_ended:
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
@@ -161,6 +185,12 @@ class World:
     def _any_failed_or_ended(self) -> bool:
         return any(rank.end is not None or rank.has_failed for rank in self._ranks)
 
+    @property
+    def _any_held_long(self) -> bool:
+        """True if a rank has passed the setup longer than `_LONGEST_HOLD` ago."""
+        passed = [rank.reports["setup"].at for rank in self._ranks if "setup" in rank.reports]
+        return bool(passed) and monotonic() > min(passed) + _LONGEST_HOLD
+
     def _pump_or_give_up(self, pending: list[RankConnection], when: When, limit: PhaseLimit) -> None:
         """Wait for messages; count `pending` as hung after the `limit` of phase `when`, or the grace after a failure.
 
@@ -168,17 +198,15 @@ class World:
         """
         if self._debugger.serve(self._ranks, partial(self._monitor.pump, math.inf)):
             return
-        began = max(beginning(when, self._ranks, self._monitor.began), self._debugger.ended)
+        began = max(beginning(when, self._ranks, self._began(when)), self._debugger.ended)
         deadline = limit.deadline(began)
         spent = self._grace()
         end = min(deadline, spent.end)
         shown = self._log_tail is not None and self._log_tail.show()
-        interval = 0.0 if shown else _PROGRESS_INTERVAL if self._log_tail is None else _LOG_INTERVAL
+        interval = 0.0 if shown else _INTERVAL if self._log_tail is None else _LOG_INTERVAL
         looked = monotonic()
         if self._monitor.pump(min(end, looked + interval)):
             return
-        if self._monitor.read_notes():
-            return  # `pending` may have changed.
         if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
             self._quiet = self._monitor.serial, when
             places, collectives = self._monitor.progress()
@@ -189,10 +217,14 @@ class World:
         elif spent.end < math.inf:
             self._extend_grace(looked)
 
+    def _began(self, when: When) -> float:
+        """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
+        return self._monitor.began if when == "setup" or self._call_began is None else self._call_began
+
     def _extend_grace(self, since: float) -> None:
         """Extend the grace by the time since `since` if ranks waited for a processor, or this process itself did."""
         passed = monotonic() - since
-        lost = passed if self._monitor.is_any_held_up() else max(0.0, passed - 2 * _PROGRESS_INTERVAL)
+        lost = passed if self._monitor.is_any_held_up() else max(0.0, passed - 2 * _INTERVAL)
         self._held_up = min(self._held_up + lost, _LONGEST_EXTENSION)
 
     def finished(self) -> dict[int, Finished]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
-from json import dumps, load
-from os import O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, close, dup2, fstat, pread, replace, truncate, write
+from os import O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, close, dup2, fstat, pread, truncate, write
 from os import open as open_descriptor
 from typing import Any
 
 import pytest
 
-from pytest_accel.core.paths import captured_log_path, captured_path, stderr_path, stdout_path
+from pytest_accel.core.paths import captured_log_path, stderr_path, stdout_path
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.shims import captured_log, captured_streams
 from pytest_accel.core.truncation import read_cut
@@ -32,7 +30,6 @@ class CapturedOutput:
     def __init__(self, directory: str, world: int, rank: int) -> None:
         self._paths = {name: path(directory, world, rank) for name, path in _PATHS.items()}
         self._log = _Copy(self._paths["log"])
-        self._passed_phases = _Copy(captured_path(directory, world, rank))
 
     def open(self, config: pytest.Config) -> None:
         """Make pytest capture into the files. Call this while pytest's capture is suspended."""
@@ -45,30 +42,14 @@ class CapturedOutput:
             handler.addFilter(_is_not_from_torch)
             handler.setFormatter(_CopyingFormatter(handler.formatter or logging.Formatter(), self._log))
 
-    def begin(self) -> None:
-        """Empty the file that has the previous test's passed phases."""
-        self._passed_phases.clear()
-
     def end_phase(self) -> None:
         """Empty the file of log records. pytest truncates the other files itself."""
         self._log.clear()
 
-    def keep(self, sections: Sequence[Section]) -> None:
-        """Save the `sections` of the phases that have passed, since the rank reports them only when the test ends."""
-        if sections:
-            self._passed_phases.rewrite(dumps(sections))
-
-
-def read_passed(directory: str, world: int, rank: int) -> list[Section]:
-    """Return the sections of the phases that the rank has passed in its present test."""
-    with suppress(OSError, ValueError), open(captured_path(directory, world, rank), "rb") as file:
-        return [(str(name), str(text)) for name, text in load(file)]
-    return []
-
 
 def read(directory: str, world: int, rank: int, when: When) -> list[Section]:
-    """Return the sections of a rank that exited in phase `when`."""
-    found = read_passed(directory, world, rank)
+    """Return the sections that a rank has captured in phase `when`, in which it is or was."""
+    found = []
     for name, path in _PATHS.items():
         with suppress(OSError):
             if text := read_cut(path(directory, world, rank)):
@@ -88,15 +69,6 @@ class _Copy:
         self._filled = True
         with suppress(OSError), _open(self._path, "ab") as file:
             file.write(text.encode(errors="replace"))
-
-    def rewrite(self, text: str) -> None:
-        """Replace the content by `text`; a reader finds the old or the new one. Ignore errors."""
-        self._filled = True
-        draft = f"{self._path}.new"
-        with suppress(OSError):
-            with _open(draft, "wb") as file:
-                file.write(text.encode(errors="replace"))
-            replace(draft, self._path)
 
     def clear(self) -> None:
         """Empty the file."""

@@ -11,7 +11,7 @@ from socket import socket
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import ForkReturned, Retire, RunTest
+from pytest_accel.core.rank_messages import ForkReturned, Retire, RunCall, RunTest
 
 
 class DriverConnection:
@@ -21,24 +21,32 @@ class DriverConnection:
         """Wait until a driver connects to `listener`."""
         self._connection = Connection(unix_sockets.accept(listener).detach())
         self._pid = getpid()
-        self._queue: list[object] = []
-        """Messages to send together with the next one, so that a test that passes sends one message only."""
+        self._called = 0
+        """Serial of the last test whose call the driver has asked for."""
 
     def receive(self) -> RunTest | Retire:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
-        request: RunTest | Retire = self._connection.recv()
+        request: RunTest | Retire | RunCall = self._connection.recv()
+        while isinstance(request, RunCall):  # The last test had not passed its setup here.
+            request = self._connection.recv()
         return request
 
-    def queue(self, message: object) -> None:
-        """Send `message` together with the next one that is sent."""
-        self._queue.append(message)
+    def wait_for_call(self, serial: int) -> None:
+        """Wait until the driver asks for the call of test `serial`; end the test if it has closed the connection.
+
+        No-op if the driver has asked before: a plugin may set a test up twice.
+        """
+        try:
+            while self._called < serial:
+                self._called = self._connection.recv().serial
+        except (EOFError, OSError):
+            pytest.exit("the driver does not wait for the test any more")
 
     def send(self, *messages: object) -> None:
-        """Send the queued messages and `messages`, unless the driver has exited."""
+        """Send `messages` together, unless the driver has exited."""
         self.exit_if_forked()
-        queued, self._queue = self._queue, []
         with suppress(OSError):  # The driver has exited, or the pool has connected only to retire this rank.
-            self._connection.send_bytes(dumps((*queued, *messages)))
+            self._connection.send_bytes(dumps(messages))
 
     def close(self) -> None:
         """Close the connection. Messages that are sent afterwards are dropped."""

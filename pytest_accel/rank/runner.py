@@ -13,7 +13,6 @@ import pytest
 
 from pytest_accel.core import torch_errors
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.paths import progress_path
 from pytest_accel.core.rank_messages import (
     CannotRun,
     ExceptionSketch,
@@ -35,7 +34,6 @@ from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck, check_failed
-from pytest_accel.rank.progress_file import ProgressFile
 from pytest_accel.rank.rank_log import RankLog
 from pytest_accel.rank.torch_failures import TorchFailures
 from pytest_accel.settings.options import TRACE, asks_for_advice, output_path
@@ -65,6 +63,8 @@ class _Test:
     """False once the test has reported a subtest, or a phase that did not pass."""
     closed_streams: bool = False
     """True if the test has closed pytest's capture streams."""
+    teardown: list[PhaseReport] = field(default_factory=list)
+    """The report of a teardown that has passed, which is sent with the last message; empty before."""
     warnings: list[WarningSketch] = field(default_factory=list)
 
 
@@ -87,7 +87,6 @@ class TestRunner:
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
-        self._progress = ProgressFile(progress_path(session.directory, world, rank))
         self._test: _Test
         """The running test, or the last one."""
 
@@ -106,7 +105,6 @@ class TestRunner:
         """Run the test that `driver` has requested, and send its results."""
         self._context.tests += 1
         self._log.begin(request.node)
-        self._captured.begin()
         test = self._test = _Test(driver, request)
         for device in self._measured_devices:
             torch_devices.reset_peak_memory(device)
@@ -174,7 +172,7 @@ class TestRunner:
             properties={} if None in peaks else self._memory_properties(peaks),
             retire=leaks.retire,
         )
-        test.driver.send(finished)
+        test.driver.send(*test.teardown, finished)
 
     @property
     def _measured_devices(self) -> list[str]:
@@ -246,7 +244,7 @@ class TestRunner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send the report to the driver; queue it if the phase has passed."""
+        """Send the report to the driver. After a setup that has passed, wait until the driver asks for the call."""
         test = self._test
         test.driver.exit_if_forked(report)
         self._debugger.end()
@@ -277,16 +275,11 @@ class TestRunner:
             test.driver.send(phase_report)
             return
         if report.when == "teardown":
-            test.driver.queue(phase_report)
+            test.teardown.append(phase_report)
             return
-        if plugin_data or collectives or "wasxfail" in data:
-            # The progress file lacks these. Send them before the driver may learn from it that the phase has passed.
-            test.driver.send(phase_report)
-        else:
-            test.driver.queue(phase_report)
-        self._captured.keep(data["sections"])
-        note = self._progress.note_setup if report.when == "setup" else self._progress.note_call
-        note(serial, now, report.start, report.duration)
+        test.driver.send(phase_report)
+        if report.when == "setup":
+            test.driver.wait_for_call(serial)
 
     def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:
         """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""

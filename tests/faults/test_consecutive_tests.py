@@ -211,3 +211,122 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Background
     assert "1 rerun" in run.text
     assert run.ret == 0, run.text
     assert start_counts(recording_suite) == {"test_again 0": 2, "test_again 1": 2, "test_next 0": 1, "test_next 1": 1}
+
+
+@pytest.mark.long(except_for="plain")
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["plain", "xdist"])
+def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(
+    suite: BackgroundSuite, workers: tuple[str, ...]
+) -> None:
+    """The hooks empty a folder between tests, and take their time, as they may under pytest alone."""
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+        pytest_plugins = [] if "WORLD_SIZE" in os.environ else ["cleaning_hooks"]
+        """,
+    )
+    suite.write(
+        "cleaning_hooks.py",
+        """
+        import os
+        import time
+        from pathlib import Path
+
+        import pytest
+
+        OUTPUTS = Path(__file__).with_name("outputs")
+        _in_controller = False
+
+
+        def pytest_configure(config):
+            global _in_controller
+            _in_controller = bool(getattr(config.option, "numprocesses", None))
+
+
+        def clean(nodeid):
+            if _in_controller:
+                return  # Reports of workers arrive in the xdist controller at any time.
+            for _ in range(3):
+                for path in OUTPUTS.glob(nodeid.partition("::")[0] + ".*"):
+                    path.unlink(missing_ok=True)
+                time.sleep(0.01)
+
+
+        def pytest_runtest_logstart(nodeid):
+            clean(nodeid)
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_runtest_setup(item):
+            clean(item.nodeid)
+
+
+        def pytest_runtest_call(item):
+            clean(item.nodeid)
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_runtest_teardown(item):
+            clean(item.nodeid)
+
+
+        def pytest_runtest_logreport(report):
+            clean(report.nodeid)
+
+
+        def pytest_runtest_logfinish(nodeid):
+            clean(nodeid)
+        """,
+    )
+    test = """
+        import os
+        import time
+        from pathlib import Path
+
+        import pytest
+
+        OUTPUTS = Path(__file__).with_name("outputs")
+
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("number", range(5))
+        def test_writes(number, rank):
+            path = OUTPUTS / f"{Path(__file__).name}.{number}.{rank}"
+            path.write_text(str(number))
+            deadline = time.monotonic() + 0.15
+            while time.monotonic() < deadline:
+                assert path.read_text() == str(number)
+    """
+    suite.write("test_one.py", test)
+    suite.write("test_two.py", test)
+    (suite.path / "outputs").mkdir()
+    run = suite.run(*workers, *(["--dist", "loadfile"] if workers else []))
+    assert run.count() == {"PASSED": 10}
+
+
+def test_a_rank_may_wait_in_its_setup_for_the_call_of_another_one(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import time
+        from pathlib import Path
+
+        import pytest
+
+        CALLED = Path(__file__).with_name("called")
+
+
+        @pytest.fixture
+        def waits(rank):
+            while rank == 0 and not CALLED.exists():
+                time.sleep(0.01)
+
+
+        @pytest.mark.distributed(2)
+        def test_calls(waits):
+            CALLED.touch()
+        """,
+    )
+    suite.run("--accel-timeout", "60").expect({"test_calls": "PASSED"})

@@ -61,6 +61,12 @@ ENDLESS_TESTS = """
         pass
 
 
+    @pytest.fixture
+    def ends_late(rank):
+        yield
+        wait_for_ever(rank)
+
+
     @pytest.mark.distributed(2)
     def test_endless(rank):
         wait_for_ever(rank)
@@ -72,9 +78,14 @@ ENDLESS_TESTS = """
 """
 
 
-def start_waiting_session(suite: BackgroundSuite, *args: str) -> BackgroundSession:
-    """Start a session and return it when its ranks wait for ever in ``test_endless``."""
-    suite.write("test_it.py", ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-"))
+def start_waiting_session(suite: BackgroundSuite, *args: str, in_teardown: bool = False) -> BackgroundSession:
+    """Start a session and return it when its ranks wait for ever in the call of ``test_endless``, or its teardown."""
+    tests = ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-")
+    if in_teardown:
+        tests = tests.replace(
+            "test_endless(rank):\n        wait_for_ever(rank)", "test_endless(ends_late):\n        pass"
+        )
+    suite.write("test_it.py", tests)
     session = suite.start(*args)
     for rank in range(2):
         suite.read(f"rank-{rank}")
@@ -127,12 +138,12 @@ def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them
         suite,
         """
         @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_call(item):
+        def pytest_runtest_teardown(item):
             if item.name == "test_endless":
                 wait()
         """,
     )
-    session = start_waiting_session(suite, *workers, "-k", "not test_other_shape")
+    session = start_waiting_session(suite, *workers, "-k", "not test_other_shape", in_teardown=True)
     suite.read("driver")
     os.killpg(session.process.pid, signal.SIGINT)
     run = session.finish()

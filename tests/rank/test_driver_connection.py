@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import NodeRef, Ready, Retire, RunTest
+from pytest_accel.core.rank_messages import NodeRef, Ready, Retire, RunCall, RunTest
 from pytest_accel.rank.driver_connection import DriverConnection
 
 
@@ -22,6 +22,10 @@ class ConnectedRank:
         self._listener = unix_sockets.listen(path, 1)
         self.driver = Connection(unix_sockets.connect(path).detach())
         self.rank = DriverConnection(self._listener)
+
+    def request(self, *messages: object) -> None:
+        for message in messages:
+            self.driver.send_bytes(pickle.dumps(message))
 
     def close(self) -> None:
         self.rank.close()
@@ -37,22 +41,31 @@ def connected(tmp_path: Path) -> Iterator[ConnectedRank]:
     made.close()
 
 
-def test_queued_messages_are_sent_with_the_next_one_in_order(connected: ConnectedRank) -> None:
-    connected.rank.queue("setup")
-    connected.rank.queue("call")
-    assert not connected.driver.poll()
-    connected.rank.send(Ready())
-    assert connected.driver.recv() == ("setup", "call", Ready())
-    connected.rank.send("next")
-    assert connected.driver.recv() == ("next",)
+REQUEST = RunTest(1, NodeRef("test_x.py", ("test",)), ("test_x.py", 1, "test"), None)
 
 
-def test_requests_are_received_in_order(connected: ConnectedRank) -> None:
-    request = RunTest(1, NodeRef("test_x.py", ("test",)), ("test_x.py", 1, "test"), None)
-    for message in (request, Retire()):
-        connected.driver.send_bytes(pickle.dumps(message))
-    assert connected.rank.receive() == request
+def test_messages_are_sent_together_in_order(connected: ConnectedRank) -> None:
+    connected.rank.send("teardown", Ready())
+    assert connected.driver.recv() == ("teardown", Ready())
+
+
+def test_a_call_begins_when_the_driver_asks_for_it(connected: ConnectedRank) -> None:
+    connected.request(RunCall(1), RunCall(2), REQUEST)
+    connected.rank.wait_for_call(2)
+    connected.rank.wait_for_call(2)  # A plugin may set a test up twice.
+    assert connected.rank.receive() == REQUEST
+
+
+def test_the_request_for_a_call_is_ignored_after_a_test_that_had_none(connected: ConnectedRank) -> None:
+    connected.request(REQUEST, RunCall(1), Retire())
+    assert connected.rank.receive() == REQUEST
     assert connected.rank.receive() == Retire()
+
+
+def test_a_rank_without_a_driver_does_not_begin_a_call(connected: ConnectedRank) -> None:
+    connected.driver.close()
+    with pytest.raises(pytest.exit.Exception):
+        connected.rank.wait_for_call(1)
 
 
 def test_receive_fails_if_the_driver_has_closed_the_connection(connected: ConnectedRank) -> None:
