@@ -96,7 +96,7 @@ class Redirector:
         plan = self.plan(item, marks)
         if not plan.key.grouped:
             self._turn += 1
-        marked = MarkedItem(item, plan, self._session.driver)
+        marked = MarkedItem(item, marks, plan, self._session.driver)
         marked.install()
         item.stash[MARKED] = marked
         return marked

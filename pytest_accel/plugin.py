@@ -14,7 +14,14 @@ import pytest
 
 from pytest_accel import hooks
 from pytest_accel.core import launcher_env, preload_discovery
-from pytest_accel.core.marks import MARKER_LINES, WORLD_SIZE_PARAMETER, MarkError, MarkFinder, world_sizes
+from pytest_accel.core.marks import (
+    MARKER_LINES,
+    WORLD_SIZE_PARAMETER,
+    MarkError,
+    MarkFinder,
+    has_marks,
+    world_sizes,
+)
 from pytest_accel.core.stash_keys import LAUNCHED, MARKED, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
@@ -154,6 +161,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CollectionHooks(session, adoption), "accel-collection")
     config.pluginmanager.register(DeviceErrorHooks(session), "accel-device-errors")
     config.pluginmanager.register(UnmarkedFailureHooks(), "accel-unmarked-failures")
+    config.pluginmanager.register(LateMarkHooks(), "accel-late-marks")
     if session.worker_input is not None and "accel_schedule" in session.worker_input:
         from pytest_accel.worker_hooks import WorkerHooks
 
@@ -300,6 +308,30 @@ class UnmarkedFailureHooks:
                 torch_errors.add_hint(error, explanation)
 
 
+class LateMarkHooks:
+    """Fails a test whose marks have changed since its collection: it does not run as they say. Not in ranks.
+
+    A test that is marked too late would run in one process, and could pass there.
+    """
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Compare before the call, for marks of fixtures and hooks, and after it, for those of the test itself."""
+        __tracebackhide__ = True
+        _check_marks(item)
+        result = yield
+        _check_marks(item)
+        return result
+
+
+def _check_marks(item: pytest.Item) -> None:
+    """Raise an error if the marks of `item` are not those with which it was collected."""
+    if has_marks(item) or MARKED in item.stash:
+        from pytest_accel import late_marks
+
+        late_marks.check(item)
+
+
 class RankHooks:
     """Registers the bridges to other plugins. Registered in ranks only."""
 
@@ -334,6 +366,8 @@ class CollectionHooks:
         """Files whose text has been searched for import hooks."""
         self._redirector: Redirector | None = None
         """None before the first marked item."""
+        self._has_modified_items = False
+        """True after the hooks that may modify the list of items, unless one of them has raised an exception."""
         self._has_bridges = False
         self._has_import_hooks = False
         """True if the fork server must not preload modules, because an import finder may change them."""
@@ -373,14 +407,20 @@ class CollectionHooks:
             name_arguments(items)
         result = yield
         self._redirect(items, self._session.settings.shard)
+        self._has_modified_items = True
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, Any, Any]:
         """Redirect marked items that another plugin creates in this hook, as anyio does.
 
-        They take the place of items of this session's part of the suite, so they are not divided into parts again.
+        They take the place of items of this session's part of the suite, so they are not divided into parts again. The
+        same applies to items that a wrapper around the whole of `pytest_collection_modifyitems` has marked.
         """
+        if self._has_modified_items:
+            finder = MarkFinder()
+            if any(any(finder.find(item)) and MARKED not in item.stash for item in session.items):
+                self._redirect(session.items, None)
         before = session.items.copy()
         result = yield
         if session.items != before:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.core.marks import Marks
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.shims import leave_fixtures_to_ranks
 from pytest_accel.core.stash_keys import MARKED
@@ -36,8 +37,8 @@ def marked_of(item: pytest.Item | pytest.Collector) -> MarkedItem | None:
 class MarkedItem(MarkedTest):
     """The phases that replace those of an item with marks, and the hooks of its reports. Stored in the item's stash."""
 
-    def __init__(self, item: pytest.Item, plan: ItemPlan, driver: Driver) -> None:
-        super().__init__(item, plan)
+    def __init__(self, item: pytest.Item, marks: Marks, plan: ItemPlan, driver: Driver) -> None:
+        super().__init__(item, marks, plan)
         self.limits = TimeLimits(plan.timeout or driver.settings.timeout)
         self._driver = driver
         self._run: WorldRun | None = None

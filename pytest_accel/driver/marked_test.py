@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_accel.core.marks import Marks
 from pytest_accel.core.rank_messages import NodeRef
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
@@ -13,8 +14,10 @@ from pytest_accel.rank.collector import names_of
 class MarkedTest:
     """A test with marks: its plan, and its place in the order of tests."""
 
-    def __init__(self, item: pytest.Item, plan: ItemPlan) -> None:
+    def __init__(self, item: pytest.Item, marks: Marks, plan: ItemPlan) -> None:
+        """`marks` are those from which `plan` was made."""
         self.item = item
+        self.marks = marks
         self.plan = plan
         self.following: MarkedTest | None = None
         """The next test that uses a world of the same key, as far as the order is known."""

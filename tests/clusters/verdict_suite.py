@@ -77,6 +77,15 @@ TESTS = """
         assert rank == 0
 
 
+    @pytest.fixture
+    def is_marked_too_late(request):
+        request.node.add_marker(distributed(2))
+
+
+    def test_marked_too_late(is_marked_too_late):
+        pass
+
+
     @devices(9)
     def test_too_large():
         pass
@@ -97,6 +106,7 @@ VERDICTS = {
     "test_skipped_by_one_rank": "FAILED",
     "test_skipped": "SKIPPED",
     "test_expected_to_fail": "XFAIL",
+    "test_marked_too_late": "FAILED",
     "test_too_large": "SKIPPED",
     "test_unmarked": "PASSED",
 }

@@ -1,0 +1,221 @@
+"""Tests of marks that change after the collection: the test would not run as they say, so it fails."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_CONFTEST = """
+    import pytest
+
+    TWO = pytest.mark.distributed(2)
+
+
+    def mark(items, part):
+        for item in items:
+            if part in item.name:
+                item.add_marker(TWO)
+
+
+    def pytest_configure(config):
+        config.pluginmanager.register(SecondHooks())
+
+
+    class SecondHooks:
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items):
+            mark(items, "_modifyitems_trylast")
+
+        def pytest_runtest_call(self, item):
+            mark([item], "_call_hook")
+
+
+    # Before the tests run: these marks apply.
+
+    def pytest_itemcollected(item):
+        mark([item], "_itemcollected")
+
+
+    def pytest_generate_tests(metafunc):
+        if "generated" in metafunc.fixturenames:
+            metafunc.parametrize("generated", [pytest.param(1, marks=TWO)])
+
+
+    def pytest_deselected(items):
+        mark(items[0].session.items, "_deselected")
+
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(items):
+        result = yield
+        mark(items, "_modifyitems_wrapper")
+        return result
+
+
+    # Too late.
+
+    def pytest_collection_finish(session):
+        mark(session.items, "_collection_finish")
+
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(session):
+        mark(session.items, "_runtestloop")
+
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(item):
+        mark([item], "_protocol")
+        return (yield)
+
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(item):
+        mark([item], "_setup")
+        if "_closer" in item.name:
+            item.add_marker(pytest.mark.distributed(4), append=False)
+        if "_removed" in item.name:
+            item.own_markers[:] = [one for one in item.own_markers if one.name != "distributed"]
+        if "_devices" in item.name:
+            item.add_marker(pytest.mark.devices(3))
+
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(item):
+        mark([item], "_call_wrapper")
+        return (yield)
+    """
+_TESTS = """
+    import os
+    import unittest
+
+    import pytest
+
+    ALONE = "RANK" not in os.environ
+
+
+    def in_ranks():
+        assert os.environ["WORLD_SIZE"] == "2"
+
+
+    # Before the tests run.
+
+    def test_itemcollected(): in_ranks()
+    def test_generate(generated): in_ranks()
+    def test_deselected(): in_ranks()
+    def test_modifyitems_wrapper(): in_ranks()
+    def test_modifyitems_trylast(): in_ranks()
+
+    # Too late.
+
+    def test_collection_finish(): pass
+    def test_runtestloop(): pass
+    def test_protocol(): pass
+    def test_setup(): pass
+    def test_call_wrapper(): pass
+    def test_call_hook(): pass
+    def test_devices(): pass
+
+    @pytest.fixture
+    def add_marker(request):
+        request.node.add_marker(pytest.mark.distributed(2))
+
+    @pytest.fixture
+    def applymarker(request):
+        request.applymarker(pytest.mark.distributed(2))
+
+    def test_add_marker(add_marker): pass
+
+    @pytest.mark.usefixtures("applymarker")
+    def test_applymarker(): pass
+
+    def test_itself(request):
+        request.node.add_marker(pytest.mark.distributed(2))
+
+    @pytest.fixture(scope="class")
+    def mark_the_class(request):
+        request.node.add_marker(pytest.mark.distributed(2))
+
+    class TestOfClass:
+        def test_class(self, mark_the_class): pass
+
+    class TestOfUnittest(unittest.TestCase):
+        def test_unittest_setup(self): pass
+
+    @pytest.mark.xfail
+    def test_xfail_setup(): assert ALONE
+
+    @pytest.mark.xfail(strict=True)
+    def test_strict_xfail_setup(): assert not ALONE
+
+    # Marked, and other marks later.
+
+    @pytest.mark.distributed(2)
+    def test_closer(): pass
+
+    @pytest.mark.distributed(2)
+    def test_removed(): pass
+
+    @pytest.mark.distributed(2)
+    @pytest.mark.xfail
+    def test_xfail_closer(): assert ALONE
+
+    @pytest.mark.distributed(2)
+    def test_marked_devices(): pass
+
+    # The mark changes nothing.
+
+    @pytest.mark.distributed(2)
+    def test_marked_setup(): in_ranks()
+
+    @pytest.mark.skip
+    def test_skipped_setup(): pass
+
+    @pytest.fixture
+    def skips():
+        pytest.skip("not here")
+
+    def test_skipped_later_setup(skips): pass
+
+    def test_unmarked(): assert ALONE
+
+    def test_left_out(): pass
+    """
+_ADDED = "the mark distributed(2) was added after collection; add it in pytest_collection_modifyitems"
+_TEXTS = {
+    "test_devices": _ADDED.replace("distributed(2)", "devices(3)"),
+    "test_marked_devices": _ADDED.replace("distributed(2)", "devices(3)"),
+    "test_removed": _ADDED.replace("added", "removed").replace("add it", "remove it"),
+    "test_closer": _ADDED.replace("added", "changed to distributed(4)").replace("add it", "change it"),
+    "test_xfail_closer": _ADDED.replace("added", "changed to distributed(4)").replace("add it", "change it"),
+}
+"""The texts of the failures that are not `_ADDED`."""
+
+
+@pytest.mark.long(except_for="alone")
+@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="xdist")])
+def test_marks_that_change_after_collection_fail_their_tests(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write("conftest.py", _CONFTEST)
+    path = suite.write("test_late.py", _TESTS)
+    run = suite.run("--deselect", "test_late.py::test_left_out", *options)
+    before, late, unchanged = (
+        re.findall(r"def (test_\w+)", part)
+        for part in re.split("# Too late.|# The mark changes nothing.", path.read_text())
+    )
+    results = {name.partition("[")[0]: result for name, result in run.outcomes().items()}
+    assert results == {
+        **dict.fromkeys(before + unchanged[:-1], "PASSED"),
+        **dict.fromkeys(late, "FAILED"),
+        "test_skipped_setup": "SKIPPED",
+        "test_skipped_later_setup": "SKIPPED",
+    }, run.text
+    for name in late:
+        headline = {"test_class": "TestOfClass.test_class", "test_unittest_setup": "TestOfUnittest.test_unittest_setup"}
+        text = re.escape(_TEXTS.get(name, _ADDED))
+        failure = run.failure(headline.get(name, name))
+        assert re.search(rf"^test_late\.py:[0-9]+: {text}$", failure, re.MULTILINE), failure
