@@ -35,14 +35,16 @@ def _changes(planned: Marks, present: Marks) -> list[str]:
     """Return a text on each mark that has changed, and where to change it."""
     changes = []
     for before, now in zip(planned, present, strict=True):
-        if before == now:
-            continue
-        if before is None:
+        if before is not None and now is not None:
+            if before == now:
+                continue
+            what, where = f"{mark_text(before)} was changed to {mark_text(now)}", "change it"
+        elif now is not None:
             what, where = f"{mark_text(now)} was added", "add it"
-        elif now is None:
+        elif before is not None:
             what, where = f"{mark_text(before)} was removed", "remove it"
         else:
-            what, where = f"{mark_text(before)} was changed to {mark_text(now)}", "change it"
+            continue
         changes.append(f"the mark {what} after collection; {where} in pytest_collection_modifyitems")
     return changes
 

@@ -108,10 +108,13 @@ class ExitRequest(Struct, frozen=True):
 
 
 class ExtraReport(Struct, frozen=True):
-    """A report that does not belong to a phase, such as that of a subtest."""
+    """A report that a test makes in addition to those of its phases, such as that of a subtest."""
 
     serial: int
+    when: When
+    """The phase in which the report was made."""
     report: dict[str, Any]
+    """The report, as ``pytest_report_to_serializable`` returns it."""
 
 
 class ExceptionSketch(Struct, frozen=True):

@@ -11,7 +11,8 @@ from pytest_accel.core.rank_messages import Finished, PhaseReport, When
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
-Ending = Literal["passed", "failed", "skipped", "died", "hung", "unstarted"]
+Ending = Literal["passed", "failed", "skipped", "died", "hung", "unstarted", "absent"]
+"""``absent`` is the ending of a subtest that the rank has not reported."""
 
 
 class HangCause(Enum):

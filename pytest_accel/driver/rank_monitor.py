@@ -19,13 +19,14 @@ from pytest_accel.core.rank_messages import (
     Ready,
     TerminalRequest,
     TerminalReturned,
+    When,
 )
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
 from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit, describe_hang
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
-from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
@@ -90,10 +91,12 @@ class RankMonitor:
         for rank in self.ranks:
             rank.begin()
 
-    def take_extras(self) -> list[tuple[int, ExtraReport]]:
-        """Return the reports that belong to no phase, with their ranks, and forget them."""
-        extras, self._extras = self._extras, []
-        return extras
+    def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
+        """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
+        phases = PHASES[: PHASES.index(when) + 1]
+        taken = [entry for entry in self._extras if entry[1].when in phases]
+        self._extras = [entry for entry in self._extras if entry[1].when not in phases]
+        return taken
 
     def pump(self, deadline: float) -> bool:
         """Handle messages and exits, waiting for them until `deadline`; return False if there were none."""

@@ -1,15 +1,11 @@
-"""Subtests of a marked test: one report for each, merged over the ranks."""
+"""Subtests of a marked test: sends their merged reports to pytest."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
-
-from pytest_accel.core.rank_messages import ExtraReport
-from pytest_accel.core.rank_names import ranks_text
 
 
 class Subtests:
@@ -19,25 +15,11 @@ class Subtests:
         self._item = item
         self._reports: list[pytest.TestReport] = []
 
-    def add(self, extras: Iterable[tuple[int, ExtraReport]], ranks: int) -> int:
-        """Merge the reports `extras` of the world's `ranks`; return how many subtests failed."""
-        failed = 0
-        seen: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
-        times: Counter[tuple[int, str]] = Counter()
-        for rank, extra in extras:
-            context = repr(extra.report.get("_subtest.context"))
-            times[rank, context] += 1  # A rank may have several subtests with the same context.
-            seen.setdefault((context, times[rank, context]), []).append((rank, extra.report))
+    def add(self, reports: Iterable[dict[str, Any]]) -> None:
+        """Add merged `reports`, serialized as pytest does it."""
         config = self._item.config
-        for reports in seen.values():
-            failures = [entry for entry in reports if entry[1]["outcome"] == "failed"]
-            failed += bool(failures)
-            _, data = (failures or reports)[0]
-            report = config.hook.pytest_report_from_serializable(config=config, data=dict(data))
-            if failures and ranks > 1:
-                report.sections.append(("ranks", f"{ranks_text([rank for rank, _ in failures])} failed"))
-            self._reports.append(report)
-        return failed
+        for data in reports:
+            self._reports.append(config.hook.pytest_report_from_serializable(config=config, data=data))
 
     def clear(self) -> None:
         """Forget the reports that have not been sent."""

@@ -231,9 +231,9 @@ class World:
         """Return the last message of the test of each rank that reached its end."""
         return {rank.rank: rank.finished for rank in self._ranks if rank.finished is not None}
 
-    def take_extras(self) -> list[tuple[int, ExtraReport]]:
-        """Return the reports that belong to no phase, with their ranks, and forget them."""
-        return self._monitor.take_extras()
+    def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
+        """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
+        return self._monitor.take_extras(when)
 
     def stacks(self) -> dict[int, str]:
         """Return the present stacks of every living rank."""

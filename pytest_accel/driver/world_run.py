@@ -18,7 +18,7 @@ from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world import World
-from pytest_accel.verdict import remote_exceptions
+from pytest_accel.verdict import merged_subtests, remote_exceptions
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import Verdict
 
@@ -118,18 +118,19 @@ class WorldRun:
             about=self._test.key.about,
             folders=folders_of(self._test.item.config),
             findings=world.findings,
-            # Subtests of a setup that passed are reported with the call phase, which follows.
-            failed_subtests=0 if when == "setup" else self._subtests.add(world.take_extras(), world.size),
             failed_before="failed" in self._outcomes,
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
             finished=world.finished() if when == "teardown" else {},
             leaks=self._driver.settings.leaks,
         )
+        # Subtests of a setup that passed are reported with the call phase, which follows.
+        if when != "setup" or any(outcome.ending != "passed" for outcome in outcomes):
+            reports = merged_subtests.merge(world.take_extras(when), phase)
+            self._subtests.add(reports)
+            phase = structs.replace(phase, subtest_problem=merged_subtests.problem(reports))
         verdict = judge(phase)
         if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
             verdict = judge(structs.replace(phase, leak_errors=leak_errors))
-        if when == "setup" and verdict.outcome != "passed":
-            self._subtests.add(world.take_extras(), world.size)
         world.condition.rule_out(verdict.kill_reason, retire=verdict.retire)
         self._ended_ranks |= verdict.ended_ranks
         self._add_properties(verdict.properties)

@@ -19,13 +19,18 @@ Serializing the others, mainly keywords, takes longer than many tests.
 """
 
 
-def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
-    """Return `report` as ``pytest_report_to_serializable`` does, with long text truncated."""
-    if type(report) is pytest.TestReport and report.passed:
+def serialize(config: pytest.Config, report: pytest.TestReport, *, whole: bool) -> dict[str, Any]:
+    """Return `report` as ``pytest_report_to_serializable`` does, with long text truncated.
+
+    If not `whole`, leave out what the merged report of a phase does not use.
+    """
+    if report.passed and not whole:
         data = {name: vars(report)[name] for name in _PASSED_FIELDS if name in vars(report)}
         data |= {"$report_type": "TestReport", "user_properties": plain_properties(report.user_properties)}
     else:
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        if "$report_type" in data and isinstance(report, pytest.TestReport):
+            data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
         if config.get_verbosity() < 2:
             cut_failure(data.get("longrepr"))
         data["user_properties"] = plain_properties(data.get("user_properties", ()))

@@ -22,6 +22,7 @@ from pytest_accel.core.rank_messages import (
     PhaseReport,
     RunTest,
     WarningSketch,
+    When,
 )
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch, sketch_warning
@@ -57,10 +58,16 @@ class _Test:
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
     lockstep: Lockstep | None = None
     """Set if the test may run examples of Hypothesis."""
+    phase: When = "setup"
+    """The phase that runs, or that ran last."""
+    in_phase: bool = False
+    """True while a phase runs: a report that is made then is not that of the phase."""
+    reported: set[str] = field(default_factory=set)
+    """The phases that have been reported."""
     exception: ExceptionSketch | None = None
     """The exception of the phase whose report is made next."""
     only_passed: bool = True
-    """False once the test has reported a subtest, or a phase that did not pass."""
+    """False once a phase of the test did not pass, or a subtest failed."""
     closed_streams: bool = False
     """True if the test has closed pytest's capture streams."""
     teardown: list[PhaseReport] = field(default_factory=list)
@@ -188,6 +195,28 @@ class TestRunner:
 
     # Hooks, called while a test runs
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_setup")
+    def pytest_phase_setup(self) -> Generator[None, object, object]:
+        return (yield from self._phase("setup"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_call")
+    def pytest_phase_call(self) -> Generator[None, object, object]:
+        return (yield from self._phase("call"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_teardown")
+    def pytest_phase_teardown(self) -> Generator[None, object, object]:
+        return (yield from self._phase("teardown"))
+
+    def _phase(self, when: When) -> Generator[None, object, object]:
+        """Record that phase `when` runs: all hooks of other plugins for this phase are called meanwhile."""
+        __tracebackhide__ = True
+        test = self._test
+        test.phase, test.in_phase = when, True
+        try:
+            return (yield)
+        finally:
+            test.in_phase = False
+
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
         """Run the test in lock-step, wait for its devices, and record whether it closed pytest's capture streams."""
@@ -248,20 +277,22 @@ class TestRunner:
         test = self._test
         test.driver.exit_if_forked(report)
         self._debugger.end()
+        serial = test.request.serial
+        if test.in_phase or report.when in test.reported or hasattr(report, "context"):  # Subtests have a context.
+            test.only_passed &= not report.failed
+            data = report_serialization.serialize(self._config, report, whole=True)
+            test.driver.send(ExtraReport(serial, test.phase, data))
+            return
+        test.reported.add(report.when)
         self._log.end_phase()
         self._captured.end_phase()
         plugin_data: dict[str, Any] = {}
-        if test.item is not None and type(report) is pytest.TestReport:
+        if test.item is not None:
             plugin_data, invalid = report_serialization.collect_rank_data(test.item, report)
             test.exception = invalid or test.exception
-        data = report_serialization.serialize(self._config, report)
+        data = report_serialization.serialize(self._config, report, whole=False)
         if plugin_data:
             data[rank_data.KEY] = plugin_data
-        serial = test.request.serial
-        if data.get("$report_type") != "TestReport":
-            test.only_passed = False
-            test.driver.send(ExtraReport(serial, data))
-            return
         now = monotonic() + self._context.session.clock
         if report.failed and test.lockstep is not None and test.lockstep.failed_at is not None:
             # This rank has already waited for the others in the example that failed here. Report the time of the

@@ -5,7 +5,7 @@ Pure functions, except that the source lines at which ranks stand are read from 
 A phase has passed only if every rank reported that it passed. Otherwise the precedence is: a rank died or failed, a
 rank hung, ranks disagree (some skipped, some ran), all skipped. Of several deaths and failures, the verdict names the
 earliest that is not a consequence of another. A phase that has passed on all ranks still fails for a failed subtest
-(call), and for a mismatch of collectives, an error in stale fixtures or a leak (teardown).
+(call, teardown), and for a mismatch of collectives, an error in stale fixtures or a leak (teardown).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ERRORS: dict[str, type[RankError]] = {
 
 
 class Phase(Struct, frozen=True, kw_only=True):
-    """Everything from which the verdict on one phase of a test follows."""
+    """Everything from which the verdict on one phase of a test follows, or on a subtest (see `merged_subtests`)."""
 
     when: When
     outcomes: Sequence[RankOutcome]
@@ -62,8 +62,10 @@ class Phase(Struct, frozen=True, kw_only=True):
     folders: Folders = Folders()
     """The folders by which paths are shown."""
     findings: Findings = NOTHING
-    failed_subtests: int = 0
-    """Number of subtests that have failed on some rank."""
+    is_subtest: bool = False
+    """True if the outcomes are those of a subtest in this phase."""
+    subtest_problem: str | None = None
+    """Text on the subtests of the phase that have failed; None if none has."""
     failed_before: bool = False
     """True if an earlier phase of the test has failed. Leaks and mismatches are not reported in addition."""
     ended_before: frozenset[int] = frozenset()
@@ -90,9 +92,8 @@ def judge(phase: Phase) -> Verdict:
             infra_cause=outside_cause(outcomes),
             ended_ranks=frozenset(one.rank for one in outcomes if one.report is None or one.later),
         )
-    elif verdict.outcome == "passed" and phase.when == "call" and phase.failed_subtests:
-        message = f"contains {phase.failed_subtests} failed subtest{'s' if phase.failed_subtests > 1 else ''}"
-        verdict = _with_problems(verdict, RankError, [message], phase)
+    elif verdict.outcome == "passed" and phase.subtest_problem is not None:
+        verdict = _with_problems(verdict, RankError, [phase.subtest_problem], phase)
     if phase.finished:
         verdict = _add_end_of_test(verdict, phase)
     reports = [(one.rank, one.report.report) for one in outcomes if one.report is not None]
@@ -102,8 +103,9 @@ def judge(phase: Phase) -> Verdict:
         properties=(*_end_properties(phase.finished, size), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
-        # If ranks end the phase differently, one may have sent a message that its receiver has not read.
-        retire=phase.when != "teardown" and len({one.ending for one in outcomes}) > 1,
+        # If ranks end the phase, or a subtest, differently, one may have sent a message that its receiver has not read.
+        retire=phase.when != "teardown"
+        and (len({one.ending for one in outcomes}) > 1 or phase.subtest_problem is not None),
     )
 
 
@@ -155,7 +157,7 @@ def _merge(phase: Phase) -> Verdict:
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
     hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
     if skipped and hung and all(outcome.secondary for outcome in hung):
-        return _disagreement(phase, skipped, sections)
+        return _disagreement(phase, sections)
     if hung:
         return _rank_failure(phase, min(hung, key=partial(_position, phase)), sections)
     expected = [outcome for outcome in skipped if report_text.wasxfail(outcome) is not None]
@@ -163,8 +165,8 @@ def _merge(phase: Phase) -> Verdict:
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
         reason = report_text.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
-    if skipped and len(skipped) < len(outcomes):
-        return _disagreement(phase, skipped, sections)
+    if (skipped and len(skipped) < len(outcomes)) or any(outcome.ending == "absent" for outcome in outcomes):
+        return _disagreement(phase, sections)
     if skipped:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
@@ -357,13 +359,16 @@ def _describe(root: RankOutcome, ranks: Sequence[int], phase: Phase) -> tuple[st
     return message, [message]
 
 
-def _disagreement(phase: Phase, skipped: Sequence[RankOutcome], sections: tuple[tuple[str, str], ...]) -> Verdict:
-    """Return the failure of a phase that some ranks skipped and others ran."""
-    ran = [outcome.rank for outcome in phase.outcomes if outcome not in skipped]
-    message = (
-        f"the ranks disagree in the {phase.when} phase: {ranks_text([outcome.rank for outcome in skipped])} skipped, "
-        f"{ranks_text(ran)} ran"
-    )
+def _disagreement(phase: Phase, sections: tuple[tuple[str, str], ...]) -> Verdict:
+    """Return the failure of a phase or subtest that some ranks skipped or did not report, and others ran."""
+    ranks: dict[str, list[int]] = {}
+    for ending in ("skipped", "absent", None):
+        for outcome in phase.outcomes:
+            if ending == (outcome.ending if outcome.ending in ("skipped", "absent") else None):
+                did = outcome.text if ending == "absent" else ending or "ran"
+                ranks.setdefault(did, []).append(outcome.rank)
+    where = "this subtest" if phase.is_subtest else f"the {phase.when} phase"
+    message = f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {did}' for did, who in ranks.items())}"
     longrepr = text_longrepr(
         message, [message, "", *report_text.outcome_lines(phase.outcomes, phase.folders)], phase.place
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 TESTS = """
     import os
     import signal
     import time
+    import unittest
 
     import pytest
     import torch
@@ -66,6 +69,14 @@ TESTS = """
             pytest.skip("by hand")
 
 
+    class TestOfUnittest(unittest.TestCase):
+        @distributed(2)
+        def test_part_skipped_by_one_rank(self):
+            with self.subTest("part"):
+                if dist.get_rank() == 1:
+                    self.skipTest("by hand")
+
+
     @distributed(2)
     def test_skipped():
         pytest.skip("by hand")
@@ -104,6 +115,7 @@ VERDICTS = {
     "test_killed_on_one_rank": "FAILED",
     "test_hangs_on_one_rank": "FAILED",
     "test_skipped_by_one_rank": "FAILED",
+    "test_part_skipped_by_one_rank": "SUBFAILED FAILED" if pytest.version_tuple >= (9,) else "FAILED",
     "test_skipped": "SKIPPED",
     "test_expected_to_fail": "XFAIL",
     "test_marked_too_late": "FAILED",

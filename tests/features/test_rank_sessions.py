@@ -599,7 +599,7 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
         assert run.text.count("\nFAILED ") == run.text.count("\nSUBFAILED") == 1
         assert "contains 1 failed subtest" in run.failure("test_subtests")
         assert "[numbered] (number='1')" in run.text
-        assert "rank 1 failed" in run.text
+        assert "rank 1: failed at test_builtin.py:" in run.failure("test_subtests [numbered] (number='1')")
     wrong = {name: words for name, words in run.results.items() if words not in (["PASSED"], ["XFAIL"])}
     assert not wrong
     assert sum(name.startswith("inner/test_places.py::") for name in run.results) == 4

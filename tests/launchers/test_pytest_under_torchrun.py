@@ -16,6 +16,7 @@ from tests.launchers.launcher_sessions import PASSES, RANKS, expect_one_session,
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")
+HAS_SUBTESTS = pytest.version_tuple >= (9,)
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Backgr
         import os
         import signal
         import threading
+        import unittest
 
         import pytest
         import torch.distributed as dist
@@ -74,6 +76,23 @@ def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Backgr
             assert gather(1) == [1, 1]
 
 
+        class TestOfUnittest(unittest.TestCase):
+            @pytest.mark.distributed(2)
+            def test_part_skipped_by_one_rank(self):
+                with self.subTest("part"):
+                    if dist.get_rank() == 1:
+                        self.skipTest("by hand")
+
+
+        @pytest.fixture
+        def is_marked_too_late(request):
+            request.node.add_marker(pytest.mark.distributed(2))
+
+
+        def test_marked_too_late(is_marked_too_late):
+            pass
+
+
         @pytest.mark.distributed(2)
         @pytest.mark.parametrize("word", ["a", "b"] if os.environ.get("RANK", "0") == "0" else ["a"])
         def test_collected_otherwise(word):
@@ -89,15 +108,18 @@ def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Backgr
             "test_dies": "FAILED",
             "test_hangs": "FAILED",
             "test_passes": "PASSED",
+            "test_part_skipped_by_one_rank": "SUBFAILED FAILED" if HAS_SUBTESTS else "FAILED",
+            "test_marked_too_late": "FAILED",
             "test_collected_otherwise[a]": "PASSED",
             "test_collected_otherwise[b]": "ERROR",
         }
     )
-    assert "rank 1: failed at test_it.py:12\n" in run.failure("test_fails")
+    assert "rank 1: failed at test_it.py:13\n" in run.failure("test_fails")
     assert "rank 1 was killed by SIGKILL" in run.failure("test_dies")
     assert "rank 1 has not reached" in run.failure("test_hangs")
     assert "has no test test_collected_otherwise[b] in this rank" in run.failure("test_collected_otherwise[b]")
-    assert run.text.count("3 failed, 2 passed, 1 error") == 1
+    assert "the mark distributed(2) was added after collection" in run.failure("test_marked_too_late")
+    assert run.text.count(f"{5 + HAS_SUBTESTS} failed, 2 passed, 1 error") == 1
     assert run.ret == 1
 
 

@@ -284,10 +284,10 @@ def test_failed_checks_and_subtests_in_one_rank_fail_the_test(pair: Pair) -> Non
     pair.write("test_sub.py", _SUBTESTS)
     plain, marked = pair.plain.run("-rA"), pair.marked.run("-rA")
     assert marked.ret == plain.ret == 1
-    # A marked test is reported once, after all phases. It fails itself if subtests fail, also if these are in its
-    # teardown, if it is a unittest case, and if it is expected to fail.
+    # A marked test fails itself if subtests fail, also if it is a unittest case, and if it is expected to fail. If they
+    # fail in its teardown, the teardown fails.
     expected = {name: " ".join(words) for name, words in plain.results.items()}
-    expected["test_sub.py::test_of_a_fixture"] = "SUBFAILED SUBFAILED FAILED"
+    expected["test_sub.py::test_of_a_fixture"] = "SUBFAILED FAILED SUBFAILED ERROR"
     expected["test_sub.py::TestOfUnittest::test_case"] = "SUBPASSED SUBPASSED SUBFAILED FAILED"
     assert expected["test_sub.py::test_expected"] == "XPASS"
     expected["test_sub.py::test_expected"] = "XFAIL"

@@ -595,16 +595,19 @@ def test_the_end_of_a_rank_is_reported_once() -> None:
     assert judged(died(0), passed(1), when="teardown", ended_before=first.ended_ranks).outcome == "passed"
 
 
-def test_failed_subtests_fail_the_call() -> None:
-    verdict = judged(passed(0), passed(1), failed_subtests=2)
-    assert (verdict.message, verdict.error) == ("contains 2 failed subtests", RankError)
-    assert judged(failed(0), failed_subtests=1).message == "assert 0 == 1"
+@pytest.mark.parametrize("when", ["call", "teardown"])
+def test_failed_subtests_fail_their_phase(when: When) -> None:
+    problem = "contains 2 failed subtests"
+    verdict = judged(passed(0), passed(1), when=when, subtest_problem=problem)
+    assert (verdict.message, verdict.error) == (problem, RankError)
+    assert judged(failed(0), when=when, subtest_problem=problem).message == "assert 0 == 1"
 
 
 def test_ranks_that_end_a_phase_differently_are_retired() -> None:
     assert judged(passed(0), failed(1)).retire
     assert not judged(failed(0), failed(1)).retire
     assert not judged(passed(0), failed(1), when="teardown").retire
+    assert judged(passed(0), passed(1), subtest_problem="contains 1 failed subtest").retire
 
 
 def test_the_verdict_has_the_slowest_time_and_the_data_of_all_ranks() -> None:

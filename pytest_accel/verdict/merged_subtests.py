@@ -1,0 +1,133 @@
+"""Merges the reports that a test makes in addition to those of its phases: one for each subtest. Pure functions.
+
+Such a report is that of a subtest (of pytest, pytest-subtests or `unittest`), or one that code of the suite makes for a
+check that does not end the test.
+
+A subtest passes only if every rank reports that it has passed. Ranks that skip it while others run it, and ranks that
+do not report it, disagree, as with a whole test. A check that only some ranks make is no disagreement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from pytest_accel.core.rank_messages import ExtraReport, PhaseReport
+from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.verdict.judgement import Phase, judge
+
+_T = TypeVar("_T", bound=Hashable)
+_CONTEXT = "_subtest.context"
+"""Key of a subtest's description, in the serialized reports of pytest and of pytest-subtests."""
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+\b")
+
+
+class _Subtest(NamedTuple):
+    """The reports of one subtest, by rank."""
+
+    number: int
+    """Number of the subtest among those of the same description."""
+    reports: dict[int, dict[str, Any]]
+
+
+def merge(extras: Sequence[tuple[int, ExtraReport]], phase: Phase) -> list[dict[str, Any]]:
+    """Return one report for each subtest or check in `extras`, which the ranks have made in `phase`.
+
+    A subtest that some ranks have not reported because the phase ended early for them is left out, unless it has
+    failed: the failure of the phase says what has happened.
+    """
+    reports = [(rank, extra.report) for rank, extra in extras]
+    subtests = [entry for entry in reports if _CONTEXT in entry[1]]
+    checks = [entry for entry in reports if _CONTEXT not in entry[1]]
+    endings = {outcome.ending for outcome in phase.outcomes}
+    ended_alike = endings in ({"passed"}, {"skipped"}) and not phase.failed_before
+    merged = []
+    for subtest in _match(subtests, len(phase.outcomes)):
+        if ended_alike or len(subtest.reports) == len(phase.outcomes) or _has_failed(subtest):
+            merged.append(_judged(subtest, phase))
+    results = _grouped((rank, repr((data["outcome"], data.get("longrepr"))), data) for rank, data in checks)
+    for check in (_Subtest(1, group) for group in results.values()):
+        merged.append(_judged(check, phase) if _has_failed(check) else next(iter(check.reports.values())))
+    return merged
+
+
+def problem(merged: Iterable[dict[str, Any]]) -> str | None:
+    """Return a text on the failures among the `merged` reports, as pytest has it; None if there are none."""
+    failed = [data for data in merged if data["outcome"] == "failed"]
+    numbers = Counter("subtest" if _CONTEXT in data else "check" for data in failed)
+    parts = [f"{number} failed {what}{'s' if number > 1 else ''}" for what, number in numbers.items()]
+    return f"contains {' and '.join(parts)}" if parts else None
+
+
+def _match(reports: Iterable[tuple[int, dict[str, Any]]], ranks: int) -> list[_Subtest]:
+    """Return the subtests to which `reports` of `ranks` ranks belong.
+
+    Ranks have the same subtest if its description is the same. It may also differ in the rank's own number and in
+    addresses of objects: ``subtests.test(rank=rank)``, ``self.subTest(model=model)``.
+    """
+    same = _grouped((rank, repr(data[_CONTEXT]), data) for rank, data in reports)
+    complete = [_Subtest(number, group) for (_, number), group in same.items() if len(group) == ranks]
+    rest = _grouped(
+        (rank, (_neutral_description(rank, data), number), data)
+        for (_, number), group in same.items()
+        if len(group) < ranks
+        for rank, data in group.items()
+    )
+    return complete + [_Subtest(number, group) for ((_, number), _), group in rest.items()]
+
+
+def _neutral_description(rank: int, data: dict[str, Any]) -> str:
+    """Return the description of a subtest without addresses and without the number of `rank`."""
+    return re.sub(rf"(?<![0-9.]){rank}(?![0-9.])", "RANK", _ADDRESS.sub("ADDRESS", repr(data[_CONTEXT])))
+
+
+def _grouped(entries: Iterable[tuple[int, _T, dict[str, Any]]]) -> dict[tuple[_T, int], dict[int, dict[str, Any]]]:
+    """Return the reports in `entries` (rank, description, report) by description, number of this description, and rank.
+
+    A rank may have several reports of the same description.
+    """
+    numbers: Counter[tuple[int, _T]] = Counter()
+    groups: dict[tuple[_T, int], dict[int, dict[str, Any]]] = {}
+    for rank, description, data in entries:
+        numbers[rank, description] += 1
+        groups.setdefault((description, numbers[rank, description]), {})[rank] = data
+    return groups
+
+
+def _has_failed(subtest: _Subtest) -> bool:
+    return any(data["outcome"] == "failed" for data in subtest.reports.values())
+
+
+def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
+    """Return the report of `subtest` with the verdict on it; ranks without a report of it are named."""
+    before = subtest.number - 1
+    absence = f"reported it only {before} time{'s' if before > 1 else ''}" if before else "did not report it"
+    outcomes = []
+    for rank in (outcome.rank for outcome in phase.outcomes):
+        data = subtest.reports.get(rank)
+        if data is None:
+            outcomes.append(RankOutcome(rank, "absent", text=absence))
+        else:
+            report = PhaseReport(0, phase.when, data, 0.0)
+            outcomes.append(RankOutcome(rank, data["outcome"], report=report))
+    verdict = judge(
+        Phase(
+            when=phase.when,
+            outcomes=outcomes,
+            place=phase.place,
+            about=phase.about,
+            folders=phase.folders,
+            is_subtest=True,
+        )
+    )
+    first = subtest.reports[min(subtest.reports)]
+    merged = {name: value for name, value in first.items() if name != "wasxfail"}
+    merged |= {
+        "outcome": "skipped" if verdict.outcome == "xfailed" else verdict.outcome,
+        "longrepr": verdict.longrepr,
+        "sections": list(verdict.sections),
+        "duration": verdict.duration,
+    }
+    return merged if verdict.wasxfail is None else merged | {"wasxfail": verdict.wasxfail}

@@ -1,0 +1,190 @@
+"""Tests of subtests, and of checks that do not end a test, that end differently on the ranks of a world."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.background_suite import BackgroundSuite
+
+_TESTS = """
+    import unittest
+
+    import pytest
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.distributed(2)
+
+
+    def test_skips(subtests, rank):
+        with subtests.test("a"):
+            if rank == 1:
+                pytest.skip("by hand")
+
+
+    def test_xfails(subtests, rank):
+        with subtests.test("a"):
+            if rank == 1:
+                pytest.xfail("by hand")
+
+
+    def test_fails(subtests, rank):
+        with subtests.test("a"):
+            assert rank == 0, "by hand"
+
+
+    def test_has_none(subtests, rank):
+        if rank == 0:
+            with subtests.test("a"):
+                pass
+
+
+    def test_has_more(subtests, rank):
+        for _ in range(2 - rank):
+            with subtests.test("a"):
+                pass
+
+
+    def test_has_another(subtests, rank):
+        for number in range(rank, 4, 2):
+            with subtests.test(number=number):
+                pass
+
+
+    class TestOfUnittest(unittest.TestCase):
+        def test_unittest_skips(self):
+            for name in "ab":
+                with self.subTest(name):
+                    if dist.get_rank() == 1:
+                        self.skipTest("by hand")
+
+        def test_unittest_has_none(self):
+            if dist.get_rank() == 0:
+                with self.subTest("a"):
+                    pass
+
+        def test_unittest_passes(self):
+            with self.subTest("a"):
+                pass
+
+
+    @pytest.fixture
+    def late_subtest(subtests, rank):
+        yield
+        with subtests.test("late"):
+            if rank == 1:
+                pytest.skip("by hand")
+
+
+    def test_teardown(late_subtest):
+        pass
+
+
+    @pytest.fixture
+    def ends_earlier_on_rank_0(subtests, rank):
+        yield
+        with subtests.test("late"):
+            pass
+        if rank == 0:
+            dist.barrier()
+
+
+    def test_passes_at_different_times(ends_earlier_on_rank_0, subtests, rank):
+        with subtests.test(rank=rank):
+            pass
+        if rank == 1:
+            dist.barrier()  # Rank 0 has reported the subtest of its teardown before rank 1 ends its call.
+
+
+    def test_skips_everywhere(subtests):
+        with subtests.test("a"):
+            pytest.skip("by hand")
+
+
+    @pytest.mark.xfail
+    def test_expected_to_disagree(subtests, rank):
+        with subtests.test("a"):
+            if rank == 1:
+                pytest.skip("by hand")
+
+
+    class OwnReport(pytest.TestReport):
+        pass
+
+
+    @pytest.fixture
+    def check(request):
+        def check(right, outcome="failed"):
+            if not right:
+                item, text = request.node, "by hand" if outcome == "failed" else None
+                report = OwnReport(item.nodeid, item.location, {}, outcome, text, "call")
+                item.ihook.pytest_runtest_logreport(report=report)
+
+        return check
+
+
+    def test_check_fails(check, rank):
+        check(rank == 0)
+
+
+    def test_check_passes(check, rank):
+        if rank == 0:
+            check(False, "passed")
+
+
+    def test_fails_after_a_check(check, rank):
+        check(False, "passed")
+        dist.barrier()
+        assert rank == 0, "by hand"
+    """
+
+_RESULTS = {
+    "test_skips": "SUBFAILED FAILED",
+    "test_xfails": "SUBFAILED FAILED",
+    "test_fails": "SUBFAILED FAILED",
+    "test_has_none": "SUBFAILED FAILED",
+    "test_has_more": "SUBPASSED SUBFAILED FAILED",
+    "test_has_another": "SUBPASSED SUBFAILED SUBFAILED FAILED",
+    "test_unittest_skips": "SUBFAILED SUBFAILED FAILED",
+    "test_unittest_has_none": "SUBFAILED FAILED",
+    "test_unittest_passes": "SUBPASSED PASSED",
+    "test_teardown": "PASSED SUBFAILED ERROR",
+    "test_passes_at_different_times": "SUBPASSED PASSED SUBPASSED",
+    "test_skips_everywhere": "SUBSKIPPED PASSED",
+    "test_expected_to_disagree": "XFAIL",
+    "test_check_fails": "FAILED FAILED",
+    "test_check_passes": "PASSED PASSED",
+    "test_fails_after_a_check": "PASSED FAILED",
+}
+_SHOWN_BY_XDIST = re.compile(r"\bSUB[A-Z]+ ?")
+"""The results of subtests, whose lines are not read from the output of xdist."""
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="needs pytest's subtests")
+@pytest.mark.long(except_for="alone")
+@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="xdist")])
+def test_ranks_disagree_on_subtests_as_on_tests(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
+    suite.write("test_parts.py", _TESTS)
+    run = suite.run("--accel", "none", *options)
+    expected = {name: _SHOWN_BY_XDIST.sub("", words).strip() if options else words for name, words in _RESULTS.items()}
+    run.expect(expected)
+    disagree = "the ranks disagree in this subtest: "
+    for headline, texts in {
+        "test_skips [a]": (f"{disagree}rank 1 skipped, rank 0 ran", "rank 0: passed", "rank 1: skipped: by hand"),
+        "test_skips": ("contains 1 failed subtest",),
+        "test_xfails [a]": ("rank 1: xfailed: by hand",),
+        "test_fails [a]": ("AssertionError: by hand", "rank 0: passed"),
+        "test_has_none [a]": (f"{disagree}rank 1 did not report it, rank 0 ran",),
+        "test_has_more [a]": (f"{disagree}rank 1 reported it only 1 time, rank 0 ran",),
+        "TestOfUnittest.test_unittest_skips [b]": (f"{disagree}rank 1 skipped, rank 0 ran",),
+        "TestOfUnittest.test_unittest_has_none [a]": (f"{disagree}rank 1 did not report it, rank 0 ran",),
+        "test_teardown": ("contains 1 failed subtest",),
+        "test_check_fails": ("rank 1 of 2", "by hand", "contains 1 failed check"),
+    }.items():
+        failure = run.failure(headline)
+        for text in texts:
+            assert text in failure, f"the failure of {headline} lacks {text!r}\n{failure}"
+    suite.expect_nothing_left()
