@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pytest_accel.leases.shared_files import printable, user_name
+from pytest_accel.core.truncation import cut_end
+from pytest_accel.leases.shared_files import TEXT_LIMIT, printable, user_name
 
 _LARGEST_PID = 2**31 - 1
 """The largest number that pid_t holds."""
 _LAST_MOMENT = 1e11
 """Seconds since the epoch (the year 5138): a later time is invalid, and too large for some functions."""
+_PROCESS = re.compile(rb"\[(\d{1,10}), (\d{1,11}(?:\.\d{1,10})?)[\],]")
+"""One of the processes in a record, as `json.dumps` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,7 @@ class Holder:
     """The holder of a device, as it describes itself in the lock file."""
 
     pid: int
-    """The session's main process; 0 if it is not known."""
+    """The session's main process; 0 if it is not known. The user, the test and the time are then unknown, too."""
     user: str
     test: str
     """Node id of the test that runs on the device, or another reason why the device is held."""
@@ -35,18 +41,36 @@ class Holder:
         return cls(os.getpid(), user_name(os.getuid()), test, time.time())
 
     def __str__(self) -> str:
-        """Return ``pid 71 (ada) for test_big.py::test_one``."""
-        return f"pid {self.pid} ({self.user}) for {self.test}"
+        """Return ``pid 71 (ada) for test_big.py::test_one``, or ``an unknown session``."""
+        if self.pid:
+            return f"pid {self.pid} ({self.user}) for {cut_end(self.test, TEXT_LIMIT)}"
+        named = cut_end(", ".join(str(pid) for pid, _ in self.processes), TEXT_LIMIT)
+        return f"an unknown session, whose record names pid {named}" if named else "an unknown session"
 
     def as_json(self) -> dict[str, object]:
-        """Return the content of the lock file."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        """Return the content of the lock file.
+
+        Texts are truncated as readers truncate them: the id of a parametrized test may have any length, and a shared
+        device has the tests of several leases. The processes come first, so that they survive an incomplete write.
+        """
+        return {
+            "processes": self.processes,
+            "pid": self.pid,
+            "user": cut_end(self.user, TEXT_LIMIT),
+            "test": cut_end(self.test, TEXT_LIMIT),
+            "since": self.since,
+        }
 
 
 def parse_holder(data: bytes) -> Holder | None:
-    """Return the holder in the content of a lock file, or None if the content is invalid.
+    """Return the holder in the content of a lock file, or None if the content names none.
 
     Any user may have written anything to the file, so numbers are checked and texts are made printable.
+
+    Content that is not a record as a session writes it may still be the rest of one, for example because the disk was
+    full. It counts as a record of an unknown session if it names processes: the device is then held as long as one of
+    them lives. Content without processes holds nothing. Holding a device for all content that cannot be parsed was
+    rejected: mere garbage would take the device away until somebody removes the file.
     """
     try:
         content = json.loads(data)
@@ -58,13 +82,18 @@ def parse_holder(data: bytes) -> Holder | None:
                 "since": int() | float() as since,
                 "processes": list(processes),
             } if 0 < pid <= _LARGEST_PID and 0 <= since <= _LAST_MOMENT:
-                named = tuple(
-                    (number, float(created))
-                    for number, created in processes
-                    if isinstance(number, int) and 0 < number <= _LARGEST_PID
-                    if isinstance(created, (int, float)) and 0 <= created <= _LAST_MOMENT
-                )
-                return Holder(pid, printable(user), printable(test), float(since), named)
+                return Holder(pid, printable(user), printable(test), float(since), _processes(processes))
     except (ValueError, TypeError, RecursionError):
         pass
-    return None
+    named = _processes([(int(pid), float(created)) for pid, created in _PROCESS.findall(data)])
+    return Holder(0, "unknown", "unknown", 0.0, named) if named else None
+
+
+def _processes(entries: Sequence[Any]) -> tuple[tuple[int, float], ...]:
+    """Return the valid ones of `entries`. Raise ValueError or TypeError for one that is not a pair."""
+    return tuple(
+        (pid, float(created))
+        for pid, created in entries
+        if isinstance(pid, int) and 0 < pid <= _LARGEST_PID
+        if isinstance(created, (int, float)) and 0 <= created <= _LAST_MOMENT
+    )

@@ -42,7 +42,7 @@ def _held(count: int) -> str:
 def _holder(holder: Holder) -> str:
     """Return a description of the holder: ``pid 71 (ada) for test_big.py::test_one since 10:15:00``."""
     if not holder.pid:
-        return "an unknown session"
+        return str(holder)
     moment = time.localtime(holder.since)
     today = moment[:3] == time.localtime()[:3]
     return f"{holder} since {time.strftime('%H:%M:%S' if today else '%Y-%m-%d %H:%M:%S', moment)}"

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-_CONTENT_LIMIT = 64 * 1024
-"""Maximum number of bytes that are read from a file."""
-_TEXT_LIMIT = 300
-"""Maximum number of characters of a text from a file that are shown."""
+_CONTENT_LIMIT = 256 * 1024
+"""Maximum number of bytes of a file's content. A lock file of this size has room for 8,000 processes at least."""
+TEXT_LIMIT = 300
+"""Maximum number of characters of a text in a file."""
 _FOR_ALL = 0o666
 
 
@@ -58,11 +58,18 @@ def open_file(path: Path, access: int = os.O_RDWR) -> int:
 
 
 def write(descriptor: int, content: Mapping[str, object]) -> None:
-    """Replace the file's content by `content` as one line of JSON. Raises OSError."""
+    """Replace the file's content by `content` as one line of JSON.
+
+    Raises OSError if it cannot be written completely, or is longer than :func:`read` reads.
+    """
+    data = json.dumps(content).encode() + b"\n"
+    if len(data) > _CONTENT_LIMIT:
+        raise OSError(errno.EFBIG, f"{len(data)} bytes are to be written; allowed are {_CONTENT_LIMIT}")
     # One write in place, then truncate: a reader in between finds the first line complete. Renaming a new file into
     # place would be safe too, but ext4 then writes it to the disk at once (auto_da_alloc), which takes 0.5 ms.
-    data = json.dumps(content).encode() + b"\n"
-    os.pwrite(descriptor, data, 0)
+    written = os.pwrite(descriptor, data, 0)
+    if written < len(data):
+        raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes could be written")
     os.ftruncate(descriptor, len(data))
 
 
@@ -72,8 +79,8 @@ def read(descriptor: int) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Return untrusted `text` as one line without control characters, truncated to `_TEXT_LIMIT` characters."""
-    return "".join(character if character.isprintable() else "?" for character in text[:_TEXT_LIMIT])
+    """Return untrusted `text` as one line without control characters, truncated to `TEXT_LIMIT` characters."""
+    return "".join(character if character.isprintable() else "?" for character in text[:TEXT_LIMIT])
 
 
 def user_name(uid: int) -> str:

@@ -128,6 +128,49 @@ def test_a_device_is_blocked_while_a_process_of_its_last_lease_lives(
     two.close()
 
 
+def test_a_record_of_any_length_shows_the_living_process_of_a_lease(make: Make, child: subprocess.Popen[bytes]) -> None:
+    """The id of a parametrized test may have any length, and a lease thousands of processes."""
+    one, two = make(), make()
+    others = tuple((2**31 - 1 - number, 1764209738.12) for number in range(8000))
+    holder = replace(ME, test="é" * 300_000, processes=(*others, (child.pid, created(child))))
+    assert one.try_acquire("GPU-1", ME)
+    one.update("GPU-1", holder)
+    release(one, "GPU-1")
+    assert not two.try_acquire("GPU-1", ME)
+    shown = two.holder("GPU-1")
+    assert shown is not None
+    assert shown.processes == holder.processes
+    assert shown.test == "é" * 299 + "…"
+    child.kill()
+    child.wait()
+    assert two.try_acquire("GPU-1", ME)
+
+
+def test_a_record_that_would_not_be_read_completely_is_refused(make: Make) -> None:
+    locks = make()
+    assert locks.try_acquire("GPU-1", ME)
+    many = tuple((number, 1764209738.12) for number in range(1, 20_000))
+    with pytest.raises(LockFolderError, match=r"GPU-1\.lock: \d+ bytes are to be written; allowed are 262144\."):
+        locks.update("GPU-1", replace(ME, processes=many))
+
+
+@pytest.mark.parametrize("cut", [slice(60), slice(-9)])
+def test_an_incomplete_record_holds_the_device_while_a_process_in_it_lives(
+    folder: Path, make: Make, child: subprocess.Popen[bytes], cut: slice
+) -> None:
+    one, two = make(), make()
+    one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
+    release(one, "GPU-1")
+    path = lock_path(folder, "GPU-1")
+    path.write_bytes(path.read_bytes()[cut])
+    assert not two.try_acquire("GPU-1", ME)
+    assert str(two.holder("GPU-1")) == f"an unknown session, whose record names pid {child.pid}"
+    child.kill()
+    child.wait()
+    assert two.holder("GPU-1") is None
+    assert two.try_acquire("GPU-1", ME)
+
+
 def test_another_process_with_the_pid_of_a_dead_one_blocks_nothing(make: Make, child: subprocess.Popen[bytes]) -> None:
     locks = make()
     locks.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child) - 60),)))
@@ -211,7 +254,7 @@ holder_like = st.fixed_dictionaries(
 def test_values_from_any_lock_file_are_printable_and_in_range(data: bytes) -> None:
     holder = parse_holder(data)
     if holder is not None:
-        assert 0 < holder.pid < 2**31
+        assert 0 <= holder.pid < 2**31, "0: it is not known"
         time.localtime(holder.since)
         assert (holder.user + holder.test).isprintable()
         for pid, created in holder.processes:
@@ -274,6 +317,20 @@ def test_a_lock_whose_holder_cannot_be_written_is_released(make: Make) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert two.try_acquire("GPU-1", ME)
+
+
+def test_a_record_that_cannot_be_written_completely_is_an_error(make: Make, child: subprocess.Popen[bytes]) -> None:
+    one, two = make(), make()
+    assert one.try_acquire("GPU-1", ME)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.raises(LockFolderError, match=r"only 64 of \d+ bytes could be written"):
+            one.update("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    release(one, "GPU-1")
+    assert not two.try_acquire("GPU-1", ME)
 
 
 def test_a_folder_that_is_a_symbolic_link_is_refused(folder: Path, tmp_path: Path) -> None:
