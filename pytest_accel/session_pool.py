@@ -141,4 +141,5 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         kept_processes=settings.keep_processes,
         logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
         streams=streams,
+        fractions=machine.held.fractions if machine.held is not None else {},
     )

@@ -70,6 +70,16 @@ def captured_log_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.records")
 
 
+def held_path(directory: str, world: int | str, rank: int | str) -> str:
+    """Return the path of the record of the devices that a rank holds; `world` and `rank` may be glob patterns."""
+    return os.path.join(directory, f"w{world}r{rank}.held")
+
+
+def inner_lock_folder(directory: str, world: int, rank: int | None) -> str:
+    """Return the path of the lock folder of the sessions inside a world's ranks, or inside one `rank` of it."""
+    return os.path.join(directory, f"w{world}.locks" if rank is None else f"w{world}r{rank}.locks")
+
+
 RANK_FILES = (
     socket_path,
     log_path,
@@ -78,6 +88,7 @@ RANK_FILES = (
     stdout_path,
     stderr_path,
     captured_log_path,
+    held_path,
 )
 """Functions that return the paths of all files of one rank in the session's folder."""
 

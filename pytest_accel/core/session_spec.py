@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -54,6 +54,8 @@ class SessionSpec(Struct, frozen=True):
     """True if the fork server preloads only torch and pytest: neither `preload` nor plugins."""
     shared: bool = True
     """True if `basetemp` is the driver's, on a file system that both machines share."""
+    fractions: Mapping[str, float] = {}
+    """Fraction of the memory of each device that this session may use, if it runs inside a rank with a share of it."""
     coverage: str | None = None
     """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
 

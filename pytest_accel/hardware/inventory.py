@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from pytest_accel.core.device import Device, Vendor
+from pytest_accel.core.device import Device, PretendVendor, Vendor
 from pytest_accel.core.kinds import check_kind, kinds
-from pytest_accel.core.units import format_memory
+from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.order import Order, apply_order, parse_names, select
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
+
+if TYPE_CHECKING:
+    from pytest_accel.core.held_devices import HeldDevices
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class Inventory:
     """Number of devices that the inherited masks leave."""
     notes: tuple[str, ...] = ()
     """Notes on what was left out and why, one sentence each."""
+    outer: str = ""
+    """The test inside which this session runs, and its devices, one sentence; empty if it does not run inside one."""
     busy: tuple[str, ...] = ()
     """Devices left out because others use them (``--accel-busy skip``), with their users, one sentence each."""
 
@@ -71,8 +77,9 @@ class Machine:
     `spec` is ``--accel``. `only` is ``--accel-devices``: ids or indices of devices that the inherited mask leaves, in
     the order that the session uses. `order` is ``--accel-order``; its indices count the same devices. `environ` is the
     environment that the session inherited (None: that of this process). `skip_busy` is ``--accel-busy skip``: devices
-    that others use are left out, if the vendor can find out. If an id or index does not exist, the first access to
-    `session` raises ValueError.
+    that others use are left out, if the vendor can find out. `held` are the devices of the rank inside which this
+    session runs: others are left out, except for pretended ones, which this session shares with nobody. If an id or
+    index does not exist, the first access to `session` raises ValueError.
     """
 
     def __init__(
@@ -82,11 +89,14 @@ class Machine:
         order: Order | None = None,
         environ: Mapping[str, str] | None = None,
         skip_busy: bool = False,
+        held: HeldDevices | None = None,
     ) -> None:
+        self.held = held
         self._spec = spec
         self._skip_busy = skip_busy
         # Stored now: devices may be discovered later in an xdist worker, which has another pid.
-        self._pid = os.getpid()
+        self.main_pid = held.server if held is not None else os.getpid()
+        """The process whose descendants count as this session's users of devices."""
         self._only = None if only is None else parse_names(only, "--accel-devices")
         self._order = order
         self._environ = dict(os.environ if environ is None else environ)
@@ -161,6 +171,10 @@ class Machine:
         with _in_vendor(vendor.kind):
             found = vendor.discover()
             visible = vendor.visible(found, self._environ)
+        outer = self._outer(vendor)
+        if outer:
+            assert self.held is not None
+            visible = tuple(one for one in visible if vendor.kind == self.held.kind and one.id in self.held.devices)
         inherited = {name: self._environ[name] for name in vendor.mask_variables if name in self._environ}
         devices, notes = visible, vendor.notes
         order = self._order if is_session_kind or self._order is None or self._order.how != "ids" else None
@@ -181,14 +195,25 @@ class Machine:
             present=len(found),
             visible=len(visible),
             notes=notes,
+            outer=outer,
             busy=busy,
         )
+
+    def _outer(self, vendor: Vendor) -> str:
+        """Return `Inventory.outer` for the devices of `vendor`; empty if this session may use all of them."""
+        held, private = self.held, isinstance(vendor, PretendVendor) and not vendor.shared
+        # Slots of the kind cpu are parts of the cores to which a rank is confined.
+        if held is None or private or vendor.kind == "cpu" or (vendor.kind != held.kind and not vendor.hardware):
+            return ""
+        test = self._environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0] or f"a rank (pid {held.rank})"
+        holds = count_text(len(held.devices), f"{held.kind} device")
+        return f"this session runs inside {test} of another session, which holds {holds}"
 
     def _without_busy(self, vendor: Vendor, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
         if not self._skip_busy or not isinstance(vendor, HealthVendor):
             return devices, ()
         with _in_vendor(vendor.kind):
-            health = vendor.health(devices, self._pid)
+            health = vendor.health(devices, self.main_pid)
             busy = {device.id: health[device.id].reason for device in devices if health[device.id].state == "busy"}
         sentences = tuple(f"{one.name} ({one.id}) {busy[one.id]}" for one in devices if one.id in busy)
         return tuple(device for device in devices if device.id not in busy), sentences
@@ -225,9 +250,10 @@ def skipped(inventory: Inventory) -> list[str]:
 
 
 def masked(inventory: Inventory) -> list[str]:
-    """Return the effect of each inherited mask: ``CUDA_VISIBLE_DEVICES=0,2 leaves 2 of 4``."""
+    """Return the effect of each inherited mask: ``CUDA_VISIBLE_DEVICES=0,2 leaves 2 of 4``; and `Inventory.outer`."""
     left = f"leaves {inventory.visible or 'none'} of {inventory.present}"
-    return [f"{name}={value} {left}" for name, value in inventory.inherited.items()]
+    outer = [inventory.outer] if inventory.outer else []
+    return [*(f"{name}={value} {left}" for name, value in inventory.inherited.items()), *outer]
 
 
 def grouped(devices: Sequence[Device], more: Callable[[Device], str] = lambda device: "") -> str:

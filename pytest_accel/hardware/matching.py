@@ -58,7 +58,7 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
         text += ", and " + ", ".join(_pass_count(count, pass_text) for count, pass_text in short)
     if len(short) > 1:
         text += ", " + _pass_count(len(able), ("meets all of it", "meet all of it"))
-    if inventory.visible < inventory.present:
+    if inventory.visible < inventory.present or inventory.outer:
         text += f" ({', '.join(masked(inventory))})"
     return "; ".join([text, *(skipped(inventory) if need.kind in (None, inventory.kind) else ())])
 

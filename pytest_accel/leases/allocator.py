@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from pytest_accel.core.device import DeviceNeed, PretendVendor
 from pytest_accel.hardware.availability import Guard
@@ -17,6 +17,7 @@ from pytest_accel.hardware.topology import ties
 from pytest_accel.leases.broker import Broker
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
+from pytest_accel.leases.lock_dir import default_folder
 from pytest_accel.leases.locks import DeviceLocks
 from pytest_accel.leases.policy import Request
 
@@ -58,7 +59,6 @@ class Allocator:
         self._on_wanted = on_wanted
         self._on_lost = on_lost
         self._waits_for_busy = waits_for_busy
-        self._session = os.getpid()
         self._brokers: dict[str | None, Broker] = {}
         self._guards: dict[str | None, Guard] = {}
 
@@ -71,9 +71,9 @@ class Allocator:
             else:
                 devices, vendor = self._machine.of(kind).devices, self._machine.vendor(kind)
                 if isinstance(vendor, HealthVendor):
-                    self._guards[kind] = Guard(vendor, devices, self._session, waits=self._waits_for_busy)
+                    self._guards[kind] = Guard(vendor, devices, self._machine.main_pid, waits=self._waits_for_busy)
                 private = isinstance(vendor, PretendVendor) and not vendor.shared
-                locks = None if private else DeviceLocks(refuses=partial(self._refuses, kind))
+                locks = None if private else DeviceLocks(self._lock_folder(kind), partial(self._refuses, kind))
                 names = [device.id for device in devices]
                 self._brokers[kind] = Broker(names, 0, locks, wanted, on_lost=partial(self._on_lost, kind))
         return self._brokers[kind]
@@ -146,6 +146,10 @@ class Allocator:
         """Release all leases."""
         for broker in self._brokers.values():
             broker.close()
+
+    def _lock_folder(self, kind: str) -> Path:
+        folder, held = default_folder(), self._machine.held
+        return folder if held is None else held.locks_for(kind, folder)
 
     def _refuses(self, kind: str | None, device: str) -> str | None:
         return self._guards[kind].refuses(device) if kind in self._guards else None

@@ -11,6 +11,7 @@ import pytest
 from pytest_accel.core.device import Device
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.hardware import shares
 from pytest_accel.hardware.registry import make_vendor
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class RankContext:
     def cores(self) -> set[int]:
         """The logical CPUs reserved for this rank; empty if it may use all."""
         return {core for device in self.own_devices for core in device.cores}
+
+    def fraction(self, device: Device) -> float:
+        """Return the fraction of the memory of `device` that one rank of this world may use."""
+        return shares.fraction(self.spec.share, device) * self.session.fractions.get(device.id, 1.0)
 
     @cached_property
     def torch_device(self) -> str:

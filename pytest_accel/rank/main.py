@@ -19,14 +19,16 @@ from typing import IO
 import pytest
 
 from pytest_accel.core import plugin_roles, prctl
+from pytest_accel.core.held_devices import HeldDevices
 from pytest_accel.core.metadata_cache import Installed
-from pytest_accel.core.paths import stack_path
+from pytest_accel.core.paths import inner_lock_folder, stack_path
 from pytest_accel.core.rank_messages import RETIRED
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shared_memory import Watch
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
+from pytest_accel.leases.lock_dir import default_folder
 from pytest_accel.rank import coverage, flight_recorder, process_group, rank_environment, rank_log, rank_plugin
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.role import Role
@@ -54,6 +56,7 @@ class _RoleWaiter:
         starting = contextlib.ExitStack()
         starting.enter_context(self._installed.remembered())
         context = RankContext(session, spec, rank)
+        _record_devices(context)
         _set_environment(context, store_port)
         coverage.start(session.coverage if session.shared else None, pluginmanager)
         if context.cores and hasattr(os, "sched_setaffinity"):
@@ -112,6 +115,24 @@ def _reseed() -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+
+
+def _record_devices(context: RankContext) -> None:
+    """Record which devices this rank holds, for the sessions that its tests start."""
+    directory, spec = context.session.directory, context.spec
+    if not context.visible_devices:
+        return
+    # The devices of kind cpu are parts of the cores to which this rank is confined.
+    alone = spec.key.visible == "rank" or bool(context.cores)
+    HeldDevices(
+        rank=getpid(),
+        server=os.getppid(),
+        kind=spec.key.kind,
+        devices=tuple(device.id for device in context.visible_devices),
+        fractions={one.id: part for one in context.visible_devices if (part := context.fraction(one)) < 1},
+        lock_folder=str(default_folder()),
+        inner_lock_folder=inner_lock_folder(directory, spec.world, context.rank if alone else None),
+    ).write(directory, spec.world, context.rank)
 
 
 def _set_environment(context: RankContext, store_port: process_group.StorePort | None) -> None:

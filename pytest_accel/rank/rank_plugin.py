@@ -164,7 +164,7 @@ class RankPlugin:
         context, spec = self.context, self.context.spec
         if context.visible_devices:
             torch_devices.verify(context)
-        if spec.share is not None:
+        if spec.share is not None or context.session.fractions:
             torch_devices.limit_memory(context)
         if spec.grouped or context.cores:
             torch_devices.limit_threads()

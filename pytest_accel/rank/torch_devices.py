@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core.device import MaskError
-from pytest_accel.hardware import shares
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +61,7 @@ def limit_memory(context: RankContext) -> None:
         name = torch.device(context.torch_name(device))
         limit = getattr(_module_of(str(name)), "set_per_process_memory_fraction", None)
         if limit is not None:
-            fraction = shares.fraction(context.spec.share, device)
+            fraction = context.fraction(device)
             # mps has only one device, so its function does not take a device.
             limit(fraction) if name.type == "mps" else limit(fraction, name)
 

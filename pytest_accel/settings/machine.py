@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_accel.core.held_devices import held_here
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.hardware.order import parse_order
 from pytest_accel.settings.options import Settings
@@ -10,7 +11,10 @@ from pytest_accel.settings.options import Settings
 def machine_for(settings: Settings) -> Machine:
     """Return the machine with the kind, devices, order and treatment of busy devices in `settings`.
 
+    If this process runs inside a rank, the machine has only the devices that the rank holds.
+
     Raise ValueError for a kind or an order that is not allowed.
     """
     order = parse_order(settings.order) if settings.order else None
-    return Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=settings.busy == "skip")
+    skip_busy = settings.busy == "skip"
+    return Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=skip_busy, held=held_here())

@@ -1,0 +1,131 @@
+"""Tests of pytest sessions that a test starts: they use the devices of the rank in which they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_HELPERS = """
+    import os
+    import subprocess
+    import sys
+
+
+    def start(folder, environment=os.environ):
+        command = [sys.executable, "-m", "pytest", "-rsP", "-v", "-p", "accel", "-p", "no:cacheprovider"]
+        return subprocess.Popen(
+            [*command, "--accel", "sim:3,shared", f"--rootdir={folder}", folder],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+    def run(folder):
+        text, _ = start(folder).communicate()
+        print(text)
+        return text
+"""
+
+_INNER = """
+    import pytest
+
+
+    @pytest.mark.devices(1, share=0.5)
+    def test_one(accel):
+        print("sees", [one.id for one in accel.devices])
+
+
+    @pytest.mark.devices(2)
+    def test_two(): ...
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_ranks(rank): ...
+"""
+
+_LIMIT = """
+    from pathlib import Path
+
+    import torch
+
+    # The simulated devices are torch's CPU, whose memory torch does not limit.
+    torch.cpu.set_per_process_memory_fraction = lambda fraction, device: Path("fraction").write_text(f"{fraction}\\n")
+"""
+
+_EXCLUSIVE = """
+    import os
+    import time
+    from pathlib import Path
+
+    import pytest
+
+
+    @pytest.mark.devices(1)
+    def test_begins_after_the_other_session_has_ended():
+        deadline = time.monotonic() + 100
+        if not Path("ended").exists():
+            while not list(Path(os.environ["TMPDIR"]).glob("accel-*/w*.locks/*.wish")):  # The other session waits.
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            Path("ended").touch()
+"""
+
+_OUTER = """
+    import os
+    from pathlib import Path
+
+    import pytest
+    from starting import run, start
+
+    pytest_plugins = "pytester"
+
+
+    @pytest.mark.devices(1, share=0.5)
+    def test_session(accel):
+        text = run("inner")
+        assert "2 passed, 1 skipped" in text
+        assert f"sees ['{accel.devices[0].id}']" in text
+        assert Path("fraction").read_text() == "0.25\\n"
+
+
+    @pytest.mark.devices(1)
+    def test_two_sessions_without_variables():
+        removed = ("PYTEST_ACCEL_SESSION", "SIM_VISIBLE_DEVICES")
+        environment = {name: value for name, value in os.environ.items() if name not in removed}
+        for session in [start("exclusive", environment), start("exclusive", environment)]:
+            text, _ = session.communicate()
+            print(text)
+            assert "1 passed" in text
+
+
+    @pytest.mark.devices(1)
+    def test_in_the_process_of_the_rank(pytester):
+        pytester.makepyfile("import pytest\\n\\n@pytest.mark.devices(1)\\ndef test_inner(): ...")
+        run = pytester.runpytest_inprocess("-p", "accel", "--accel", "sim:3,shared")
+        run.assert_outcomes(passed=1)
+
+
+    def test_in_the_driver():
+        assert "3 passed" in run("inner")
+"""
+
+
+def test_a_session_inside_a_test_leases_the_devices_of_the_test(suite: Suite) -> None:
+    suite.write("starting.py", _HELPERS)
+    suite.write("inner/test_inner.py", _INNER)
+    suite.write("inner/conftest.py", _LIMIT)
+    suite.write("exclusive/test_exclusive.py", _EXCLUSIVE)
+    suite.write("test_outer.py", _OUTER)
+    run = suite.run("--accel=sim:3,shared", "-rP", "test_outer.py")
+    assert run.ret == 0, run.text
+    for test in ("test_session", "test_two_sessions_without_variables", "test_in_the_process_of_the_rank"):
+        assert run.result(test) == "PASSED"
+    assert run.result("test_in_the_driver") == "PASSED"
+    assert (
+        "needs 2 sim devices; there is 1: sim (SIM_VISIBLE_DEVICES=sim-0 leaves 1 of 3, this session runs inside "
+        "test_outer.py::test_session of another session, which holds 1 sim device)" in run.text
+    )
