@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
+from pytest_accel.core import session_folder
 from pytest_accel.core.launcher_env import without_local_rank
-from pytest_accel.core.paths import private_directory
 from pytest_accel.core.plugin_roles import chosen_roles
 from pytest_accel.core.preload_discovery import installed_plugins
 from pytest_accel.core.record_events import Recorders
@@ -120,7 +120,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         options.append(f"--randomly-seed={seed}")
     options += _explanation_options(config)
-    directory = private_directory()
+    session_folder.remove_dead()
+    directory = session_folder.create()
     basetemp = base_temporary_directory(config)
     return SessionSpec(
         args=with_options(args, options),

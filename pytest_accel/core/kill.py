@@ -55,11 +55,12 @@ def session_of(environ: Mapping[str, str]) -> str:
     return environ.get(MARK, "").rpartition("/")[0]
 
 
-def kill_marked(directory: str, server: int | None = None) -> None:
+def kill_marked(directory: str, server: int | None = None, owner: int | None = None) -> None:
     """Kill every process of the session in `directory`, orphans included, except those that clean up (`_cleans_up`).
 
     Repeat until none is found. Give up after `_MARKED_TIMEOUT`. With `server`, kill only that fork server and what
-    descends from it. The processes are found by :data:`MARK` in the environment with which their program was started.
+    descends from it; with `owner`, only processes that this user alone controls. The processes are found by
+    :data:`MARK` in the environment with which their program was started.
     """
     deadline = monotonic() + _MARKED_TIMEOUT
     while monotonic() < deadline:
@@ -71,7 +72,7 @@ def kill_marked(directory: str, server: int | None = None) -> None:
                     continue
                 if server is not None and environ[MARK] != mark(directory, server):
                     continue
-                if _cleans_up(process):
+                if _cleans_up(process) or (owner is not None and set(process.uids()) != {owner}):
                     continue
                 process.kill()
                 found.append(process)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 
 from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
 
@@ -92,28 +90,7 @@ RANK_FILES = (
 )
 """Functions that return the paths of all files of one rank in the session's folder."""
 
-_LONGEST_DIRECTORY = 80
-"""Characters; the path of a socket may have at most 104 on macOS and 108 on Linux (unix(7))."""
-
-
 _TEMPORARY = "/tmp"
-
-
-def private_directory() -> str:
-    """Create a folder for a session, whose path is short enough for sockets, and return its path.
-
-    If other users can write to every temporary folder, they can replace the new folder. The sockets are protected even
-    then (`unix_sockets`).
-    """
-    try:
-        ensure_safe(tempfile.gettempdir())
-    except OSError:
-        return tempfile.mkdtemp(prefix="accel-", dir=_TEMPORARY)
-    directory = tempfile.mkdtemp(prefix="accel-")
-    if len(directory) <= _LONGEST_DIRECTORY:
-        return directory
-    shutil.rmtree(directory)
-    return tempfile.mkdtemp(prefix="accel-", dir=_TEMPORARY)
 
 
 def user_folder() -> str:

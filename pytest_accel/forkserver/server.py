@@ -23,7 +23,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from os import _exit, getpid
 
-from pytest_accel.core import prctl, shared_memory
+from pytest_accel.core import prctl, session_folder, shared_memory
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.metadata_cache import Installed
@@ -171,6 +171,7 @@ def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> N
     `parent` is the parent of this process: the controller, or a launcher that has started the process for it.
     """
     connection = Connection(descriptor)
+    session_folder.claim(spec.directory)
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from traceback import format_exc
 from typing import Protocol
 
+from pytest_accel.core import session_folder
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.kill import MARK, kill_tree, mark
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.server_messages import StartWorld
@@ -115,7 +115,7 @@ class ForkServerClient:
     """A running fork server, started by this object."""
 
     def __init__(self, spec: SessionSpec, callbacks: ServerCallbacks, spawn: Spawn = spawn_here) -> None:
-        ensure_own_folder(spec.directory)  # An earlier server may have removed the folder when it crashed.
+        session_folder.ensure(spec.directory)
         ours, theirs = socket.socketpair()
         ours.setblocking(True)  # Tests may have set a default timeout for sockets.
         theirs.setblocking(True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -23,9 +22,9 @@ from typing import Protocol
 
 from msgspec import structs
 
-from pytest_accel.core import prctl, shared_memory
+from pytest_accel.core import prctl, session_folder, shared_memory
 from pytest_accel.core.kill import kill_marked
-from pytest_accel.core.paths import private_directory, server_log_path
+from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.forkserver.server_client import OwnServer
@@ -136,7 +135,8 @@ class _Agent:
     def _own_spec(self, message: StartServer) -> SessionSpec:
         """Return the session's data for a server on another node than the driver's, with a new folder."""
         self._remove_folder()
-        directory = private_directory()
+        session_folder.remove_dead()
+        directory = session_folder.create()
         shared = os.path.exists(message.token)
         basetemp = message.spec.basetemp if shared else os.path.join(directory, "tmp")
         clock = self._transport.clock
@@ -188,7 +188,7 @@ class _Agent:
             return
         if self._transport.remote:
             _remove_leftovers(self._spec.directory)
-        shutil.rmtree(self._spec.directory, ignore_errors=True)
+        session_folder.remove(self._spec.directory)
 
 
 def _remove_leftovers(directory: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 import traceback
@@ -16,7 +15,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from pytest_accel.core import shared_memory
+from pytest_accel.core import session_folder, shared_memory
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import kill_marked
@@ -328,7 +327,7 @@ class WorldManager:
         with self._lock:
             for world in list(self.worlds.values()):
                 self._forget(world)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        session_folder.remove(self.directory)
 
     # Callbacks of the starters, in their threads
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core import paths, unix_sockets
+from pytest_accel.core import paths, session_folder, unix_sockets
 from pytest_accel.core.connect import call_agent
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.nodes.agent_messages import Hello
@@ -310,6 +310,6 @@ def test_a_session_creates_its_folder_where_no_other_user_can_replace_it(
     monkeypatch.setattr(tempfile, "tempdir", str(common))
     for owner, parent in ((OTHER_USER, "/tmp"), (0, str(common))):
         os.chown(common, owner, owner)
-        made = paths.private_directory()
-        os.rmdir(made)
+        made = session_folder.create()
+        session_folder.remove(made)
         assert os.path.dirname(made) == parent

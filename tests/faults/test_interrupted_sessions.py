@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
+from pytest_accel.core.kill import MARK
 from pytest_accel.record.timeline import sessions_of
 
 if TYPE_CHECKING:
@@ -406,3 +412,100 @@ def test_the_devices_of_a_dead_session_can_be_used(suite: BackgroundSuite) -> No
     first.process.kill()
     run = second.finish()
     run.expect({"test_next": "PASSED"})
+
+
+LEFT_BEHIND = """
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
+        yield process
+        assert process.poll() is None
+        process.kill()
+
+
+@pytest.mark.devices(1)
+def test_is_killed(child):
+    Path("killed").write_text(f"{os.environ['PYTEST_ACCEL_SESSION']} {child.pid}\\n")
+    time.sleep(1000)
+
+
+@pytest.mark.devices(1)
+def test_lives(child):
+    Path("living").write_text(f"{os.environ['PYTEST_ACCEL_SESSION']} {child.pid}\\n")
+    while not Path("go").exists():
+        time.sleep(0.02)
+
+
+@pytest.mark.devices(1)
+def test_cleans_up(): ...
+"""
+
+
+def kill_at_once(suite: BackgroundSuite, session: str) -> None:
+    """Kill all processes of Python of the session with this mark, without giving any of them time to act."""
+    processes = []
+    for process in suite.processes():
+        with contextlib.suppress(psutil.Error):
+            if process.name() != "sleep" and process.environ().get(MARK, "").startswith(os.path.dirname(session)):
+                processes += [process, *process.parents()[:1]]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            if process.pid != os.getpid():
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux identifies the surroundings of a session")
+def test_what_a_session_whose_processes_were_killed_at_once_has_left_is_removed_by_the_next(
+    suite: BackgroundSuite,
+) -> None:
+    suite.write("test_it.py", LEFT_BEHIND)
+    killed, living = suite.start("-k", "test_is_killed"), suite.start("-k", "test_lives")
+    (mark, left), (living_mark, working) = suite.read("killed").split(), suite.read("living").split()
+    folder, living_folder = Path(os.path.dirname(mark)), Path(os.path.dirname(living_mark))
+    record = (folder / "session.lock").read_text()
+    kill_at_once(suite, mark)
+    killed.process.wait()
+    assert psutil.Process(int(left)).name() == "sleep"
+    assert folder.exists()
+    # Folders that only look like those of a dead session of this user.
+    elsewhere, foreign, copied, plain = (suite.temporary / f"accel-{name}" for name in ("link", "foreign", "copy", "x"))
+    for path in (foreign, copied, plain):
+        path.mkdir(mode=0o700)
+    for path in (foreign, copied):
+        (path / "session.lock").write_text(record.replace(str(folder), str(foreign)))
+    elsewhere.symlink_to(folder.with_name("victim"))
+    folder.with_name("victim").mkdir()
+    if os.geteuid() == 0:
+        os.chown(foreign, 1002, -1)
+    else:
+        foreign.chmod(0o750)
+    with contextlib.ExitStack() as stack:
+        bystanders = [subprocess.Popen(["sleep", "1000"], env={**os.environ, MARK: f"{foreign}/0"})]
+        if os.geteuid() == 0:
+            bystanders.append(subprocess.Popen(["sleep", "1000"], env={**os.environ, MARK: mark}, user=1002))
+        for bystander in bystanders:
+            stack.enter_context(bystander)
+            stack.callback(bystander.kill)
+        suite.run("-k", "test_cleans_up").expect({"test_cleans_up": "PASSED"})
+        assert [bystander.poll() for bystander in bystanders] == [None] * len(bystanders)
+    assert not psutil.pid_exists(int(left))
+    assert not folder.exists()
+    assert living_folder.exists()
+    for path in (foreign, copied):
+        assert (path / "session.lock").read_text() == record.replace(str(folder), str(foreign))
+        (path / "session.lock").unlink()
+    assert psutil.pid_exists(int(working))
+    suite.write("go", "")
+    living.finish().expect({"test_lives": "PASSED"})
+    elsewhere.unlink()
+    for path in (foreign, copied, plain, folder.with_name("victim")):
+        path.rmdir()
