@@ -260,6 +260,26 @@ def test_only_the_clock_module_reads_the_monotonic_clock() -> None:
     assert found == ["clock.py"]
 
 
+STARTS_PYTHON = {
+    "core/interpreter.py": "makes the command of every process that imports modules of the package",
+    "core/programs.py": "looks for programs beside Python",
+    "hardware/vendors/cuda_order.py": "-I -S: has the standard library alone as import path",
+    "launch/launch_api.py": "the interpreter of the user's script, with the import path of its launcher",
+    "launch/launched_process.py": "-I -S: has the standard library alone as import path",
+}
+"""The modules that use the path of the Python interpreter, each with the reason."""
+
+
+def test_processes_of_the_plugin_are_started_by_one_function() -> None:
+    """A process that is started as ``python -c`` or ``python -m`` imports modules from the current folder."""
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in MODULES
+        if re.search(r"\bsys\.executable\b|import executable\b", path.read_text(encoding="utf-8"))
+    }
+    assert found == STARTS_PYTHON.keys()
+
+
 def test_code_that_runs_between_tests_uses_directly_imported_functions() -> None:
     wrong = [
         f"{name}.py:{node.lineno} calls {ast.unparse(node.func)}"

@@ -156,6 +156,19 @@ def _import(modules: Sequence[str]) -> None:
             importlib.import_module(name)
 
 
+def _start_resource_tracker(directory: str) -> None:
+    """Start multiprocessing's resource tracker in the folder `directory`, which only this user can write.
+
+    The tracker has the flags of this process. Without -P, before Python 3.11, it imports modules from its folder.
+    """
+    before = os.getcwd()
+    os.chdir(directory)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        os.chdir(before)
+
+
 def main(descriptor: int, controller: int) -> None:
     """Run a fork server that is a child of `controller`; read the pickled :class:`SessionSpec` from standard input."""
     spec: SessionSpec = pickle.load(sys.stdin.buffer)
@@ -176,7 +189,7 @@ def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> N
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
-    resource_tracker.ensure_running()
+    _start_resource_tracker(spec.directory)
     with ending_with(parent, spec), blas_without_threads():
         _import(PLAIN_PRELOAD)
         always = frozenset(sys.modules)

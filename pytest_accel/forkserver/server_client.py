@@ -7,7 +7,6 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Protocol
 
 from pytest_accel.core import session_folder
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import MARK, kill_tree, mark
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.server_messages import StartWorld
@@ -63,7 +63,7 @@ class OwnServer:
             given.write(pickle.dumps(spec))
             given.seek(0)
             self.process = subprocess.Popen(
-                python_command(spec, source),
+                python_command(source, path=spec.sys_path),
                 pass_fds=[end.fileno()],
                 stdin=given,
                 stdout=log,
@@ -83,13 +83,6 @@ class OwnServer:
             self.process.wait(timeout)
             return True
         return False
-
-
-def python_command(spec: SessionSpec, source: str) -> list[str]:
-    """Return the command that runs `source` in a Python with the flags of this one and the session's ``sys.path``."""
-    # The private function passes on -W, -X and similar flags. `subprocess` has no public one; multiprocessing uses it.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {list(spec.sys_path)!r}\n{source}"]
 
 
 def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:

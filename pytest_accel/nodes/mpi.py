@@ -26,6 +26,7 @@ from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
+from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
@@ -35,7 +36,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
-from pytest_accel.forkserver.server_client import ServerCallbacks, python_command
+from pytest_accel.forkserver.server_client import ServerCallbacks
 from pytest_accel.forkserver.server_group import ForkServerGroup
 from pytest_accel.launch.launch_api import program_of, version_of
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
@@ -90,11 +91,12 @@ class MpiJob:
     def _start(self, launcher: str) -> subprocess.Popen[bytes]:
         program = program_of(LAUNCHERS[launcher])
         source = f"from pytest_accel.nodes.mpi import serve; serve({self._path!r}, {os.getpid()})"
+        command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [program, *mpi_flags(version_of(program), self._world.ranks), *python_command(self._spec, source)],
+                [program, *mpi_flags(version_of(program), self._world.ranks), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 from typing import Any
 
@@ -13,6 +12,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pytest_accel import __version__
+from pytest_accel.core.interpreter import python_command
 
 _TAIL = 4_000
 """Maximum number of bytes of an agent's output that are shown."""
@@ -34,8 +34,7 @@ class NodeActor:
         with tempfile.TemporaryFile() as output:
             # The thread of the actor's event loop starts the agent, and lives as long as the actor.
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-c", source),
+                *python_command(source, path=None),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,

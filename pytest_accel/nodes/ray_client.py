@@ -19,6 +19,7 @@ from operator import itemgetter
 from traceback import format_exc
 from typing import BinaryIO, Protocol
 
+from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_tree
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.world_key import WorldKey
@@ -393,12 +394,9 @@ class RayCluster:
 
 def _start(end: socket.socket, log: BinaryIO) -> subprocess.Popen[bytes]:
     """Start the helper, which serves on the socket `end` and writes to `log`."""
-    source = (
-        f"import sys; sys.path[:] = {sys.path!r}\n"
-        f"from pytest_accel.nodes.ray_process import main; main({end.fileno()}, {os.getpid()})"
-    )
+    source = f"from pytest_accel.nodes.ray_process import main; main({end.fileno()}, {os.getpid()})"
     return subprocess.Popen(
-        [sys.executable, "-c", source],
+        python_command(source, path=sys.path),
         pass_fds=[end.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -27,6 +27,7 @@ import msgspec
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
+from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.nodes import greeting, shared_secret
 from pytest_accel.nodes.agent_messages import Hello
@@ -266,7 +267,7 @@ def _ask_store(where: Rendezvous, value: str, timeout: float) -> str:
     A separate process does this: the protocol is torch's, and this process must not import torch.
     """
     assert where.key is not None
-    command = [sys.executable, "-c", _STORE, where.address, str(where.port), where.key, str(timeout)]
+    command = python_command(_STORE, where.address, str(where.port), where.key, str(timeout), path=sys.path)
     done = subprocess.run(command, input=value, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

@@ -71,10 +71,10 @@ def test_no_launcher_gets_flags_that_bypass_the_mask(launcher: str) -> None:
 
 
 def test_torchrun_chooses_its_port_itself() -> None:
-    assert plan("torchrun").command[:8] == (
+    assert [word for word in plan("torchrun").command if word != "-P"][:8] == [
         *("/bin/python", "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
         *("--nproc-per-node=2", "--redirects=3", "--log-dir=/folder/ranks"),
-    )
+    ]
 
 
 def test_accelerate_starts_several_ranks_with_torchrun() -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from pytest_accel.commands.doctor.facts import Forks
+from pytest_accel.core.interpreter import python_command
 
 PLUGINS = "pytest's plugins"
 _TIMEOUT = 120.0
@@ -29,9 +30,10 @@ def try_forks(modules: Sequence[str], timeout: float = _TIMEOUT) -> Forks:
 
 
 def _try_forks(arguments: Sequence[str], timeout: float) -> Forks:
+    # Use os._exit: threads that an import has started may keep the interpreter from exiting.
+    source = f"import os, {__name__} as forks; forks.import_and_report(); os._exit(0)"
     with subprocess.Popen(
-        # Use os._exit: threads that an import has started may keep the interpreter from exiting.
-        [sys.executable, "-c", f"import os, {__name__} as forks; forks.import_and_report(); os._exit(0)", *arguments],
+        python_command(source, *arguments, path=sys.path),
         env={**os.environ, "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kinds import kinds
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
@@ -126,7 +127,7 @@ def ask_torch(timeout: float = _TIMEOUT) -> tuple[str | None, list[str]]:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK],
+            python_command(_ASK, path=sys.path),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,0 +1,28 @@
+"""The command of each Python process that the plugin starts for itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+NO_CURRENT_FOLDER: tuple[str, ...] = ("-P",) if sys.version_info >= (3, 11) else ()
+"""The flag with which ``python -c`` and ``python -m`` search no current folder for modules; Python 3.10 has none."""
+
+
+def python_command(source: str, *arguments: str, path: Sequence[str] | None) -> list[str]:
+    """Return the command that runs `source`, with the flags of this process and `path` as its ``sys.path``.
+
+    With None, the process has the path that Python itself gives it. In both cases, no module is imported from the
+    current folder unless `path` or PYTHONPATH names it: ``python -c`` alone would search it first, and a session that
+    was started as ``pytest`` does not search it at all. So others who may write there cannot run code in the process.
+    """
+    # The private function passes on -W, -X and similar flags. `subprocess` has no public one; multiprocessing uses it.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    # The statements below come too late in Python 3.13, which imports `linecache` before it runs `source`.
+    flags += [flag for flag in NO_CURRENT_FOLDER if flag not in flags]
+    if path is not None:
+        source = f"import sys; sys.path[:] = {list(path)!r}\n{source}"
+    elif not NO_CURRENT_FOLDER:
+        source = f"import sys; del sys.path[0]\n{source}"
+    return [sys.executable, *flags, "-c", source, *arguments]
