@@ -120,9 +120,9 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         options.append(f"--randomly-seed={seed}")
     options += _explanation_options(config)
+    basetemp = base_temporary_directory(config)
     session_folder.remove_dead()
     directory = session_folder.create()
-    basetemp = base_temporary_directory(config)
     return SessionSpec(
         args=with_options(args, options),
         invocation_dir=str(config.invocation_params.dir),

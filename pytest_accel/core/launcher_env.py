@@ -125,7 +125,7 @@ def find(environ: Mapping[str, str], parent: str) -> LauncherEnv | None:
         if variables.job == _ELASTIC_JOB and environ["TORCHELASTIC_RUN_ID"].startswith(OWN_RUN):
             continue
         try:
-            rank, size, local_rank = (int(environ[name]) for name in names[:3])
+            rank, size, local_rank = (_number(environ[name]) for name in names[:3])
             local_size = _local_size(environ[variables.local_size], environ.get("SLURM_NODEID", "0"))
         except ValueError:
             continue
@@ -139,13 +139,22 @@ def find(environ: Mapping[str, str], parent: str) -> LauncherEnv | None:
 
 def _local_size(text: str, node: str) -> int:
     """Return the number of processes on `node`. `text` is that number, or Slurm's list for all nodes: ``2(x3),1``."""
-    sizes = []
+    size, before = 0, 0
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        match = re.fullmatch(r"([^(]+)(?:\(x([^)]+)\))?", part)
         if match is None:
             raise ValueError(text)
-        sizes += [int(match[1])] * int(match[2] or 1)
-    return sizes[int(node)] if int(node) < len(sizes) else sizes[-1]
+        size, before = _number(match[1]), before + _number(match[2] or "1")
+        if _number(node) < before:
+            break
+    return size
+
+
+def _number(text: str) -> int:
+    """Return the number in a launcher's variable; raise ValueError if it is none, or if no launcher counts so far."""
+    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
+        raise ValueError(text)
+    return int(text)
 
 
 def of_a_rank(environ: Mapping[str, str]) -> list[str]:

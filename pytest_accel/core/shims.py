@@ -13,13 +13,26 @@ import pytest
 
 
 def base_temporary_directory(config: pytest.Config) -> Path | None:
-    """Return the base temporary directory of a session, or None if the tmpdir plugin is disabled.
+    """Return the base temporary directory of a session.
+
+    Return None if the tmpdir plugin is disabled, or if pytest's default cannot be used, for example because another
+    user owns it: pytest then fails the tests of this process that need it. Raise :class:`pytest.UsageError` for an
+    option ``--basetemp`` that cannot be used.
 
     The public way is the fixture `tmp_path_factory`, but the ranks' folders are named before any test runs. xdist reads
     the same attribute for its workers.
     """
     factory = getattr(config, "_tmp_path_factory", None)
-    return None if factory is None else Path(factory.getbasetemp())
+    try:
+        return None if factory is None else Path(factory.getbasetemp())
+    except OSError as error:
+        given = config.getoption("basetemp")
+        if given is None:
+            return None
+        why = error.strerror or str(error)
+        raise pytest.UsageError(
+            f"--basetemp={given}: {why}; allowed is a folder that can be made anew in an existing one"
+        ) from None
 
 
 def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:

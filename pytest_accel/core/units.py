@@ -17,6 +17,7 @@ _UNITS = {
     "tib": 1024**4,
 }
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
+_COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 _CAPABILITY = re.compile(r"[0-9]+(?:\.[0-9]+)*", re.ASCII)
 
 
@@ -46,8 +47,8 @@ def format_memory(size: int) -> str:
 
 
 def is_count(text: str) -> bool:
-    """Return whether `text` is a positive integer, in ASCII digits only."""
-    return text.isdecimal() and text.isascii() and int(text) > 0
+    """Return whether `text` is a positive integer below a million, in ASCII digits only."""
+    return _COUNT.fullmatch(text) is not None and int(text) > 0
 
 
 def parse_capability(value: object) -> tuple[int, ...]:

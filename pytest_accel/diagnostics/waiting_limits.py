@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.timeouts import AFTER_DEATH, GRACE
 from pytest_accel.diagnostics.rank_state import PHASES, RankState
@@ -23,8 +23,9 @@ class PhaseLimit(NamedTuple):
     """Time (`clock.monotonic`) from which `rest` counts if the phase began earlier."""
 
     def deadline(self, began: float) -> float:
-        """Return the end of the limit of a phase that began at `began`."""
-        return max(began, self.since) + self.rest
+        """Return the end of the limit of a phase that began at `began`; time in which no process could run is added."""
+        start = max(began, self.since)
+        return start + self.rest + PAUSES.since(start)
 
 
 class TimeLimits:
@@ -34,17 +35,18 @@ class TimeLimits:
         """Each phase may take `phase` seconds."""
         self._phase = phase
         self._test: tuple[float, float] | None = None
-        """Seconds of all phases together, and their deadline (`clock.monotonic`)."""
+        """Seconds of all phases together, and the time from which they count (`clock.monotonic`)."""
 
     def limit_test(self, seconds: float | None) -> None:
         """Limit all phases together to `seconds` from now on; None: remove this limit."""
-        self._test = None if seconds is None else (seconds, monotonic() + seconds)
+        self._test = None if seconds is None else (seconds, monotonic())
 
     def of_phase(self) -> PhaseLimit:
         """Return the limit of a phase that begins now or has just begun."""
         if self._test is not None:
-            seconds, deadline = self._test
+            seconds, began = self._test
             now = monotonic()
+            deadline = began + seconds + PAUSES.since(began)
             if deadline - now < self._phase:
                 return PhaseLimit(seconds, max(0.0, deadline - now), now)
         return PhaseLimit(self._phase, self._phase)

@@ -16,7 +16,7 @@ from traceback import format_exc
 from typing import Protocol
 
 from pytest_accel.core import session_folder
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import MARK, kill_tree, mark
 from pytest_accel.core.paths import server_log_path
@@ -164,6 +164,7 @@ class ForkServerClient:
                 break
             if arrived:
                 self._callbacks.on_message(message)
+            PAUSES.notice(tick)
             if monotonic() >= tick:
                 self._callbacks.on_tick()
                 tick = monotonic() + _TICK_INTERVAL

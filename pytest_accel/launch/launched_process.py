@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import itertools
+import math
 import os
 import re
 import select
@@ -18,7 +19,7 @@ from types import TracebackType
 
 import psutil
 
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.launch import reaper
 from pytest_accel.launch.job import Job, Plan
 from pytest_accel.launch.launch_result import LaunchResult, result_of
@@ -124,14 +125,16 @@ class LaunchedProcess:
 
     def wait(self, timeout: float | None) -> int | None:
         """Return the launcher's exit status once all processes have ended, or None after `timeout` seconds."""
-        deadline = None if timeout is None else monotonic() + timeout
-        more = False
+        began, more = monotonic(), False
         while True:
-            left = _POLL_INTERVAL if deadline is None else min(_POLL_INTERVAL, max(0.0, deadline - monotonic()))
-            if select.select([self._status], [], [], 0.0 if more else left)[0]:
+            rest = math.inf if timeout is None else began + timeout + PAUSES.since(began) - monotonic()
+            left = 0.0 if more else min(_POLL_INTERVAL, max(0.0, rest))
+            due = monotonic() + left
+            if select.select([self._status], [], [], left)[0]:
                 return self._read_status()
+            PAUSES.notice(due)
             more = self.follow()
-            if deadline is not None and monotonic() >= deadline:
+            if timeout is not None and monotonic() >= began + timeout + PAUSES.since(began):
                 return None
 
     def terminate(self) -> int:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
@@ -113,13 +113,16 @@ def _wait_for_world(
     ``show(seconds)`` is called when a long wait should be shown to the user.
     """
     began = monotonic()
-    show_at, limit = WAITING_SHOWN_AFTER, math.inf if timeout is None else timeout
+    waited, show_at, limit = 0.0, WAITING_SHOWN_AFTER, math.inf if timeout is None else timeout
     try:
         while True:
+            sleep = min(max(0.0, min(show_at, limit) - waited), PAUSES.LONGEST_SLEEP)
+            due = monotonic() + sleep
             with contextlib.suppress(queue.Empty):
-                answer = answers.get(timeout=max(0.0, min(show_at, limit) - (monotonic() - began)))
+                answer = answers.get(timeout=sleep)
                 break
-            waited = monotonic() - began
+            PAUSES.notice(due)
+            waited = monotonic() - began - PAUSES.since(began)
             if waited >= limit:
                 fail_if_waiting(f"no devices came free within {timeout:g} s (--accel-wait)")
                 limit = math.inf

@@ -16,7 +16,7 @@ from typing import Protocol
 from msgspec import structs
 
 from pytest_accel.core import session_folder, shared_memory
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import kill_marked
 from pytest_accel.core.paths import server_log_path, shared_memory_path
@@ -420,7 +420,7 @@ class WorldManager:
             late = [
                 world
                 for world in self.worlds.values()
-                if world.state is WorldState.STARTING and now - world.since > START_TIMEOUT
+                if world.state is WorldState.STARTING and now - world.since - PAUSES.since(world.since) > START_TIMEOUT
             ]
             for world in late:
                 if (starter := self._own_starters.get(world.spec.world)) is not None:

@@ -7,15 +7,19 @@ result has every time once.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pytest_accel.core import whole_file
+from pytest_accel.core.truncation import cut_end
 
 KEPT = 5
 """Number of times that are stored for each test and kind of device: the latest."""
+LARGEST = 1e12
+"""The largest allowed number of seconds: the sum of many, and its square, are still finite."""
+_LONGEST_SHOWN = 80
+"""Characters of a wrong value that an error shows."""
 _FORMAT = "pytest-accel durations"
 _VERSION = 1
 
@@ -42,10 +46,11 @@ def read(path: Path) -> Entries:
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise DurationsError(f'{path} is no file of durations: it has no "format": "{_FORMAT}"')
     if data.get("version") != _VERSION:
-        raise DurationsError(f"{path} has version {data.get('version')!r} of the format; allowed is {_VERSION}")
+        version = cut_end(repr(data.get("version")), _LONGEST_SHOWN)
+        raise DurationsError(f"{path} has version {version} of the format; allowed is {_VERSION}")
     try:
         return {
-            nodeid: {kind: [_entry(*pair) for pair in pairs] for kind, pairs in kinds.items()}
+            nodeid: {kind: [_entry(pair) for pair in pairs] for kind, pairs in kinds.items()}
             for nodeid, kinds in data["tests"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -61,11 +66,15 @@ def check(path: Path) -> None:
         raise DurationsError(f"{path} cannot be written: {error}") from None
 
 
-def _entry(moment: float, took: float) -> tuple[float, float]:
-    """Return the pair; raise ValueError unless both are finite numbers that are not negative."""
-    if not (0 <= moment < math.inf and 0 <= took < math.inf):
-        raise ValueError(f"{moment!r}, {took!r}: both must be finite and at least 0")
-    return float(moment), float(took)
+def _entry(pair: object) -> tuple[float, float]:
+    """Return the pair; raise ValueError unless it has two numbers from 0 to `LARGEST`."""
+    match pair:
+        # Compare before converting: an integer may be too large for a float.
+        case [int() | float() as moment, int() | float() as took] if 0 <= moment <= LARGEST and 0 <= took <= LARGEST:
+            return float(moment), float(took)
+    raise ValueError(
+        f"{cut_end(repr(pair), _LONGEST_SHOWN)}: allowed is [MOMENT, SECONDS] with numbers from 0 to {LARGEST:g}"
+    )
 
 
 def merge(many: Iterable[Entries]) -> Entries:

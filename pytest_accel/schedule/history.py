@@ -57,7 +57,20 @@ def _of_cache(config: pytest.Config) -> Durations:
     """Return the times in pytest's cache; empty if pytest has no cache, or the stored value is invalid."""
     cache = getattr(config, "cache", None)
     found = cache.get(KEY, None) if cache is not None else None
-    return found if isinstance(found, dict) else {}
+    return found if _is_valid(found) else {}
+
+
+def _is_valid(found: object) -> bool:
+    """Return whether a value of the cache, a file that anything may have written, has the type `Durations`."""
+    return isinstance(found, dict) and all(
+        isinstance(kinds, dict)
+        and all(
+            isinstance(values, list)
+            and all(isinstance(value, (int, float)) and 0 <= value <= durations_file.LARGEST for value in values)
+            for values in kinds.values()
+        )
+        for kinds in found.values()
+    )
 
 
 def expected_times(durations: Durations, tests: Sequence[tuple[str, str]]) -> list[float | None]:

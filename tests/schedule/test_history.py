@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from pytest_accel.schedule.history import expected, expected_times, remember
+from pytest_accel.schedule.history import KEY, expected, expected_times, recall, remember
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,15 @@ def test_durations_of_tests_that_did_not_run_are_kept() -> None:
         "old": {"sim": [1.0]},
         "new": {"sim": [2.0]},
     }
+
+
+@pytest.mark.parametrize(
+    "value", ["soon", None, math.nan, math.inf, -1.0, 10**400, [1.0]], ids=lambda value: str(value)[:9]
+)
+def test_a_damaged_value_of_the_cache_is_ignored(pytester: pytest.Pytester, value: object) -> None:
+    config = pytester.parseconfigure("-p", "cacheprovider")
+    cache = getattr(config, "cache")  # noqa: B009 - pytest's class has no such attribute.
+    cache.set(KEY, {"t": {"sim": [1.0]}})
+    assert recall(config) == {"t": {"sim": [1.0]}}
+    cache.set(KEY, {"t": {"sim": [1.0, value]}})
+    assert recall(config) == {}

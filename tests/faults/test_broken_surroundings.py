@@ -1,0 +1,80 @@
+"""Tests of sessions on machines on which something is missing that every session needs: a folder, a disk, a network."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.background_suite import BackgroundSuite
+
+WITH_TEMPORARY_FOLDERS = """
+    import pytest
+
+
+    @pytest.mark.distributed(2)
+    def test_without():
+        pass
+
+
+    @pytest.mark.distributed(2)
+    def test_with(tmp_path, shared_tmp_path):
+        (tmp_path / "a").touch()
+        (shared_tmp_path / "b").touch()
+
+
+    def test_in_the_driver(tmp_path):
+        pass
+"""
+
+
+def test_a_base_temporary_folder_that_cannot_be_made_is_a_usage_error(suite: BackgroundSuite) -> None:
+    suite.write("test_it.py", WITH_TEMPORARY_FOLDERS)
+    run = suite.run("--basetemp=test_it.py/base")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --basetemp=test_it.py/base: Not a directory; allowed is a folder that" in run.text
+
+
+def test_ranks_have_folders_if_the_default_of_pytest_cannot_be_used(suite: BackgroundSuite) -> None:
+    for name in (getpass.getuser(), "unknown"):
+        (suite.temporary / f"pytest-of-{name}").touch()  # As if another user had it.
+    suite.write("test_it.py", WITH_TEMPORARY_FOLDERS)
+    suite.run().expect({"test_without": "PASSED", "test_with": "PASSED", "test_in_the_driver": "ERROR"})
+
+
+PAUSED = """
+    import time
+    from pathlib import Path
+
+    import pytest
+
+
+    @pytest.mark.distributed(2, timeout=4)
+    def test_paused(rank, gather):
+        Path(f"rank-{rank}").write_text("started\\n")
+        while not Path("continued").exists():
+            time.sleep(0.01)
+        assert gather(rank) == [0, 1]
+"""
+
+
+def test_the_time_in_which_a_session_was_stopped_does_not_count(suite: BackgroundSuite) -> None:
+    """As if the container of the session had been frozen for longer than the test may take."""
+    suite.write("test_it.py", PAUSED)
+    session = suite.start()
+    for rank in range(2):
+        suite.read(f"rank-{rank}")
+    driver = psutil.Process(session.process.pid)
+    stopped = [driver, *driver.children(recursive=True)]
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    suite.write("continued", "")
+    for process in stopped:
+        process.send_signal(signal.SIGCONT)
+    session.finish().expect({"test_paused": "PASSED"})
