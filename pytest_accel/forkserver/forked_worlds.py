@@ -15,7 +15,7 @@ from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.server_messages import RankExited, StartFailed, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.forkserver.world_sockets import WorldSockets, open_sockets
+from pytest_accel.forkserver.world_sockets import NoLoopbackError, WorldSockets, open_sockets
 
 
 @dataclass(slots=True)
@@ -73,8 +73,8 @@ class ForkedWorlds:
                 for rank in sockets.listeners:
                     world.ranks[self._start_rank(spec, rank, sockets)] = rank
                 self._send(WorldStarted(spec.world, tuple(world.ranks), sockets.port))
-        except OSError:
-            text = traceback.format_exc()
+        except OSError as error:
+            text = str(error) if isinstance(error, NoLoopbackError) else traceback.format_exc()
             self.kill(spec.world)
             if not world.ranks:  # Otherwise `reap` removes the world.
                 del self._worlds[spec.world]

@@ -6,17 +6,24 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.paths import socket_path
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank.process_group import StorePort
-from pytest_accel.rank.rank_environment import host_of
+from pytest_accel.rank.rank_environment import LOOPBACK, host_of, loopback_interface
 from pytest_accel.rank.role import Role
 
 _BACKLOG = 128
 """Connections that may wait until a rank accepts them."""
+_CONNECT_TIMEOUT = 2.0
+"""Seconds in which the loopback interface must connect two sockets; it takes microseconds."""
+
+
+class NoLoopbackError(OSError):
+    """Raised if processes of this machine cannot connect to each other; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,8 @@ class WorldSockets:
 def open_sockets(spec: WorldSpec, session: SessionSpec, port: int | None) -> Iterator[WorldSockets]:
     """Open the sockets of the ranks that this server forks, and close this process's copies at the end of the block.
 
-    `port` is the port of the world's store if another server has created it. Raises OSError.
+    `port` is the port of the world's store if another server has created it. Raises OSError, and `NoLoopbackError` before
+    ranks would wait for each other.
     """
     with ExitStack() as stack:
         listeners = {
@@ -54,6 +62,8 @@ def open_sockets(spec: WorldSpec, session: SessionSpec, port: int | None) -> Ite
         }
         store = None
         if spec.grouped and port is None:
+            if host_of(spec) == LOOPBACK:
+                _check_loopback()
             store = stack.enter_context(_reserve_port(host_of(spec)))
             port = store.getsockname()[1]
         yield WorldSockets(listeners, None if port is None else StorePort(port, store))
@@ -68,3 +78,20 @@ def _reserve_port(address: str) -> socket.socket:
     held.bind((address, 0))
     held.listen(1024)
     return held
+
+
+@cache
+def _check_loopback() -> None:
+    """Raise `NoLoopbackError` if no connection to `LOOPBACK` is possible: torch would try for minutes."""
+    with socket.socket() as listener, socket.socket() as caller:
+        listener.bind((LOOPBACK, 0))
+        listener.listen()
+        caller.settimeout(_CONNECT_TIMEOUT)
+        try:
+            caller.connect(listener.getsockname())
+        except OSError as error:
+            raise NoLoopbackError(
+                f"the loopback interface {loopback_interface()} is down, or its connections are blocked: {LOOPBACK} "
+                f"cannot be reached ({error.strerror or error}); the ranks of a process group need it "
+                "(ip link set lo up)"
+            ) from None

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import getpass
 import signal
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from tests.background_suite import PYTEST
+
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
+
+
+def in_namespace(*flags: str) -> tuple[str, ...]:
+    """Return the command that runs another one in namespaces of its own; skip the test if that is not possible."""
+    command = ("unshare", *flags)
+    try:
+        possible = subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        possible = False
+    if not possible:
+        pytest.skip(f"{' '.join(command)} is not possible here: it needs Linux and root")
+    return command
+
 
 WITH_TEMPORARY_FOLDERS = """
     import pytest
@@ -78,3 +94,25 @@ def test_the_time_in_which_a_session_was_stopped_does_not_count(suite: Backgroun
     for process in stopped:
         process.send_signal(signal.SIGCONT)
     session.finish().expect({"test_paused": "PASSED"})
+
+
+def test_without_a_loopback_interface_only_process_groups_are_errors_and_at_once(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_group():
+            pass
+
+
+        @pytest.mark.devices(1)
+        def test_device():
+            pass
+        """,
+    )
+    run = suite.start(program=(*in_namespace("--net"), *PYTEST)).finish()
+    run.expect({"test_group": "ERROR", "test_device": "PASSED"})
+    assert "the loopback interface lo is down, or its connections are blocked: 127.0.0.1 cannot be reached" in run.text
