@@ -171,7 +171,7 @@ class TestRunner:
         finished = Finished(
             test.request.serial,
             collectives,
-            warnings=tuple(test.warnings),
+            warnings=(*test.warnings, *self._log.take_warnings()),
             late_teardown_error=test.late_teardown_error,
             kill_reason=leaks.kill_reason,
             leaks=leaks.lines,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import signal
 import subprocess
 import time
@@ -116,3 +117,37 @@ def test_without_a_loopback_interface_only_process_groups_are_errors_and_at_once
     run = suite.start(program=(*in_namespace("--net"), *PYTEST)).finish()
     run.expect({"test_group": "ERROR", "test_device": "PASSED"})
     assert "the loopback interface lo is down, or its connections are blocked: 127.0.0.1 cannot be reached" in run.text
+
+
+def test_logs_on_a_full_disk_change_no_verdict_and_are_named(suite: BackgroundSuite) -> None:
+    (suite.path / "small").mkdir()
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_much():
+            print("x" * 1_000_000)
+
+
+        @pytest.mark.distributed(2)
+        def test_next(rank):
+            print("the output of test_next")
+            assert rank == 0
+        """,
+    )
+    mounted = ("sh", "-c", 'mount -t tmpfs -o size=64k tmpfs small && exec "$@"', "sh")
+    run = suite.start("--accel-logs=small", program=(*in_namespace("--mount"), *mounted, *PYTEST)).finish()
+    run.expect({"test_much": "PASSED", "test_next": "FAILED"})
+    assert "the output of test_next" in run.failure("test_next")
+    log = rf"the log {suite.path}/small/world-\d+-rank-1\.log of --accel-logs is incomplete: No space left on device"
+    assert re.search(log, run.text)
+
+
+def test_logs_in_a_folder_that_cannot_be_made_change_no_verdict_and_are_named(suite: BackgroundSuite) -> None:
+    suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(2)\ndef test_passes(): print('printed')\n")
+    run = suite.run("--accel-logs=test_it.py/logs")
+    run.expect({"test_passes": "PASSED"})
+    assert re.search(r"the log \S+/logs/world-\d+-rank-0\.log of --accel-logs is incomplete: Not a directory", run.text)
