@@ -1,6 +1,7 @@
 """Settings of the process that the leak check compares after a test and restores if it can.
 
-The settings are torch's, the working directory, the alarm timer, and variables of the environment.
+The settings are torch's, the working directory, the alarm timer, what the process may do (its user, its groups and its
+root folder), and variables of the environment.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from os import chdir, environb, fsdecode, getcwd
+from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, stat
 from signal import ITIMER_REAL, getitimer, setitimer
 from typing import Any, NamedTuple
 
 _CWD = "the working directory"
+_USER = "the user (real and effective id)"
+_GROUP = "the group (real and effective id)"
+_GROUPS = "the supplementary groups"
+_ROOT = "the root folder (device and inode)"
 _REMOVED = "(removed)"
 _ALARM = "the alarm timer"
 _ON = "on"
@@ -69,6 +74,11 @@ def read(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
             found[variable] = environb[variable]
         except KeyError:
             found[variable] = None
+    found[_USER] = f"{getuid()} and {geteuid()}"
+    found[_GROUP] = f"{getgid()} and {getegid()}"
+    found[_GROUPS] = str(sorted(getgroups()))
+    root = stat("/")
+    found[_ROOT] = f"{root.st_dev} and {root.st_ino}"
     found[_ALARM] = _ON if getitimer(ITIMER_REAL)[0] else "off"
     try:
         found[_CWD] = getcwd()

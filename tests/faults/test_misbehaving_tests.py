@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -317,6 +318,64 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
     }
     for test, text in expected_texts.items():
         assert text in run.failure(test)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+def test_what_a_rank_gives_up_is_a_leak_of_its_test(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_user(rank):
+            if rank == 1:
+                os.setuid(65534)
+
+
+        @pytest.mark.distributed(2)
+        def test_after_user():
+            assert os.getuid() == 0
+
+
+        @pytest.mark.distributed(2)
+        def test_groups():
+            os.setgroups([*os.getgroups(), 1234])
+            os.setgid(65534)
+
+
+        @pytest.mark.distributed(2)
+        def test_after_groups():
+            assert os.getgid() == 0
+            assert 1234 not in os.getgroups()
+
+
+        @pytest.mark.distributed(2)
+        def test_root(tmp_path):
+            os.chroot(tmp_path)
+
+
+        @pytest.mark.distributed(2)
+        def test_after_root(tmp_path):
+            assert os.path.exists("/tmp")
+
+
+        @pytest.mark.distributed(2)
+        def test_takes_it_back():
+            os.seteuid(65534)
+            os.seteuid(0)
+        """,
+    )
+    run = suite.run()
+    healthy = ("test_after_user", "test_after_groups", "test_after_root", "test_takes_it_back")
+    leaking = {"test_user": "the user", "test_groups": "the group", "test_root": "the root folder"}
+    run.expect({**dict.fromkeys(healthy, "PASSED"), **dict.fromkeys(leaking, "PASSED ERROR")})
+    for test, what in leaking.items():
+        assert f"left {what} (" in run.failure(test)
+    assert "rank 1 left the user (real and effective id) changed from 0 and 0 to 65534 and 65534" in run.text
 
 
 def test_a_forked_copy_of_the_driver_does_not_end_the_session(suite: BackgroundSuite) -> None:
