@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import connection
+from multiprocessing import connection, process
 from os import getpid
 from types import SimpleNamespace
 from typing import IO
@@ -79,6 +79,8 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     sys.argv[:] = ["pytest", *session.args]
     # Keep the functions with which a Connection packs each message's size: a test may replace them in `struct`.
     connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
+    # The folder of multiprocessing's sockets. A killed process does not remove its own, which would stay in TMPDIR.
+    process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
     _reseed()
     _yield_to_driver()
     waiter = _RoleWaiter(session, wait_for_role, installed)

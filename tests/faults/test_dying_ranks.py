@@ -232,6 +232,31 @@ def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Backgr
     assert "_pytest" not in crash_report
 
 
+def test_the_sockets_of_multiprocessing_do_not_outlive_killed_ranks(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import multiprocessing
+        import os
+        import signal
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_dies(rank, gather):
+            manager = multiprocessing.Manager()
+            assert manager.dict() == {}
+            gather(rank)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()
+        """,
+    )
+    suite.run().expect({"test_dies": "FAILED"})
+    assert list(suite.temporary.glob("pymp-*")) == []
+
+
 @pytest.mark.long
 def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: BackgroundSuite) -> None:
     suite.write(
