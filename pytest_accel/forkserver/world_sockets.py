@@ -51,8 +51,8 @@ class WorldSockets:
 def open_sockets(spec: WorldSpec, session: SessionSpec, port: int | None) -> Iterator[WorldSockets]:
     """Open the sockets of the ranks that this server forks, and close this process's copies at the end of the block.
 
-    `port` is the port of the world's store if another server has created it. Raises OSError, and `NoLoopbackError` before
-    ranks would wait for each other.
+    `port` is the port of the world's store if another server has created it. Raises OSError, and `NoLoopbackError`
+    before ranks would wait for each other.
     """
     with ExitStack() as stack:
         listeners = {

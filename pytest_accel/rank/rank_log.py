@@ -57,8 +57,8 @@ def redirect(session: SessionSpec, world: int, rank: int) -> None:
             os.symlink(kept, path)
         except OSError as error:
             _add_problem(kept, error)
-        sys.stdout = sys.__stdout__ = _stream(sys.stdout, 1, kept)
-        sys.stderr = sys.__stderr__ = _stream(sys.stderr, 2, kept)
+        sys.stdout = sys.__stdout__ = _stream(sys.stdout, 1, kept)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = _stream(sys.stderr, 2, kept)  # type: ignore[misc]
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
@@ -60,7 +60,7 @@ def _of_cache(config: pytest.Config) -> Durations:
     return found if _is_valid(found) else {}
 
 
-def _is_valid(found: object) -> bool:
+def _is_valid(found: object) -> TypeGuard[Durations]:
     """Return whether a value of the cache, a file that anything may have written, has the type `Durations`."""
     return isinstance(found, dict) and all(
         isinstance(kinds, dict)
