@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 SCHEMA = 1
 """Version of the events."""
+Moment = Annotated[float, Meta(ge=0, le=1e11)]
+"""Seconds since the epoch, until the year 5138: later times are too large for some functions.
+
+msgspec checks this when it reads an event.
+"""
 
 
 class Stamp(Struct, frozen=True, omit_defaults=True):
     """The fields that each event has in addition to its own."""
 
-    at: float
+    at: Moment
     """Time at which the event was recorded."""
     host: str
     """Name of the machine of the process that recorded the event: the controller."""
@@ -118,7 +123,7 @@ class RankPlace(Struct, frozen=True, omit_defaults=True):
     node: int = 0
     devices: tuple[str, ...] = ()
     """Ids."""
-    share: float = 1.0
+    share: Annotated[float, Meta(ge=0, le=1)] = 1.0
     """Fraction of each device that the rank has."""
 
 
@@ -178,8 +183,8 @@ class CollectiveCall(Struct, frozen=True, omit_defaults=True):
     """Its number in its process group, from 1."""
     group: str
     """Name of the process group."""
-    issued: float
-    stop: float = 0.0
+    issued: Moment
+    stop: Moment = 0.0
     """Time at which it was found to have ended; 0 if unknown, as for all collectives of gloo."""
 
 
@@ -189,9 +194,9 @@ class RankPhase(Struct, frozen=True, omit_defaults=True):
     rank: int
     ending: str
     """passed, failed, skipped, died, hung or unstarted."""
-    start: float = 0.0
+    start: Moment = 0.0
     """0 if unknown."""
-    stop: float = 0.0
+    stop: Moment = 0.0
     collectives: tuple[CollectiveCall, ...] = ()
     """The last collectives of the phase, in a session that makes a trace (``--accel-trace``)."""
 
@@ -204,8 +209,8 @@ class PhaseReported(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """setup, call or teardown; ``???`` if the process that ran the test has crashed."""
     outcome: str
     """passed, failed or skipped, or the word of another plugin, such as rerun."""
-    start: float
-    stop: float
+    start: Moment
+    stop: Moment
     worker: str = ""
     """Name of xdist's worker; empty without xdist."""
     process: int = 0

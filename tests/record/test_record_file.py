@@ -104,6 +104,8 @@ def test_events_and_fields_of_later_versions_are_left_out(record: Path) -> None:
         (_first(at="soon"), "line 1: Expected `float`, got `str` - at `$.at`"),
         (_first(at=True), "line 1: Expected `float`, got `bool` - at `$.at`"),
         (_first(at=float("nan")), "line 1: JSON is malformed: invalid character"),
+        (_first(at=1e300), "line 1: Expected `float` <= 100000000000.0 - at `$.at`"),
+        (_first(at=-1), "line 1: Expected `float` >= 0.0 - at `$.at`"),
         (_first(pid=1.5), "line 1: Expected `int`, got `float` - at `$.pid`"),
         (_first(command="-q"), "line 1: Expected `array`, got `str` - at `$.command`"),
         (_first(shard=[1, 2, 3]), "line 1: Expected `array` of length 2 - at `$.shard`"),

@@ -43,8 +43,11 @@ def test_durations_of_tests_that_did_not_run_are_kept() -> None:
 @pytest.mark.parametrize(
     "value", ["soon", None, math.nan, math.inf, -1.0, 10**400, [1.0]], ids=lambda value: str(value)[:9]
 )
-def test_a_damaged_value_of_the_cache_is_ignored(pytester: pytest.Pytester, value: object) -> None:
-    config = pytester.parseconfigure("-p", "cacheprovider")
+def test_a_damaged_value_of_the_cache_is_ignored(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    config = pytester.parseconfigure("-p", "accel")
     cache = getattr(config, "cache")  # noqa: B009 - pytest's class has no such attribute.
     cache.set(KEY, {"t": {"sim": [1.0]}})
     assert recall(config) == {"t": {"sim": [1.0]}}
