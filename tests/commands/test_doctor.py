@@ -246,7 +246,7 @@ def test_the_probe_process_finds_modules_that_prevent_forking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, forks: Forks
 ) -> None:
     (tmp_path / "mine.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(ROOT)
     assert try_forks(["mine"]) == forks
 
