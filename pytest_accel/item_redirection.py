@@ -11,6 +11,7 @@ import pytest
 
 from pytest_accel.core.marks import WORLD_SIZE_PARAMETER, MarkError, Marks
 from pytest_accel.core.needs import Needs
+from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
@@ -56,7 +57,7 @@ class Redirector:
             if existing is not None:
                 if existing.item is item:
                     continue
-                item.stash = pytest.Stash()  # A copied item, as pytest-flakefinder makes, shares the original's stash.
+                give_new_stash(item)  # A copied item, as pytest-flakefinder makes, shares the original's stash.
             try:
                 redirected.append(self._redirect(item, marks))
             except (MarkError, VendorError) as error:

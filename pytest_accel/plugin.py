@@ -22,6 +22,7 @@ from pytest_accel.core.marks import (
     has_marks,
     world_sizes,
 )
+from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.stash_keys import LAUNCHED, MARKED, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
@@ -143,6 +144,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in MARKER_LINES:
         config.addinivalue_line("markers", line)
     config.pluginmanager.register(ParametrizeHooks(), "accel-parametrize")
+    config.pluginmanager.register(PlaceRecorder(), "accel-places")
     if config.pluginmanager.has_plugin(RANK_PLUGIN):
         from pytest_accel.rank.context import RANK
         from pytest_accel.rank.torch_harness import HarnessInRank

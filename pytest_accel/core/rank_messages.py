@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.record_events import CollectiveCall
 
 When = Literal["setup", "call", "teardown"]
@@ -14,13 +15,6 @@ Location = tuple[str, int | None, str]
 """File, line and name of a test, as in `pytest.Item.location`."""
 
 # Driver to rank
-
-
-class NodeRef(Struct, frozen=True):
-    """A reference to a test: the file to collect, and the names of its nodes in that file."""
-
-    path: str
-    names: tuple[str, ...]
 
 
 class RunTest(Struct, frozen=True):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_accel.core.marks import Marks
-from pytest_accel.core.rank_messages import NodeRef
+from pytest_accel.core.node_refs import NodeRef, reference
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
-from pytest_accel.rank.collector import names_of
 
 
 class MarkedTest:
@@ -36,7 +35,7 @@ class MarkedTest:
 
     @property
     def node(self) -> NodeRef:
-        return NodeRef(str(self.item.path), names_of(self.item))
+        return reference(self.item)
 
     @property
     def place(self) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.rank_messages import NodeRef
+from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.settings.options import given
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 
 from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.rank_messages import (
     ExitRequest,
     ExtraReport,
     Finished,
     Location,
-    NodeRef,
     RunCall,
     RunTest,
     When,

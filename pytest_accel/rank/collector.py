@@ -5,8 +5,9 @@ The session collects nothing when it starts. A file is collected when the driver
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from os.path import relpath
 from pathlib import Path
 from traceback import StackSummary, TracebackException, extract_tb
@@ -15,9 +16,16 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.rank_messages import NodeRef, RunTest
+from pytest_accel.core.node_refs import NodeRef, Place, is_collected, reference
+from pytest_accel.core.rank_messages import RunTest
 from pytest_accel.core.serialization import exception_text
 from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
+from pytest_accel.core.truncation import cut_end
+
+_MOST_NAMES = 5
+"""Number of names of tests that a message lists."""
+_LONGEST_NAME = 100
+"""Number of characters of such a name that it shows."""
 
 
 class NotCollected(Exception):
@@ -58,31 +66,44 @@ class RankCollector:
         self._directory_nodes: dict[Path, pytest.Collector] = {}
         self._collected_directories: set[Path] = set()
         """The directories that were part of any collection."""
-        self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
-        """The tests of each collected file, by the names of their nodes."""
+        self._files: dict[str, dict[tuple[Place, ...], pytest.Item | None]] = {}
+        """The tests of each collected file, by the places of their nodes; None if several tests have equal places."""
         self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
         """The test that is expected next (None: unknown), and the collectors that stay set up for it."""
-        self._only_file: Path | None = None
-        """The file to collect, if pytest is given a folder that contains it; else None."""
+        self._file: Path
+        """The file that is being collected."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
-        """Use one node for a directory in all collections: since pytest 9.1, it owns the fixtures of its conftest."""
+        """Use one node for a directory in all collections: since pytest 9.1, it owns the fixtures of its conftest.
+
+        Of a directory, collect nothing but what leads to the file. pytest would look at all files in it again for each
+        file that is collected. Other classes of directories decide for themselves what is in them.
+        """
         node = yield
-        return node if node is None else self._directory_nodes.setdefault(path, node)
+        if node is None:
+            return None
+        if path not in self._directory_nodes:
+            self._directory_nodes[path] = node
+            if type(node) in (pytest.Dir, pytest.Package):
+                node.collect = partial(self._on_the_way, node)
+        return self._directory_nodes[path]
+
+    def _on_the_way(self, directory: pytest.Directory) -> Iterator[pytest.Item | pytest.Collector]:
+        """Collect the file or the directory in `directory` that leads to the file that is being collected."""
+        path = next((one for one in (self._file, *self._file.parents) if one.parent == directory.path), None)
+        if path is None:
+            return
+        if path == self._file:
+            yield from directory.ihook.pytest_collect_file(file_path=path, parent=directory)
+        elif (node := directory.ihook.pytest_collect_directory(path=path, parent=directory)) is not None:
+            yield node
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         if isinstance(collector, pytest.Session):
             rewrite_asserts_of_initial_files(collector)
         elif isinstance(collector, pytest.Directory):
             self._collected_directories.add(collector.path)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Ignore all other files, if pytest is given a folder that contains the file to collect."""
-        if self._only_file is None:
-            return None
-        return collection_path != self._only_file and collection_path not in self._only_file.parents
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -112,10 +133,11 @@ class RankCollector:
         """
         if node.path not in self._files:
             self._collect(session, node.path)
-        found = self._files[node.path].get(node.names)
+        tests = self._files[node.path]
+        found = tests.get(node.places)
         if found is None:
-            here = ", ".join("::".join(names) for names in self._files[node.path]) or "none"
-            raise LookupError(f"{node.path} has no test {'::'.join(node.names)} in this rank; its tests here: {here}")
+            file = relpath(node.path, session.config.rootpath)
+            raise LookupError(f"{file}: {_difference(node, tests)}")
         return found
 
     def _collect(self, session: pytest.Session, path: str) -> None:
@@ -125,38 +147,43 @@ class RankCollector:
         self._import_error = ""
         self._skipped.clear()
         self._collected = []
+        self._file = Path(path)
         self._announce_conftests(session.config)
-        argument, self._only_file = _argument(path, session.config.invocation_params.dir)
         try:
             with suppress(pytest.UsageError):
-                session.perform_collect([argument])
+                session.perform_collect([_argument(path, session.config.invocation_params.dir)])
                 # Some plugins add items when the collection has finished (anyio).
-                known = set(self._collected)
-                self._collected += [item for item in session.items if item not in known]
+                known = set(map(id, self._collected))
+                self._collected += [item for item in session.items if id(item) not in known]
         except SystemExit as error:
             last = extract_tb(error.__traceback__)[-1]
             self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
-        finally:
-            self._only_file = None
         for item in self._collected:
             _leave_xfail_to_the_driver(item)
         if self.errors:
             raise NotCollected("\n".join(self.errors), self._import_error)
         if self._skipped and not self._collected:
             raise FileSkipped(next(iter(self._skipped.values())))
-        self._files[path] = {names_of(item): item for item in self._collected}
+        tests: dict[tuple[Place, ...], pytest.Item | None] = {}
+        for item in self._collected:
+            places = reference(item).places
+            # A copy of an item, as some plugins make, is the same test. Items that plugins add have no place.
+            tests[places] = None if places in tests and not is_collected(item) else tests.get(places, item)
+        self._files[path] = tests
 
     def _announce_conftests(self, config: pytest.Config) -> None:
-        """Register the fixtures of conftests whose directory has never been collected.
+        """Register the fixtures of conftests of the file whose directory has never been collected.
 
         At the end of a collection, pytest 9.1 forgets the fixtures of conftests whose directory was not part of it. It
         keeps those of the others and of the root directory, which must not be registered a second time: each of their
         fixtures would be duplicated.
         """
         fixtures: Any = config.pluginmanager.get_plugin("funcmanage")
-        for name, plugin in config.pluginmanager.list_name_plugin():
-            path = Path(name)
-            if path.name == "conftest.py" and path.parent not in (*self._collected_directories, config.rootpath):
+        for directory in self._file.parents:
+            name = str(directory / "conftest.py")
+            plugin = config.pluginmanager.get_plugin(name)
+            is_known = directory == config.rootpath or directory in self._collected_directories
+            if plugin is not None and not is_known:
                 fixtures.pytest_plugin_registered(plugin=plugin, plugin_name=name)
 
     def following(self, session: pytest.Session, item: pytest.Item, request: RunTest) -> pytest.Item | None:
@@ -171,7 +198,7 @@ class RankCollector:
         if request.next.path == request.node.path:
             # If this rank does not have the next test, `find` raises when the driver requests it.
             file = next(node for node in reversed(item.listchain()) if isinstance(node, pytest.File))
-            known = self._files[request.next.path].get(request.next.names)
+            known = self._files[request.next.path].get(request.next.places)
             return known or _UnknownItem.from_parent(file, name="later")
         path = Path(request.next.path)
         shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
@@ -212,15 +239,14 @@ class _UnknownItem(pytest.Item):
         """Do nothing: the placeholder is never run."""
 
 
-def _argument(path: str, start: Path) -> tuple[str, Path | None]:
-    """Return the argument with which pytest collects the file `path`, and the file if the argument is a folder.
+def _argument(path: str, start: Path) -> str:
+    """Return the argument with which pytest collects the file `path`.
 
     pytest takes ``[`` and ``::`` in an argument for parts of a test's name. For a path that contains them, the argument
     is a folder above them. `start`, the folder to which arguments are relative, may have them in its name.
     """
     argument = Path(relpath(path, start))
-    plain = next(part for part in (argument, *argument.parents) if not ("[" in str(part) or "::" in str(part)))
-    return str(plain), None if plain == argument else Path(path)
+    return str(next(one for one in (argument, *argument.parents) if not ("[" in str(one) or "::" in str(one))))
 
 
 def _name(node: NodeRef | None, root: Path) -> str:
@@ -228,14 +254,41 @@ def _name(node: NodeRef | None, root: Path) -> str:
     return "a later test" if node is None else "::".join((relpath(node.path, root), *node.names))
 
 
-def names_of(item: pytest.Item) -> tuple[str, ...]:
-    """Return the names of the nodes below the file of `item`, down to the item itself.
+def _difference(node: NodeRef, tests: Iterable[tuple[Place, ...]]) -> str:
+    """Return how `tests`, the tests of this rank, differ from those of the driver, which has the test `node`."""
+    if node.places in tests:
+        return (
+            f"several tests have the name {_shown(node.names)}, and a plugin has added them after the collection; "
+            "give them different names"
+        )
+    found = [tuple(place.name for place in places) for places in tests]
+    function = _function(node.names)
+    same = [names for names in found if _function(names) == function]
+    members = node.places[-1].members
+    if not same:
+        return f"this rank has not collected {_shown(node.names)}, as the driver has; it has {_listed(found)}"
+    if len(same) != members:
+        what = f"this rank has collected {len(same)} of {_shown(function)}, and the driver {members}"
+    elif node.names not in same:
+        what = f"this rank has not collected {_shown(node.names)}, as the driver has"
+    else:
+        what = f"this rank has collected {_shown(function)} with other names, or in another order, than the driver"
+    return f"{what}; it has {_listed(same)}. The parameters of a test must be the same in every process"
 
-    The parts of the node id do not identify a test: plugins rewrite ids, and may give several tests the same one.
-    """
-    chain = item.listchain()
-    file = next((index for index, node in enumerate(chain) if isinstance(node, pytest.File)), 0)
-    return tuple(node.name for node in chain[file + 1 :])
+
+def _function(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `names` without parameters."""
+    return (*names[:-1], names[-1].partition("[")[0])
+
+
+def _listed(tests: Sequence[tuple[str, ...]]) -> str:
+    """Return the names of the first tests, and the number of the others."""
+    more = [f"{len(tests) - _MOST_NAMES} more"] if len(tests) > _MOST_NAMES else []
+    return ", ".join([*map(_shown, tests[:_MOST_NAMES]), *more]) or "no test"
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    return cut_end("::".join(names), _LONGEST_NAME)
 
 
 def _leave_out_libraries(trace: TracebackException) -> None:

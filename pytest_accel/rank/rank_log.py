@@ -12,8 +12,9 @@ from os import stat, truncate
 from os.path import relpath
 from typing import Any
 
+from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.paths import HEADING, kept_log_path, log_path
-from pytest_accel.core.rank_messages import NodeRef, WarningSketch
+from pytest_accel.core.rank_messages import WarningSketch
 from pytest_accel.core.session_spec import SessionSpec
 
 _open = open  # A test may replace it.

@@ -1,0 +1,131 @@
+"""References to tests by which a driver and its ranks mean the same one, although each collects the files itself.
+
+A name does not identify a test: two parameter sets may have one id, a collector may give several items one name, and
+plugins rename items. So a reference has, for each node between the file and the test, the name under which it was
+collected and its place among the nodes that could be taken for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+
+class Place(Struct, frozen=True):
+    """The place of a node among the children of its collector.
+
+    The places of one node in two processes are equal only if both have collected the same family: the children made of
+    one function or, if they are not made of functions, those of one name.
+    """
+
+    name: str
+    """The name of the node when it was collected."""
+    turn: int = 0
+    """Number of earlier children with this name."""
+    members: int = 0
+    """Number of children in the family; 0 for a node that no collector has returned."""
+    digest: bytes = b""
+    """Digest of the names in the family. Their order counts only if the names do not tell the members apart."""
+
+
+class NodeRef(Struct, frozen=True):
+    """A reference to a test: the file to collect, and the places of its nodes in that file."""
+
+    path: str
+    places: tuple[Place, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the nodes below the file, down to the test itself."""
+        return tuple(place.name for place in self.places)
+
+
+class _Children:
+    """The children of one collector as they were collected, before any plugin renames, reorders or selects them."""
+
+    def __init__(self, nodes: Sequence[pytest.Item | pytest.Collector]) -> None:
+        self._names = [node.name for node in nodes]
+        self._families = [getattr(node, "originalname", None) or node.name for node in nodes]
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """The place of each child, made when the first of them is asked for: most files have no test for ranks."""
+        families: dict[str, list[str]] = {}
+        for name, family in zip(self._names, self._families, strict=True):
+            families.setdefault(family, []).append(name)
+        digests = {family: _digest(names) for family, names in families.items()}
+        turns: Counter[str] = Counter()
+        places: list[Place] = []
+        for name, family in zip(self._names, self._families, strict=True):
+            places.append(Place(name, turns[name], len(families[family]), digests[family]))
+            turns[name] += 1
+        return places
+
+
+_PLACE: pytest.StashKey[tuple[_Children, int]] = pytest.StashKey()
+"""The children among which a collector has returned the node, and its index there. Copies of the node have it, too."""
+
+
+class PlaceRecorder:
+    """Pytest plugin that records the places of all nodes. Registered in every process that collects."""
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Record the places before other wrappers, as that of ``--lf``, leave out some of the children."""
+        report = yield
+        if not isinstance(collector, pytest.Session | pytest.Directory):
+            nodes = report.result or ()
+            children = _Children(nodes)
+            for index, node in enumerate(nodes):
+                node.stash[_PLACE] = children, index
+        return report
+
+
+def reference(item: pytest.Item) -> NodeRef:
+    """Return the reference to `item`."""
+    chain: list[Any] = item.listchain()
+    file = next((index for index, node in enumerate(chain) if isinstance(node, pytest.File)), 0)
+    return NodeRef(str(item.path), tuple(map(_place, chain[file + 1 :])))
+
+
+def is_collected(item: pytest.Item) -> bool:
+    """Return whether a collector has returned `item`, or the item that it is a copy of; else a plugin has added it."""
+    return _PLACE in item.stash
+
+
+def give_new_stash(item: pytest.Item) -> None:
+    """Replace the stash of a copied item, which it shares with the original, by one that has its place only."""
+    place = item.stash.get(_PLACE, None)
+    item.stash = pytest.Stash()
+    if place is not None:
+        item.stash[_PLACE] = place
+
+
+def _place(node: pytest.Item | pytest.Collector) -> Place:
+    recorded = node.stash.get(_PLACE, None)
+    if recorded is None:
+        return Place(node.name)
+    children, index = recorded
+    return children.places[index]
+
+
+def _digest(names: list[str]) -> bytes:
+    """Return the digest of the names of a family.
+
+    Parameters from a set have another order in each process. That does no harm if their ids differ.
+    """
+    in_order = names if len(set(names)) < len(names) else sorted(names)
+    digest = blake2b(digest_size=8)
+    for name in in_order:
+        data = name.encode(errors="surrogatepass")
+        digest.update(b"%d:" % len(data))
+        digest.update(data)
+    return digest.digest()
