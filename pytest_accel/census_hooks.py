@@ -26,6 +26,7 @@ from pytest_accel.commands.census.census_file import (
     Status,
 )
 from pytest_accel.core.needs import Needs
+from pytest_accel.core.node_refs import NodeRef, reference
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.session import AccelSession
 
+_OWN_ID = "accel_census_id"
+"""Attribute of a report with the id of its test in the census, if the node id does not identify the test."""
 _CHANNEL = "accel_census"
 """Key of xdist's `workerinput` for the channel through which a worker sends the list of its tests."""
 _SELECTION = {
@@ -68,7 +71,7 @@ class CollectedTests:
     """The tests that one process has collected."""
 
     selected: list[str]
-    """Node ids of the tests to run."""
+    """Ids of the tests to run."""
     deselected: list[str]
     own_ids: dict[str, str]
     """The ids of tests to which xdist has added their group (``--dist loadgroup``), by the id with the group."""
@@ -91,7 +94,9 @@ class CollectionCensus:
         self._hand_over = hand_over
         self._collected: dict[int, tuple[pytest.Item, str]] = {}
         """The collected tests with their ids before xdist adds groups, by `id()`: their hash depends on the node id."""
-        self._deselected: list[str] = []
+        self._deselected: list[pytest.Item] = []
+        self._numbered: dict[int, str] = {}
+        """The ids of tests whose node id an earlier test of the collection has, by `id()` of the test."""
         self._is_complete = False
         """True after a collection that nothing has interrupted."""
 
@@ -103,30 +108,51 @@ class CollectionCensus:
         return result
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        self._deselected += [self._own_id(item) for item in items]
+        self._deselected += items
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
         if not self._is_complete:
             return result
+        self._number_equal_ids()
         selected = [(item, self._own_id(item)) for item in session.items]
         # Some plugins remove tests from the list and do not report it.
         removed = self._collected.keys() - set(map(id, session.items))
-        deselected = {*self._deselected, *(self._collected[number][1] for number in removed)}
-        own_ids = {item.nodeid: own for item, own in selected if item.nodeid != own}
+        left_out = (*self._deselected, *(self._collected[number][0] for number in removed))
+        deselected = set(map(self._own_id, left_out))
+        own_ids = {item.nodeid: own for item, _ in selected if (own := self._without_group(item)) != item.nodeid}
         self._hand_over(CollectedTests([own for _, own in selected], sorted(deselected), own_ids).pack())
         return result
 
+    def _number_equal_ids(self) -> None:
+        """Give ids of their own to tests that have the node id of an earlier one.
+
+        The order of the collection is the same in all jobs, that of the tests to run is not.
+        """
+        known: dict[str, dict[NodeRef, int]] = {}
+        for key, (item, _) in self._collected.items():
+            own = self._without_group(item)
+            numbers = known.setdefault(own, {})
+            number = numbers.setdefault(reference(item), len(numbers) + 1)  # A file may have been collected twice.
+            if number > 1:
+                self._numbered[key] = f"{own}#{number}"
+
     def _own_id(self, item: pytest.Item) -> str:
+        """Return the id of `item` in the census."""
+        return self._numbered.get(id(item)) or self._without_group(item)
+
+    def _without_group(self, item: pytest.Item) -> str:
         """Return the node id of `item` without the group that xdist adds."""
         _, own = self._collected.get(id(item), (item, item.nodeid))
         return own if item.nodeid.startswith(f"{own}@") else item.nodeid
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Add the need, and the devices that are there, to the report of a test that cannot run here."""
+        """Add the id if the node id is not enough; the need, and the devices there, if the test cannot run here."""
         report = yield
+        if (own := self._numbered.get(id(item))) is not None:
+            setattr(report, _OWN_ID, own)
         marked: MarkedItem | None = item.stash.get(MARKED, None)
         if marked is not None and hasattr(report, "accel_missing"):
             need = self._redirector.needs(marked.plan)
@@ -163,9 +189,9 @@ class CensusRecorder:
         self._collection_failed = False
         self._skipped_files: dict[str, str] = {}
         self._verdicts: dict[str, Outcome] = {}
-        """Outcomes of the tests whose last phase has been reported, by the node id of their reports."""
+        """Outcomes of the tests whose last phase has been reported, by the id in their reports."""
         self._running: dict[tuple[object, str], Outcome] = {}
-        """Outcomes so far of the tests that have begun, by xdist's worker (None: there is none) and node id."""
+        """Outcomes so far of the tests that have begun, by xdist's worker (None: there is none) and id."""
         self._error: CensusError | None = None
         """Error of writing the file; None if there was none."""
 
@@ -186,14 +212,15 @@ class CensusRecorder:
             self._skipped_files[report.nodeid] = reason_of_skip(report.longrepr)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        run = (getattr(report, "node", None), report.nodeid)
+        test: str = getattr(report, _OWN_ID, report.nodeid)
+        run = (getattr(report, "node", None), test)
         if report.when not in ("call", "teardown"):  # "setup", or "???" if the test's process has crashed.
             self._running[run] = NOT_RUN
         if run not in self._running:
             return  # xdist's worker tears down the fixtures of a test that runs elsewhere.
         self._running[run] = _stronger(self._running[run], _outcome(report))
         if report.when not in ("setup", "call"):  # An interrupted test, or one that is run again, does not get here.
-            _add(self._verdicts, report.nodeid, self._running.pop(run))
+            _add(self._verdicts, test, self._running.pop(run))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -237,7 +264,7 @@ class CensusRecorder:
         return {**{flag: value for flag, value in selection.items() if value}, "arguments": config.args}
 
     def _tests(self) -> dict[str, Outcome]:
-        """Return the outcomes of all collected tests by their own node ids."""
+        """Return the outcomes of all collected tests by their own ids."""
         tests: dict[str, Outcome] = {}
         own_ids: dict[str, str] = {}
         for found in map(CollectedTests.unpack, self.collections):

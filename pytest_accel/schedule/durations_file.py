@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pytest_accel.core import whole_file
@@ -25,8 +25,8 @@ _VERSION = 1
 
 Durations = dict[str, dict[str, list[float]]]
 """Seconds by node id and kind of device, the latest last."""
-SessionTimes = Mapping[str, tuple[str, float]]
-"""Kind of device and seconds of the tests of one session, by node id."""
+SessionTimes = Sequence[tuple[str, str, float]]
+"""Node id, kind of device and seconds of the tests of one session. Several tests may have one node id."""
 Entries = dict[str, dict[str, list[tuple[float, float]]]]
 """Pairs of a moment (seconds since 1970) and a test's seconds, by node id and kind of device, in this order."""
 
@@ -103,8 +103,8 @@ def write(path: Path, entries: Entries) -> None:
 def add(path: Path, times: SessionTimes) -> None:
     """Add the times of a session that ends now to the file."""
     moment = round(time.time(), 3)
-    new: Entries = {nodeid: {kind: [(moment, round(seconds, 4))]} for nodeid, (kind, seconds) in times.items()}
-    write(path, merge([read(path), new]))
+    new: list[Entries] = [{nodeid: {kind: [(moment, round(seconds, 4))]}} for nodeid, kind, seconds in times]
+    write(path, merge([read(path), *new]))
 
 
 def seconds(entries: Entries) -> Durations:

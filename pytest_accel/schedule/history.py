@@ -81,7 +81,7 @@ def expected_times(durations: Durations, tests: Sequence[tuple[str, str]]) -> li
 def remember(durations: Durations, times: SessionTimes) -> Durations:
     """Return `durations` with the `times` of one more session added."""
     kept = dict(durations)
-    for nodeid, (kind, seconds) in times.items():
+    for nodeid, kind, seconds in times:
         earlier = kept.pop(nodeid, {})
         kept[nodeid] = earlier | {kind: [*earlier.get(kind, ()), round(seconds, 4)][-KEPT:]}
     return dict(list(kept.items())[-_MOST_TESTS:])
@@ -97,30 +97,31 @@ class _Recorder:
     """A pytest plugin that stores the times of the tests that passed, summed over their phases, after a session."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, str] = {}
-        self._seconds: dict[str, float] = {}
-        self._passed: dict[str, bool] = {}
+        self._running: dict[tuple[object, str], tuple[float, bool]] = {}
+        """Seconds so far, and whether all has passed, of each running test, by xdist's worker and node id."""
+        self._times: list[tuple[str, str, float]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        nodeid = report.nodeid
+        run = getattr(report, "node", None), report.nodeid
         if report.when == "setup":
-            self._seconds[nodeid], self._passed[nodeid] = 0.0, True
-        if nodeid in self._seconds:
-            self._kinds[nodeid] = getattr(report, "accel_kind", NO_DEVICE)
-            self._seconds[nodeid] += report.duration
-            self._passed[nodeid] &= report.passed
+            self._running[run] = 0.0, True
+        if run not in self._running:
+            return
+        seconds, passed = self._running.pop(run)
+        seconds, passed = seconds + report.duration, passed and report.passed
+        if report.when != "teardown":
+            self._running[run] = seconds, passed
+        elif passed:
+            self._times.append((report.nodeid, getattr(report, "accel_kind", NO_DEVICE), seconds))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        times = {
-            nodeid: (self._kinds[nodeid], seconds) for nodeid, seconds in self._seconds.items() if self._passed[nodeid]
-        }
         path = durations_output(session.config)
         cache: Any = getattr(session.config, "cache", None)
         if path is not None and not session.config.option.collectonly:
             try:
-                durations_file.add(path, times)
+                durations_file.add(path, self._times)
             except DurationsError as error:
                 write_line(session.config, f"accel: the times of this session are lost: {error}")
-        elif path is None and cache is not None and times:
-            cache.set(KEY, remember(_of_cache(session.config), times))
+        elif path is None and cache is not None and self._times:
+            cache.set(KEY, remember(_of_cache(session.config), self._times))

@@ -404,7 +404,7 @@ def test_the_status_line_shows_waiting_time_and_remaining_time(
             wait_for("plain")
         """,
     )
-    times = {"test_it.py::test_four": ("sim", 3600.0), "test_it.py::test_plain": ("none", 3600.0)}
+    times = [("test_it.py::test_four", "sim", 3600.0), ("test_it.py::test_plain", "none", 3600.0)]
     durations_file.add(suite.path / "times.json", times)
     # Another session has all devices.
     holder = suite.start("--accel=sim:4,shared", "-k", "four")

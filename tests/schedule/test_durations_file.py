@@ -40,9 +40,9 @@ def test_a_written_file_is_read_back(tmp_path_factory: pytest.TempPathFactory, e
 
 def test_a_session_adds_its_times(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
-    add(path, {"b.py::test_2": ("cuda", 2.0), "a.py::test_1": ("none", 0.123456)})
-    add(path, {"a.py::test_1": ("none", 0.2)})
-    assert seconds(read(path)) == {"a.py::test_1": {"none": [0.1235, 0.2]}, "b.py::test_2": {"cuda": [2.0]}}
+    add(path, [("b.py::test_2", "cuda", 2.0), ("a.py::test_1", "none", 0.123456)])
+    add(path, [("a.py::test_1", "none", 0.3), ("a.py::test_1", "none", 0.2)])  # Two tests with one id.
+    assert seconds(read(path)) == {"a.py::test_1": {"none": [0.1235, 0.2, 0.3]}, "b.py::test_2": {"cuda": [2.0]}}
     # One line for each test, sorted by id, so that a diff of two files is readable.
     lines = [line for line in path.read_text().splitlines() if "::" in line]
     assert [line.split('"')[1] for line in lines] == ["a.py::test_1", "b.py::test_2"]

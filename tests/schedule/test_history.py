@@ -25,16 +25,16 @@ def test_the_expected_duration_is_a_weighted_median(values: list[float], time: f
 
 
 def test_the_last_five_durations_are_kept_for_each_kind() -> None:
-    durations = remember({}, {"t": ("cuda", 1.0)})
+    durations = remember({}, [("t", "cuda", 1.0)])
     for seconds in (2.0, 3.0, 4.0, 5.0, 6.00001):
-        durations = remember(durations, {"t": ("cuda", seconds)})
-    durations = remember(durations, {"t": ("sim", 9.0)})
+        durations = remember(durations, [("t", "cuda", seconds)])
+    durations = remember(durations, [("t", "sim", 9.0)])
     assert durations == {"t": {"cuda": [2.0, 3.0, 4.0, 5.0, 6.0], "sim": [9.0]}}
     assert expected_times(durations, [("t", "cuda"), ("t", "xpu"), ("u", "cuda")]) == [5.0, None, None]
 
 
 def test_durations_of_tests_that_did_not_run_are_kept() -> None:
-    assert remember({"old": {"sim": [1.0]}}, {"new": ("sim", 2.0)}) == {
+    assert remember({"old": {"sim": [1.0]}}, [("new", "sim", 2.0)]) == {
         "old": {"sim": [1.0]},
         "new": {"sim": [2.0]},
     }
