@@ -18,20 +18,24 @@ _PHASES = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardo
 class _Hooks:
     """Replacement of an item's `ihook`. A session has one for each set of conftests that do not apply to a file."""
 
-    def __init__(self, config: pytest.Config, conftests: frozenset[object]) -> None:
+    def __init__(self, config: pytest.Config, conftests: frozenset[object], rank_only: frozenset[object]) -> None:
+        """`rank_only` are the plugins of `_RANK_ONLY`."""
         self._manager = config.pluginmanager
         self._conftests = conftests
+        self._rank_only = rank_only
 
     def __getattr__(self, name: str) -> Any:
         excluded = {self._manager.get_plugin("logging-plugin"), *self._conftests}
         if name in _PHASES:
-            excluded |= {one for _, one in self._manager.list_name_plugin() if package_of(one) in _RANK_ONLY}
+            excluded |= self._rank_only
         caller = self._manager.subset_hook_caller(name, excluded - {None})
         setattr(self, name, caller)
         return caller
 
 
 _HOOKS: pytest.StashKey[dict[frozenset[object], _Hooks]] = pytest.StashKey()
+_RANK_ONLY_PLUGINS: pytest.StashKey[frozenset[object]] = pytest.StashKey()
+"""The plugins of `_RANK_ONLY`, looked up once: a suite may have hundreds of conftests, which are plugins, too."""
 
 
 @functools.cache
@@ -51,7 +55,7 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
             conftests: frozenset[object] = frozenset() if hooks is self.config.hook else left_out_conftests(hooks)
             made = self.config.stash.setdefault(_HOOKS, {})
             if conftests not in made:
-                made[conftests] = _Hooks(self.config, conftests)
+                made[conftests] = _Hooks(self.config, conftests, _rank_only_plugins(self.config))
             return made[conftests]
 
     Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (
@@ -60,3 +64,11 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
         kind.__module__,
     )
     return Redirected
+
+
+def _rank_only_plugins(config: pytest.Config) -> frozenset[object]:
+    """Return the registered plugins of `_RANK_ONLY`."""
+    if _RANK_ONLY_PLUGINS not in config.stash:
+        plugins = (plugin for _, plugin in config.pluginmanager.list_name_plugin())
+        config.stash[_RANK_ONLY_PLUGINS] = frozenset(one for one in plugins if package_of(one) in _RANK_ONLY)
+    return config.stash[_RANK_ONLY_PLUGINS]

@@ -67,6 +67,41 @@ def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None
         assert len([name for name in run.results if name.startswith(f"{folder}/")]) == (6 if folder == "br[1]" else 5)
 
 
+def test_a_rank_looks_at_each_file_once_whatever_else_is_in_its_folder(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+
+        def pytest_collect_file(file_path):
+            if os.environ.get("RANK") == "0":
+                with open("seen.log", "a") as file:
+                    print(file_path.name, file=file)
+
+
+        def pytest_collect_directory(path):
+            if os.environ.get("RANK") == "0":
+                with open("folders.log", "a") as file:
+                    print(path.name, file=file)
+        """,
+    )
+    text = "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu', init=False)\ndef test_it(own):\n    pass\n"
+    fixture = "import pytest\n\n\n@pytest.fixture\ndef own():\n    pass\n"
+    for folder in ("one", "two", "package", "package/inner"):
+        suite.write(f"{folder}/conftest.py", fixture)
+        for number in range(3):
+            name = folder.replace("/", "_")
+            suite.write(f"{folder}/test_{name}_{number}.py", text)
+    suite.write("package/__init__.py", "")
+    suite.write("two/test_without_marks.py", "def test_without(): pass\n")
+    assert suite.run().count() == {"PASSED": 13}
+    seen = suite.read("seen.log")
+    assert len(seen) == len(set(seen)) == 12
+    assert not {"test_without_marks.py", "conftest.py", "__init__.py"} & set(seen)
+    assert set(suite.read("folders.log")) == {"one", "two", "package", "inner"}
+
+
 @pytest.mark.long
 def test_a_rank_runs_the_right_one_of_tests_with_equal_ids(suite: Suite) -> None:
     """Plugins may change test ids so that two tests have the same one. A rank runs the test that the driver reports."""
