@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from msgspec import Struct
 
 
-class Place(Struct, frozen=True):
+class NodePlace(NamedTuple):
     """The place of a node among the children of its collector.
 
     The places of one node in two processes are equal only if both have collected the same family: the children made of
@@ -34,11 +33,11 @@ class Place(Struct, frozen=True):
     """Digest of the names in the family. Their order counts only if the names do not tell the members apart."""
 
 
-class NodeRef(Struct, frozen=True):
+class NodeRef(NamedTuple):
     """A reference to a test: the file to collect, and the places of its nodes in that file."""
 
     path: str
-    places: tuple[Place, ...]
+    places: tuple[NodePlace, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,18 +53,23 @@ class _Children:
         self._families = [getattr(node, "originalname", None) or node.name for node in nodes]
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[NodePlace]:
         """The place of each child, made when the first of them is asked for: most files have no test for ranks."""
-        families: dict[str, list[str]] = {}
-        for name, family in zip(self._names, self._families, strict=True):
-            families.setdefault(family, []).append(name)
-        digests = {family: _digest(names) for family, names in families.items()}
-        turns: Counter[str] = Counter()
-        places: list[Place] = []
-        for name, family in zip(self._names, self._families, strict=True):
-            places.append(Place(name, turns[name], len(families[family]), digests[family]))
-            turns[name] += 1
-        return places
+        return places(self._names, self._families)
+
+
+def places(names: Sequence[str], families: Sequence[str]) -> list[NodePlace]:
+    """Return the places of all children of a collector, which have these `names` and are in these `families`."""
+    members: dict[str, list[str]] = {}
+    for name, family in zip(names, families, strict=True):
+        members.setdefault(family, []).append(name)
+    digests = {family: _digest(own) for family, own in members.items()}
+    turns: Counter[str] = Counter()
+    found: list[NodePlace] = []
+    for name, family in zip(names, families, strict=True):
+        found.append(NodePlace(name, turns[name], len(members[family]), digests[family]))
+        turns[name] += 1
+    return found
 
 
 _PLACE: pytest.StashKey[tuple[_Children, int]] = pytest.StashKey()
@@ -109,10 +113,10 @@ def give_new_stash(item: pytest.Item) -> None:
         item.stash[_PLACE] = place
 
 
-def _place(node: pytest.Item | pytest.Collector) -> Place:
+def _place(node: pytest.Item | pytest.Collector) -> NodePlace:
     recorded = node.stash.get(_PLACE, None)
     if recorded is None:
-        return Place(node.name)
+        return NodePlace(node.name)
     children, index = recorded
     return children.places[index]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.node_refs import NodeRef, Place, is_collected, reference
+from pytest_accel.core.node_refs import NodePlace, NodeRef, is_collected, reference
 from pytest_accel.core.rank_messages import RunTest
 from pytest_accel.core.serialization import exception_text
 from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
@@ -66,7 +66,7 @@ class RankCollector:
         self._directory_nodes: dict[Path, pytest.Collector] = {}
         self._collected_directories: set[Path] = set()
         """The directories that were part of any collection."""
-        self._files: dict[str, dict[tuple[Place, ...], pytest.Item | None]] = {}
+        self._files: dict[str, dict[tuple[NodePlace, ...], pytest.Item | None]] = {}
         """The tests of each collected file, by the places of their nodes; None if several tests have equal places."""
         self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
         """The test that is expected next (None: unknown), and the collectors that stay set up for it."""
@@ -164,7 +164,7 @@ class RankCollector:
             raise NotCollected("\n".join(self.errors), self._import_error)
         if self._skipped and not self._collected:
             raise FileSkipped(next(iter(self._skipped.values())))
-        tests: dict[tuple[Place, ...], pytest.Item | None] = {}
+        tests: dict[tuple[NodePlace, ...], pytest.Item | None] = {}
         for item in self._collected:
             places = reference(item).places
             # A copy of an item, as some plugins make, is the same test. Items that plugins add have no place.
@@ -254,7 +254,7 @@ def _name(node: NodeRef | None, root: Path) -> str:
     return "a later test" if node is None else "::".join((relpath(node.path, root), *node.names))
 
 
-def _difference(node: NodeRef, tests: Iterable[tuple[Place, ...]]) -> str:
+def _difference(node: NodeRef, tests: Iterable[tuple[NodePlace, ...]]) -> str:
     """Return how `tests`, the tests of this rank, differ from those of the driver, which has the test `node`."""
     if node.places in tests:
         return (

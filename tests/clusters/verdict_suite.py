@@ -97,6 +97,13 @@ TESTS = """
         pass
 
 
+    @pytest.mark.parametrize("tail", ["b-c", "c"])
+    @pytest.mark.parametrize("head", ["a", "a-b"])
+    @distributed(2)
+    def test_twins(head, tail):
+        assert (head, tail) != ("a", "b-c")
+
+
     @devices(9)
     def test_too_large():
         pass
@@ -119,6 +126,9 @@ VERDICTS = {
     "test_skipped": "SKIPPED",
     "test_expected_to_fail": "XFAIL",
     "test_marked_too_late": "FAILED",
+    "test_twins[a-b-c]": "FAILED PASSED",
+    "test_twins[a-c]": "PASSED",
+    "test_twins[a-b-b-c]": "PASSED",
     "test_too_large": "SKIPPED",
     "test_unmarked": "PASSED",
 }

@@ -218,3 +218,50 @@ def test_each_outcome_on_some_ranks_has_the_expected_verdict(
                 ranks = re.findall(r"^ranks? ([0-9, -]+)", report, re.MULTILINE)
                 assert ranks, f"the failure of {name} names no rank\n{report}"
     suite.expect_nothing_left()
+
+
+_TWINS = """
+import os
+
+import pytest
+
+pytestmark = pytest.mark.distributed(2)
+
+
+@pytest.mark.parametrize("tail", ["b-c", "c"])
+@pytest.mark.parametrize("head", ["a", "a-b"])
+def test_twins(head, tail):
+    FAILURE
+
+
+@pytest.mark.parametrize("tail", ["y-z", "z"])
+@pytest.mark.parametrize("head", ["x", "x-y"])
+def test_passing_twins(head, tail):
+    pass
+"""
+
+
+@pytest.mark.long(except_for="one rank fails-main process")
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["main process", "-n 2"])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param("assert (head, tail) != ('a', 'b-c') or os.environ['RANK'] == '0'", id="one rank fails"),
+        pytest.param("(head, tail) != ('a-b', 'c') or os._exit(0)", id="all ranks die"),
+    ],
+)
+def test_of_two_tests_with_one_id_the_right_one_fails(
+    suite: BackgroundSuite, failure: str, options: tuple[str, ...]
+) -> None:
+    suite.write("test_it.py", _TWINS.replace("FAILURE", failure))
+    run = suite.run("--accel", "none", *options)
+    outcomes = {name: sorted(words.split()) for name, words in run.outcomes().items()}
+    assert outcomes == {
+        "test_twins[a-b-c]": ["FAILED", "PASSED"],
+        "test_twins[a-c]": ["PASSED"],
+        "test_twins[a-b-b-c]": ["PASSED"],
+        "test_passing_twins[x-y-z]": ["PASSED", "PASSED"],
+        "test_passing_twins[x-z]": ["PASSED"],
+        "test_passing_twins[x-y-y-z]": ["PASSED"],
+    }
+    suite.expect_nothing_left()

@@ -39,6 +39,25 @@ def test_the_processes_of_torchrun_are_one_session(suite: BackgroundSuite) -> No
 
 
 @pytest.mark.long
+def test_of_two_tests_with_one_id_the_right_one_fails(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.parametrize("tail", ["b-c", "c"])
+        @pytest.mark.parametrize("head", ["a", "a-b"])
+        @pytest.mark.distributed(2)
+        def test_twins(head, tail, rank):
+            assert (head, tail) != ("a-b", "c") or rank == 0
+        """,
+    )
+    run = suite.start(program=PROGRAM).finish()
+    run.expect({"test_twins[a-b-c]": "PASSED FAILED", "test_twins[a-c]": "PASSED", "test_twins[a-b-b-c]": "PASSED"})
+
+
+@pytest.mark.long
 def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.node_refs import NodeRef, places
 from pytest_accel.core.rank_exit import ExitCause, RankExit
-from pytest_accel.core.rank_messages import NodeRef
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
@@ -108,7 +108,7 @@ class ClusterPool:
     def send(self, world: World, test: str) -> None:
         """Make the ranks run `test`, without waiting for them."""
         path = str(self.suite / "test_it.py")
-        world.send(NodeRef(path, (test,)), (path, 0, test), None, last=False)
+        world.send(NodeRef(path, tuple(places([test], [test]))), (path, 0, test), None, last=False)
 
     def run(self, world: World, test: str) -> None:
         """Run `test`, which must pass on all ranks."""

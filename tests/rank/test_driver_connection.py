@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import NodeRef, Ready, Retire, RunCall, RunTest
+from pytest_accel.core.node_refs import NodePlace, NodeRef
+from pytest_accel.core.rank_messages import Ready, Retire, RunCall, RunTest
 from pytest_accel.rank.driver_connection import DriverConnection
 
 
@@ -41,7 +42,7 @@ def connected(tmp_path: Path) -> Iterator[ConnectedRank]:
     made.close()
 
 
-REQUEST = RunTest(1, NodeRef("test_x.py", ("test",)), ("test_x.py", 1, "test"), None)
+REQUEST = RunTest(1, NodeRef("test_x.py", (NodePlace("test"),)), ("test_x.py", 1, "test"), None)
 
 
 def test_messages_are_sent_together_in_order(connected: ConnectedRank) -> None:

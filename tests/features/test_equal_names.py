@@ -1,0 +1,269 @@
+"""Tests of files in which several tests have one name, or which ranks collect in another way than the driver."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_CONFTEST = """
+    import os
+
+    import pytest
+
+
+    def note(name):
+        if os.environ["RANK"] == "0":
+            with open("ran.log", "a") as file:
+                print(name, file=file)
+
+
+    class CaseFile(pytest.File):
+        def collect(self):
+            for number, line in enumerate(self.path.read_text().splitlines()):
+                case = Case.from_parent(self, name="case")
+                case.line = line
+                case.add_marker(pytest.mark.distributed(2, device="cpu", init=False))
+                yield case
+
+
+    class Case(pytest.Item):
+        def runtest(self):
+            note(self.line)
+            assert self.line != "line 1"
+
+
+    def pytest_collect_file(file_path, parent):
+        return CaseFile.from_parent(parent, path=file_path) if file_path.suffix == ".cases" else None
+
+
+    def pytest_collection_modifyitems(items):
+        items.reverse()
+        for item in items:
+            if isinstance(item, pytest.Function) and item.obj.__doc__:
+                item.name = item.obj.__doc__
+    """
+_TESTS = """
+    import unittest
+
+    import pytest
+    from conftest import note
+
+    pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+
+
+    @pytest.mark.parametrize("variant", ["base-cased", "cased"])
+    @pytest.mark.parametrize("model", ["bert", "bert-base"])
+    def test_model(model, variant):
+        note(f"{model} {variant}")
+        assert (model, variant) != ("bert", "base-cased")
+
+
+    class TestClass:
+        @pytest.mark.parametrize("variant", ["b-c", "c"])
+        @pytest.mark.parametrize("model", ["a", "a-b"])
+        def test_method(self, model, variant):
+            note(f"{model} {variant}")
+            assert (model, variant) != ("a-b", "c")
+
+
+    def test_adds_small():
+        "adds"
+        note("small")
+
+
+    def test_adds_large():
+        "adds"
+        note("large")
+        assert False
+
+
+    class TestOfUnittest(unittest.TestCase):
+        def test_of_unittest(self):
+            note("unittest")
+    """
+_METHODS = ["a b-c", "a c", "a-b b-c", "a-b c"]
+_RUNS = sorted(
+    [
+        *("bert base-cased", "bert cased", "bert-base base-cased", "bert-base cased", *_METHODS),
+        *("small", "large", "unittest", "line 0", "line 1", "line 2"),
+    ]
+)
+
+
+@pytest.fixture
+def named(suite: Suite) -> Suite:
+    """Return a suite in which two tests of each kind have one name, and one of the two fails."""
+    suite.write("conftest.py", _CONFTEST)
+    suite.write("test_it.py", _TESTS)
+    suite.write("lines.cases", "line 0\nline 1\nline 2\n")
+    return suite
+
+
+def _ran(suite: Suite) -> list[str]:
+    """Return what the tests of the last session have noted."""
+    ran = sorted(suite.read("ran.log"))
+    (suite.path / "ran.log").unlink()
+    return ran
+
+
+def test_each_of_several_tests_with_one_name_runs_once_and_has_its_own_verdict(named: Suite) -> None:
+    run = named.run("test_it.py", "lines.cases", "--accel-census=census.json", "--accel-durations=times.json")
+    assert _ran(named) == _RUNS
+    assert run.count() == {"PASSED": 10, "FAILED": 4}, run.text
+    assert run.result("test_model[bert-base-cased]") == "PASSED FAILED"  # The order is reversed.
+    assert run.result("test_method[a-b-c]") == "FAILED PASSED"
+    assert run.result("case") == "PASSED FAILED PASSED"
+
+    census = {test["id"]: test["status"] for test in json.loads((named.path / "census.json").read_text())["tests"]}
+    assert len(census) == 14
+    cases = [census[f"lines.cases::case{number}"] for number in ("", "#2", "#3")]
+    assert cases == ["passed", "failed", "passed"]
+    assert census["test_it.py::test_model[bert-base-cased]"] == "failed"
+    assert census["test_it.py::test_model[bert-base-cased]#2"] == "passed"
+    times = json.loads((named.path / "times.json").read_text())["tests"]
+    assert len(times["lines.cases::case"]["none"]) == 2  # Those of the tests that have passed.
+
+    # --lf leaves out children of the file before other plugins see them; an argument selects children by name.
+    run = named.run("--lf", "test_it.py")
+    # Without the two of TestClass: pytest forgets the failure of an id when a test with this id passes.
+    assert _ran(named) == ["bert base-cased", "bert-base cased", "large"]
+    assert run.count() == {"FAILED": 2, "PASSED": 1}
+    run = named.run("test_it.py::TestClass", "-k", "a-b-c")
+    assert _ran(named) == ["a b-c", "a-b c"]
+
+
+@pytest.mark.long
+def test_tests_with_one_name_run_once_in_all_workers_and_in_all_parts(named: Suite) -> None:
+    run = named.run("-n2", "--accel-census=census.json")
+    assert _ran(named) == _RUNS
+    assert run.count() == {"PASSED": 10, "FAILED": 4}, run.text
+    statuses = [test["status"] for test in json.loads((named.path / "census.json").read_text())["tests"]]
+    assert sorted(statuses) == ["failed"] * 4 + ["passed"] * 10
+    runs = [named.run("--accel-shard", part) for part in ("1/2", "2/2")]
+    assert _ran(named) == _RUNS
+    assert sum(run.count()["FAILED"] for run in runs) == 4
+
+
+def test_copied_items_are_the_same_test_and_added_ones_need_names_of_their_own(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import copy
+
+        import pytest
+
+
+        def pytest_collection_modifyitems(items):
+            items += [copy.copy(item) for item in items if item.originalname == "test_copied"]
+
+
+        def pytest_collection_finish(session):
+            for item in session.items[:]:
+                if item.originalname == "test_added":
+                    name = f"again[{item.callspec.params['name']}]"
+                    session.items.append(pytest.Function.from_parent(item.parent, name=name, callobj=added))
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def added():
+            pass
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+
+
+        @pytest.mark.parametrize(("word", "number"), [("a", 1), ("a", 2)], ids=["a", "a"])
+        def test_copied(word, number):
+            assert number == 1
+
+
+        @pytest.mark.parametrize("name", ["a", "b", "b"], ids=["x", "y", "z"])
+        def test_added(name):
+            pass
+        """,
+    )
+    run = suite.run()
+    # pytest gives equal ids a number.
+    assert run.result("test_copied[a0]") == "PASSED PASSED"
+    assert run.result("test_copied[a1]") == "FAILED FAILED"
+    assert run.result("again[a]") == "PASSED"
+    assert run.result("again[b]") == "ERROR ERROR"
+    assert "several tests have the name again[b], and a plugin has added them after the collection" in run.text
+
+
+def test_a_test_whose_function_has_other_tests_in_the_ranks_is_an_error(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+        IN_RANK = "RANK" in os.environ
+
+
+        @pytest.mark.parametrize("number", range(12 if IN_RANK else 20))
+        def test_number(number):
+            pass
+
+
+        @pytest.mark.parametrize("name", ["a", "c" if IN_RANK else "b"])
+        def test_names(name):
+            pass
+
+
+        @pytest.mark.parametrize("name", ["b", "a"] if IN_RANK else ["a", "b"])
+        def test_set(name):
+            pass
+
+
+        @pytest.mark.parametrize("tail", ["z", "y-z"] if IN_RANK else ["y-z", "z"])
+        @pytest.mark.parametrize("head", ["x", "x-y"])
+        def test_twins(head, tail):
+            pass
+
+
+        if not IN_RANK:
+            def test_elsewhere():
+                pass
+
+
+        class TestClass:
+            def test_method(self):
+                pass
+        """,
+    )
+    run = suite.run()
+    results = {name.rpartition("::")[2]: words for name, words in run.results.items()}
+    assert [name for name, words in results.items() if "PASSED" in words] == [
+        "test_set[a]",
+        "test_set[b]",
+        "test_method",
+    ]
+    assert run.count() == {"ERROR": 27, "PASSED": 3}
+    listed = ", ".join(f"test_number[{number}]" for number in range(5))
+    for number in range(20):
+        failure = run.failure(f"test_number[{number}]")
+        assert (
+            "could not run the test: test_it.py: this rank has collected 12 of test_number, and the driver 20; "
+            f"it has {listed}, 7 more. The parameters of a test must be the same in every process"
+        ) in failure
+        assert len(failure) < 1_000
+    text = "this rank has not collected test_names[b], as the driver has; it has test_names[a], test_names[c]"
+    assert text in run.failure("test_names[b]")
+    text = "this rank has collected test_names with other names, or in another order, than the driver"
+    assert text in run.failure("test_names[a]")
+    text = "this rank has collected test_twins with other names, or in another order, than the driver"
+    assert text in run.failure("test_twins[x-y-z]")
+    assert "this rank has not collected test_elsewhere, as the driver has; it has" in run.failure("test_elsewhere")
