@@ -37,6 +37,8 @@ class NodeRef(NamedTuple):
     """A reference to a test: the file to collect, and the places of its nodes in that file."""
 
     path: str
+    collector: str
+    """Class of the node of the file: several plugins may collect tests from one file."""
     places: tuple[NodePlace, ...]
 
     @property
@@ -96,13 +98,16 @@ class PlaceRecorder:
 def reference(item: pytest.Item) -> NodeRef:
     """Return the reference to `item`."""
     chain: list[Any] = item.listchain()
-    file = next((index for index, node in enumerate(chain) if isinstance(node, pytest.File)), 0)
-    return NodeRef(str(item.path), tuple(map(_place, chain[file + 1 :])))
+    index = next((index for index, node in enumerate(chain) if isinstance(node, pytest.File)), 0)
+    file, *nodes = chain[index:]
+    kind = type(file)
+    return NodeRef(str(file.path), f"{kind.__module__}.{kind.__qualname__}", tuple(map(_place, nodes)))
 
 
-def is_collected(item: pytest.Item) -> bool:
-    """Return whether a collector has returned `item`, or the item that it is a copy of; else a plugin has added it."""
-    return _PLACE in item.stash
+def are_copies(item: pytest.Item, other: pytest.Item) -> bool:
+    """Return whether one of two items is a copy of the other one, as some plugins make them; False if unknown."""
+    place = item.stash.get(_PLACE, None)
+    return place is not None and place is other.stash.get(_PLACE, None)
 
 
 def give_new_stash(item: pytest.Item) -> None:

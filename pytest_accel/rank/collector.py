@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.node_refs import NodePlace, NodeRef, is_collected, reference
+from pytest_accel.core.node_refs import NodeRef, are_copies, reference
 from pytest_accel.core.rank_messages import RunTest
 from pytest_accel.core.serialization import exception_text
 from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
@@ -66,8 +66,8 @@ class RankCollector:
         self._directory_nodes: dict[Path, pytest.Collector] = {}
         self._collected_directories: set[Path] = set()
         """The directories that were part of any collection."""
-        self._files: dict[str, dict[tuple[NodePlace, ...], pytest.Item | None]] = {}
-        """The tests of each collected file, by the places of their nodes; None if several tests have equal places."""
+        self._files: dict[str, dict[NodeRef, pytest.Item | None]] = {}
+        """The tests of each collected file; None if a reference does not identify a test."""
         self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
         """The test that is expected next (None: unknown), and the collectors that stay set up for it."""
         self._file: Path
@@ -134,7 +134,7 @@ class RankCollector:
         if node.path not in self._files:
             self._collect(session, node.path)
         tests = self._files[node.path]
-        found = tests.get(node.places)
+        found = tests.get(node)
         if found is None:
             file = relpath(node.path, session.config.rootpath)
             raise LookupError(f"{file}: {_difference(node, tests)}")
@@ -164,11 +164,12 @@ class RankCollector:
             raise NotCollected("\n".join(self.errors), self._import_error)
         if self._skipped and not self._collected:
             raise FileSkipped(next(iter(self._skipped.values())))
-        tests: dict[tuple[NodePlace, ...], pytest.Item | None] = {}
+        tests: dict[NodeRef, pytest.Item | None] = {}
         for item in self._collected:
-            places = reference(item).places
-            # A copy of an item, as some plugins make, is the same test. Items that plugins add have no place.
-            tests[places] = None if places in tests and not is_collected(item) else tests.get(places, item)
+            node = reference(item)
+            first = tests.setdefault(node, item)
+            if first is not None and first is not item and not are_copies(first, item):
+                tests[node] = None
         self._files[path] = tests
 
     def _announce_conftests(self, config: pytest.Config) -> None:
@@ -198,7 +199,7 @@ class RankCollector:
         if request.next.path == request.node.path:
             # If this rank does not have the next test, `find` raises when the driver requests it.
             file = next(node for node in reversed(item.listchain()) if isinstance(node, pytest.File))
-            known = self._files[request.next.path].get(request.next.places)
+            known = self._files[request.next.path].get(request.next)
             return known or _UnknownItem.from_parent(file, name="later")
         path = Path(request.next.path)
         shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
@@ -254,14 +255,11 @@ def _name(node: NodeRef | None, root: Path) -> str:
     return "a later test" if node is None else "::".join((relpath(node.path, root), *node.names))
 
 
-def _difference(node: NodeRef, tests: Iterable[tuple[NodePlace, ...]]) -> str:
+def _difference(node: NodeRef, tests: Iterable[NodeRef]) -> str:
     """Return how `tests`, the tests of this rank, differ from those of the driver, which has the test `node`."""
-    if node.places in tests:
-        return (
-            f"several tests have the name {_shown(node.names)}, and a plugin has added them after the collection; "
-            "give them different names"
-        )
-    found = [tuple(place.name for place in places) for places in tests]
+    if node in tests:
+        return f"several tests that a plugin has added have the name {_shown(node.names)}; give them different names"
+    found = [test.names for test in tests]
     function = _function(node.names)
     same = [names for names in found if _function(names) == function]
     members = node.places[-1].members

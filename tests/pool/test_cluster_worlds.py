@@ -108,7 +108,9 @@ class ClusterPool:
     def send(self, world: World, test: str) -> None:
         """Make the ranks run `test`, without waiting for them."""
         path = str(self.suite / "test_it.py")
-        world.send(NodeRef(path, tuple(places([test], [test]))), (path, 0, test), None, last=False)
+        world.send(
+            NodeRef(path, "_pytest.python.Module", tuple(places([test], [test]))), (path, 0, test), None, last=False
+        )
 
     def run(self, world: World, test: str) -> None:
         """Run `test`, which must pass on all ranks."""
