@@ -26,11 +26,11 @@ class NodePlace(NamedTuple):
     name: str
     """The name of the node when it was collected."""
     turn: int = 0
-    """Number of earlier children with this name."""
+    """Number of earlier members of the family with this name."""
     members: int = 0
     """Number of children in the family; 0 for a node that no collector has returned."""
     digest: bytes = b""
-    """Digest of the names in the family. Their order counts only if the names do not tell the members apart."""
+    """Digest of the family's function and names. Their order counts only if the names do not tell the members apart."""
 
 
 class NodeRef(NamedTuple):
@@ -65,12 +65,12 @@ def places(names: Sequence[str], families: Sequence[str]) -> list[NodePlace]:
     members: dict[str, list[str]] = {}
     for name, family in zip(names, families, strict=True):
         members.setdefault(family, []).append(name)
-    digests = {family: _digest(own) for family, own in members.items()}
-    turns: Counter[str] = Counter()
+    digests = {family: _digest(family, own) for family, own in members.items()}
+    turns: Counter[tuple[str, str]] = Counter()
     found: list[NodePlace] = []
     for name, family in zip(names, families, strict=True):
-        found.append(NodePlace(name, turns[name], len(members[family]), digests[family]))
-        turns[name] += 1
+        found.append(NodePlace(name, turns[family, name], len(members[family]), digests[family]))
+        turns[family, name] += 1
     return found
 
 
@@ -98,10 +98,11 @@ class PlaceRecorder:
 def reference(item: pytest.Item) -> NodeRef:
     """Return the reference to `item`."""
     chain: list[Any] = item.listchain()
-    index = next((index for index, node in enumerate(chain) if isinstance(node, pytest.File)), 0)
+    # An item of an old plugin may be a file itself.
+    index = next((index for index, node in enumerate(chain[:-1]) if isinstance(node, pytest.File)), 0)
     file, *nodes = chain[index:]
     kind = type(file)
-    return NodeRef(str(file.path), f"{kind.__module__}.{kind.__qualname__}", tuple(map(_place, nodes)))
+    return NodeRef(str(item.path), f"{kind.__module__}.{kind.__qualname__}", tuple(map(_place, nodes)))
 
 
 def are_copies(item: pytest.Item, other: pytest.Item) -> bool:
@@ -126,14 +127,14 @@ def _place(node: pytest.Item | pytest.Collector) -> NodePlace:
     return children.places[index]
 
 
-def _digest(names: list[str]) -> bytes:
-    """Return the digest of the names of a family.
+def _digest(family: str, names: list[str]) -> bytes:
+    """Return the digest of a family, which has these `names`.
 
     Parameters from a set have another order in each process. That does no harm if their ids differ.
     """
     in_order = names if len(set(names)) < len(names) else sorted(names)
     digest = blake2b(digest_size=8)
-    for name in in_order:
+    for name in (family, *in_order):
         data = name.encode(errors="surrogatepass")
         digest.update(b"%d:" % len(data))
         digest.update(data)
