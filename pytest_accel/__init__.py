@@ -46,6 +46,7 @@ __all__ = [
     "MakeMesh",
     "MaskError",
     "NoOutput",
+    "PreloadWarning",
     "RankDied",
     "RankError",
     "RankHung",
@@ -108,3 +109,7 @@ def _remove_finder() -> None:
 
 class LeftoverWarning(pytest.PytestWarning):
     """A test has left something behind in its ranks (``--accel-leaks warn``)."""
+
+
+class PreloadWarning(pytest.PytestWarning):
+    """A test file has set a variable that torch had read before, in the process from which ranks are forked."""

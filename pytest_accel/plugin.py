@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel import hooks
-from pytest_accel.core import launcher_env, preload_discovery
+from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import (
     MARKER_LINES,
     WORLD_SIZE_PARAMETER,
     MarkError,
     MarkFinder,
     has_marks,
+    marks_in,
     world_sizes,
 )
 from pytest_accel.core.node_refs import PlaceRecorder
@@ -71,8 +72,6 @@ __all__ = [
 
 _MOST_WORKERS = 64
 """Maximum number of workers that ``-n auto`` starts for the devices of a cluster: each is a process of this machine."""
-_IMPORTED_BEFORE = frozenset(sys.modules)
-"""Names of the modules that were imported before any conftest."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -348,7 +347,7 @@ class RankHooks:
 
 
 class CollectionHooks:
-    """Finds the marked items of this process, and has the fork server preload modules during collection.
+    """Finds the marked items of this process, and has the fork server start during collection.
 
     Registers the hooks that run marked items when it finds the first, so that other sessions do not import these hooks.
     """
@@ -356,23 +355,16 @@ class CollectionHooks:
     def __init__(self, session: AccelSession, adoption: Adoption | None) -> None:
         self._session = session
         self._adoption = adoption
-        self._preloads = "auto" in session.settings.preload
         option = session.config.option
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
         mark_expression = getattr(option, "markexpr", "")
         self._deselected_marks = set(re.findall(r"\bnot\s+(devices|distributed)\b(?!\s*\()", mark_expression))
         """Marks of this plugin whose tests ``-m`` seems to deselect."""
-        self._considered_modules: set[str] = set()
-        """Modules that need not be considered for preloading again."""
-        self._scanned_files: set[Path] = set()
-        """Files whose text has been searched for import hooks."""
         self._redirector: Redirector | None = None
         """None before the first marked item."""
         self._has_modified_items = False
         """True after the hooks that may modify the list of items, unless one of them has raised an exception."""
         self._has_bridges = False
-        self._has_import_hooks = False
-        """True if the fork server must not preload modules, because an import finder may change them."""
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Start the fork server if a file is about to be collected whose text has marks of this plugin.
@@ -382,24 +374,14 @@ class CollectionHooks:
         """
         if not self._runs_tests or not isinstance(collector, pytest.File) or collector.path.suffix != ".py":
             return
-        file_path = collector.path
-        marks = preload_discovery.marks_in(file_path)
-        modules: set[str] = set()
+        text = _text_of(collector.path)
+        marks = marks_in(text)
         if self._adoption is not None:
-            text = preload_discovery.text(file_path)
-            marks |= self._adoption.marks_in(file_path, text)
-            modules = self._adoption.imports(text) - self._considered_modules
+            marks |= self._adoption.marks_in(collector.path, text)
         marks -= self._deselected_marks
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.machine.session_kind is not None):
-            self._detect_import_hooks(file_path)
             self._session.pool_client.warm()
-            self._preload(preload_discovery.imports_of(file_path) | self._imported_packages)
-            # Preload torch's test harness only without accelerators: its import makes torch look for devices, which may
-            # initialize the vendor's runtime in the fork server; a forked rank could not use that.
-            if self._preloads and modules and self._session.machine.session_kind in (None, "cpu", "sim"):
-                self._considered_modules |= modules
-                self._session.pool_client.preload(tuple(sorted(modules)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
@@ -451,13 +433,10 @@ class CollectionHooks:
         redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return
-        if any(marked.missing is None for marked in redirected):
-            self._detect_import_hooks(*(marked.item.path for marked in redirected), collected=True)
-            if not self._session.is_worker:
-                from pytest_accel import live_hooks
+        if not self._session.is_worker and any(marked.missing is None for marked in redirected):
+            from pytest_accel import live_hooks
 
-                live_hooks.register(self._session)
-        self._preload(self._imported_packages)
+            live_hooks.register(self._session)
         from pytest_accel.runtest_hooks import MergedReportHooks, RuntestHooks, by_world
 
         if self._session.settings.reorder and not self._session.is_worker:
@@ -486,40 +465,10 @@ class CollectionHooks:
         except pytest.UsageError as error:
             redirector.refuse(str(error), runnable)
 
-    @property
-    def _imported_packages(self) -> set[str]:
-        """The top-level packages that conftests and test files have imported."""
-        return {name.partition(".")[0] for name in sys.modules.keys() - _IMPORTED_BEFORE}
 
-    def _detect_import_hooks(self, *files: Path, collected: bool = False) -> None:
-        """Keep the fork server from preloading modules that an import finder of this session changes.
-
-        `files` are files with tests for ranks; `collected` is True after the collection of all tests.
-        """
-        from pytest_accel.core import import_hooks
-
-        if self._has_import_hooks:
-            return
-        why = import_hooks.foreign_finder()
-        plugins = self._session.config.pluginmanager.list_name_plugin()
-        conftests = [Path(name) for name, _ in plugins if name.endswith("conftest.py")]
-        new = set(files).union(conftests) - self._scanned_files
-        self._scanned_files |= new
-        if why is None and (found := next(filter(import_hooks.mentioned_in, sorted(new)), None)) is not None:
-            why = f"{found} seems to install an import hook"
-        if why is not None:
-            self._has_import_hooks = True
-            self._session.pool_client.import_nothing_ahead(why)
-        elif collected:
-            self._session.pool_client.keep_out(
-                tuple(sorted(import_hooks.loaded_otherwise(self._session.config.rootpath)))
-            )
-
-    def _preload(self, names: set[str]) -> None:
-        """Have the fork server preload those of the packages `names` that are new and worth preloading."""
-        new = names - self._considered_modules
-        self._considered_modules |= new
-        if self._preloads and new:
-            modules = preload_discovery.worth_preloading(new, self._session.config.rootpath)
-            if modules:
-                self._session.pool_client.preload(modules)
+def _text_of(path: Path) -> str:
+    """Return the text of a test file, or "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""  # Collection will report the error.

@@ -13,8 +13,7 @@ from msgspec import structs
 
 from pytest_accel.core import session_folder
 from pytest_accel.core.launcher_env import without_local_rank
-from pytest_accel.core.plugin_roles import chosen_roles
-from pytest_accel.core.preload_discovery import installed_plugins
+from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory
@@ -97,6 +96,16 @@ def _explanation_options(config: pytest.Config) -> list[str]:
     return options
 
 
+def _plugin_options(config: pytest.Config) -> tuple[str, ...]:
+    """Return the options of this session that say which installed plugins pytest loads.
+
+    A plugin that ``-p`` names by its module may be one of the suite's own modules, which each rank imports itself.
+    """
+    named = (name for name in config.option.plugins if name.startswith("no:") or name in published_plugins())
+    autoload = ["--disable-plugin-autoload"] if config.option.disable_plugin_autoload else []
+    return (*autoload, *(f"-p{name}" for name in named))
+
+
 def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
     """Return what all ranks must know of this session, without the settings of coverage."""
     option = config.option
@@ -129,8 +138,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         sys_path=tuple(sys.path),
         directory=directory,
         basetemp=str(basetemp / "accel") if basetemp is not None else os.path.join(directory, "tmp"),
-        preload=tuple(name for name in settings.preload if name != "auto"),
-        plugins=installed_plugins(config.option.plugins, config.rootpath),
+        preload=None if settings.preload == "none" else settings.preload,
+        plugin_options=None if settings.preload == "none" else _plugin_options(config),
         roles=tuple(chosen_roles(config.pluginmanager, settings.rank_plugins).items()),
         markers=tuple(config.getini("markers")),
         hidden=tuple(machine.vendor(machine.session.kind).mask((), os.environ).items())

@@ -82,17 +82,13 @@ class Adoption:
         if path.is_relative_to(self._config.rootpath):
             file = path.relative_to(self._config.rootpath).as_posix()
             marks = {rule.mark.name for rule in self._rules if rule.may_match_in(file)}
-        if self.imports(text):
+        if self._harness and _HARNESS_IMPORT.search(text):
             marks.add("distributed")
         return marks
 
     def is_by_rule(self, mark: pytest.Mark) -> bool:
         """Return True if a rule has given `mark` to a test."""
         return any(mark is rule.mark.mark for rule in self._rules)
-
-    def imports(self, text: str) -> set[str]:
-        """Return the modules of torch's harness that the test file with this `text` imports; none without adoption."""
-        return {_HARNESS, *_HARNESS_IMPORT.findall(text)} if self._harness and _HARNESS_IMPORT.search(text) else set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

@@ -52,10 +52,6 @@ class BackgroundSession:
         """Wait for the fork server and return it."""
         return eventually("a fork server", lambda: _fork_servers(psutil.Process(self.process.pid)))[0]
 
-    def preloaded_fork_server(self) -> psutil.Process:
-        """Wait for the preloaded copy of the fork server, from which ranks are forked, and return it."""
-        return eventually("a preloaded fork server", lambda: _fork_servers(self.fork_server()))[0]
-
 
 def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
 

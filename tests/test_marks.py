@@ -10,7 +10,7 @@ import pytest
 
 from pytest_accel.core.device import Near, Share
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, Marks, read, world_sizes
+from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, Marks, marks_in, read, world_sizes
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3
@@ -515,3 +515,21 @@ def test_the_reference_names_every_argument_and_kind() -> None:
     for argument in f"{DEVICES_ARGUMENTS}, {DISTRIBUTED_ARGUMENTS}".split(", "):
         assert f"\n| `{argument}` |" in text
     assert f"\n{', '.join(f'`{kind}`' for kind in KINDS.split(', '))}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [
+        ("import pytest\n@pytest.mark.distributed(2)\ndef test(): ...\n", {"distributed"}),
+        ("pytestmark = [pytest.mark.devices, pytest.mark.slow]\n", {"devices"}),
+        (
+            "from pytest import mark\n@mark . devices(2)\n@mark.distributed\nclass Test: ...\n",
+            {"devices", "distributed"},
+        ),
+        ("def distributed(): devices = bookmark.devices\n", set()),
+        ("@pytest.mark.devices_of_old\n", set()),
+        ("", set()),
+    ],
+)
+def test_marks_are_found_in_the_text_of_a_file(text: str, marks: set[str]) -> None:
+    assert marks_in(text) == marks

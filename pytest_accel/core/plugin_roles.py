@@ -7,16 +7,16 @@ project's own modules keep all their hooks. docs/reference/rank-sessions.md docu
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal
 
 import pytest
-
-from pytest_accel.core.preload_discovery import is_in_environment, published_packages
 
 RoleName = Literal["absent", "fixtures", "test", "full"]
 
@@ -84,6 +84,20 @@ _RESTRICTED: Mapping[str, Call] = MappingProxyType(
 )
 """pytest's hooks that ranks do not always call in plugins with the role `test`. They call all other hooks."""
 _OWN = ("_pytest", "pytest", "pytest_accel")
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Names of the folders into which packages are installed."""
+
+
+@functools.cache
+def published_plugins() -> Mapping[str, str]:
+    """Return the top-level package of each installed plugin, by the name of its entry point."""
+    entries = metadata.entry_points(group="pytest11")
+    return {entry.name: entry.value.partition(":")[0].partition(".")[0] for entry in entries}
+
+
+def is_in_environment(origin: str) -> bool:
+    """Return whether the file `origin` lies in a folder into which packages are installed."""
+    return not _INSTALLED.isdisjoint(Path(origin).parts)
 
 
 def chosen_roles(pluginmanager: pytest.PytestPluginManager, named: Iterable[tuple[str, bool]]) -> dict[str, RoleName]:
@@ -218,4 +232,4 @@ def _is_third_party(plugin: object, package: str) -> bool:
     if origin is None or Path(origin).name == "conftest.py":
         return False
     # A plugin in an editable install is outside site-packages, but publishes an entry point.
-    return is_in_environment(origin) or package in published_packages()
+    return is_in_environment(origin) or package in published_plugins().values()

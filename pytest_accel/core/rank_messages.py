@@ -151,5 +151,7 @@ class Finished(Struct, frozen=True):
     groups: int = 0
     """Number of process groups that have been created in the rank, by torch's counter."""
     properties: Mapping[str, Any] = field(default_factory=dict)
+    slow_imports: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By package: the seconds of the slow imports of its modules that the suite's files have made before the test."""
     retire: bool = False
     """True if the ranks must not run another test, but can shut down cleanly."""

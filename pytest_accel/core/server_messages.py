@@ -26,21 +26,6 @@ class KillWorld(Struct, frozen=True):
     """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
-class Preload(Struct, frozen=True):
-    """Import `modules`, so that ranks need not."""
-
-    modules: tuple[str, ...]
-
-
-class KeepOut(Struct, frozen=True):
-    """Exit, after an :class:`ImportedAhead`, if one of `modules` has been preloaded.
-
-    Ranks must import these modules themselves. A server with running worlds ignores the message.
-    """
-
-    modules: tuple[str, ...]
-
-
 # Fork server to controller
 
 
@@ -75,7 +60,7 @@ class ServerNote(Struct, frozen=True):
     text: str
 
 
-class ImportedAhead(Struct, frozen=True):
-    """The answer to :class:`KeepOut` of a server that has imported `module`."""
+class PreloadFailed(Struct, frozen=True):
+    """The server cannot fork ranks because of a module that ``accel_preload`` names; `text` is the error."""
 
-    module: str
+    text: str

@@ -22,10 +22,10 @@ class SessionSpec(Struct, frozen=True):
     """The session's private folder: sockets, logs and stack files of its ranks."""
     basetemp: str
     """The parent of every rank's base temporary directory."""
-    preload: tuple[str, ...]
-    """Modules that the fork server imports before it forks."""
-    plugins: tuple[str, ...]
-    """Values of ``-p``: installed plugins that are enabled, or disabled (``no:NAME``)."""
+    preload: tuple[str, ...] | None
+    """Modules that the fork server imports after torch and pytest's plugins; None: it imports none of these."""
+    plugin_options: tuple[str, ...] | None
+    """The options of the session that say which plugins pytest loads; None: the fork server loads none."""
     roles: tuple[tuple[str, RoleName], ...]
     """Roles that the user has given to plugins, by module or package."""
     markers: tuple[str, ...]
@@ -50,8 +50,6 @@ class SessionSpec(Struct, frozen=True):
     """True if the fork server is on another machine than the driver; it has its own `directory`, and removes it."""
     clock: float = 0.0
     """Seconds to add to `clock.monotonic` to get the driver's, whose clock is another one if `remote`."""
-    bare: bool = False
-    """True if the fork server preloads only torch and pytest: neither `preload` nor plugins."""
     shared: bool = True
     """True if `basetemp` is the driver's, on a file system that both machines share."""
     fractions: Mapping[str, float] = {}

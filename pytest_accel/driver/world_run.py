@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec import structs
 
 from pytest_accel.core.frames import folders_of
-from pytest_accel.core.rank_messages import When
-from pytest_accel.core.stash_keys import RETRIED
+from pytest_accel.core.rank_messages import Finished, When
+from pytest_accel.core.stash_keys import RETRIED, SLOW_IMPORTS
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text
@@ -134,6 +134,8 @@ class WorldRun:
         world.condition.rule_out(verdict.kill_reason, retire=verdict.retire)
         self._ended_ranks |= verdict.ended_ranks
         self._add_properties(verdict.properties)
+        if slow := _slow_imports(phase.finished):
+            self._add_properties([(SLOW_IMPORTS, slow)])
         return verdict
 
     def _wait(self, world: World, when: When) -> tuple[RankOutcome, ...]:
@@ -163,3 +165,14 @@ class WorldRun:
         for one in properties:
             if one not in own:
                 own.append(one)
+
+
+def _slow_imports(finished: Mapping[int, Finished]) -> dict[str, dict[str, float]]:
+    """Return the slow imports of all ranks, by package and module, with the longest time of any rank."""
+    slow: dict[str, dict[str, float]] = {}
+    for left in finished.values():
+        for package, modules in left.slow_imports.items():
+            merged = slow.setdefault(package, {})
+            for name, seconds in modules.items():
+                merged[name] = max(seconds, merged.get(name, 0.0))
+    return slow

@@ -29,6 +29,11 @@ def disown_exit_functions() -> None:
     atexit.register(logging.shutdown)
     atexit.register(util._exit_function)  # type: ignore[attr-defined]
     process._children.clear()  # type: ignore[attr-defined]
+    kill_children_at_exit()
+
+
+def kill_children_at_exit() -> None:
+    """Have children killed for which multiprocessing would wait forever when this process exits."""
     # Finalizers with a priority run before multiprocessing joins its children; the oldest of one priority runs last.
     util.Finalize(None, _kill_children, exitpriority=0)
 

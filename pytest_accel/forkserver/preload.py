@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import os
@@ -11,12 +12,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import psutil
 
-from pytest_accel.core.preload_discovery import UNFORKABLE
-from pytest_accel.settings.options import LAUNCHER, environment_variable
+from pytest_accel.settings.option_types import UNFORKABLE
+from pytest_accel.settings.options import LAUNCHER, PRELOAD, environment_variable
 
-PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.rank.main")
-
-
+RANK_MODULES = ("pytest", "pytest_accel.rank.main")
+TORCH_MODULES = ("torch", "torch.distributed")
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -32,12 +32,36 @@ def blas_without_threads() -> Iterator[None]:
             os.environ.pop(_BLAS_THREADS, None)
 
 
-def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
-    """Run pytest in `directory`, to import its own, all installed and the `named` plugins with rewritten asserts.
+def import_installed(names: Sequence[str]) -> None:
+    """Import those of the modules `names` that are installed."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
-    ``--version`` twice is the shortest run that loads plugins. The ranks read conftests and ini files themselves. Hooks
-    of third-party plugins are not called, because their effects on the process would remain (pytest-django blocks
-    databases).
+
+def import_named(names: Sequence[str]) -> str | None:
+    """Import the modules that ``accel_preload`` names; return an error if ranks cannot be forked after that."""
+    for name in names:
+        known, threads = frozenset(sys.modules), thread_count()
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            what = f"{type(error).__name__}: {error}"
+            return f"{PRELOAD}: {name} cannot be imported where ranks are forked: {what}; remove it from {PRELOAD}"
+        if (reason := unfit(known, threads)) is not None:
+            return (
+                f"{PRELOAD}: ranks cannot be forked from a process that has imported {name}: the import {reason}; "
+                f"remove it from {PRELOAD}, and each rank imports it itself"
+            )
+    return None
+
+
+def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
+    """Run pytest in `directory`, to import its own and all installed plugins with rewritten asserts.
+
+    `options` may leave out plugins. ``--version`` twice is the shortest run that loads plugins. The ranks read
+    conftests and ini files themselves. Hooks of third-party plugins are not called, because their effects on the
+    process would remain (pytest-django blocks databases).
     """
     import pytest
 
@@ -48,16 +72,16 @@ def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
     changed = {
         # In a process of an MPI job, pytest-accel would otherwise wait for the job's other processes.
         environment_variable(LAUNCHER): "none",
-        # The options may name files, which only the session may open. `named` contains their plugins.
+        # The options may name files, which only the session may open, and both may name modules of the suite.
         "PYTEST_ADDOPTS": "",
+        "PYTEST_PLUGINS": "",
     }
     given = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            names = [f"-p{name}" for name in named]
             pytest.main(
-                ["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *names],
+                ["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *options],
                 plugins=[OptionsOnly()],
             )
     finally:
@@ -79,12 +103,18 @@ def let_loggers_propagate(package: str) -> None:
             logger.propagate = True
 
 
-def unfit(known: Collection[str] = ()) -> str | None:
+def thread_count() -> int:
+    """Return the number of threads of this process."""
+    return psutil.Process().num_threads()
+
+
+def unfit(known: Collection[str] = (), threads: int = 1) -> str | None:
     """Return why ranks must not be forked from this process, or None if they may be.
 
-    The text continues a sentence that begins with "importing it". Modules in `known` were there before.
+    The text continues a sentence that begins with "importing it". Modules in `known`, and this number of `threads`,
+    were there before.
     """
-    if psutil.Process().num_threads() > 1:
+    if thread_count() > threads:
         return "starts threads"
     for name, reason in UNFORKABLE.items():
         if sys.modules.get(name) is not None and name not in known:

@@ -14,6 +14,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.shared_memory import Watch
 from pytest_accel.forkserver.fork_exit import disown_exit_functions, leave
 from pytest_accel.forkserver.preload import let_loggers_propagate
+from pytest_accel.forkserver.rank_interpreter import start_interpreter
 from pytest_accel.rank.role import Role
 
 
@@ -39,8 +40,11 @@ class RankFork:
         self._close_server = close_server
         self._own_group = own_group
 
-    def __call__(self, wait_for_role: Callable[[], Role]) -> int:
-        """Fork a process, which becomes the rank that `wait_for_role` returns there; return its pid."""
+    def __call__(self, wait_for_role: Callable[[], Role], *, new_interpreter: bool = False) -> int:
+        """Fork a process, which becomes the rank that `wait_for_role` returns there; return its pid.
+
+        With `new_interpreter`, the rank inherits none of the modules that the fork server has imported.
+        """
         # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
         # them and copying their pages (pytest alone collects five times when a session ends).
         gc.freeze()
@@ -52,6 +56,8 @@ class RankFork:
             try:
                 prctl.die_with_parent(server)
                 self._become_child()
+                if new_interpreter:
+                    start_interpreter(self._session, wait_for_role())
                 from pytest_accel.rank import main as rank_module
 
                 code = rank_module.run(self._session, wait_for_role, self._installed, self._watch)

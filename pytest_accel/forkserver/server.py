@@ -1,38 +1,50 @@
 """The fork server: the process from which ranks are forked.
 
-The fork server has imported torch and pytest, and has one thread and no device runtime, so that starting a rank costs
-only a fork. It is the subreaper of all processes that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER). When the
-controller exits, for whatever reason, the fork server kills all remaining processes. Server 0, and a server on another
-machine, then removes the session's folder (`server_exit.clean_up`).
+The fork server has imported torch, pytest and its plugins, and has one thread and no device runtime, so that starting a
+rank costs only a fork. It is the subreaper of all processes that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER).
+When the controller exits, for whatever reason, the fork server kills all remaining processes. Server 0, and a server on
+another machine, then removes the session's folder (`server_exit.clean_up`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import pickle
 import selectors
 import signal
 import sys
+import tempfile
 import traceback
-from collections.abc import Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from os import _exit, getpid
+from os import _exit, execve, getpid
+from typing import NoReturn
+
+from msgspec import structs
 
 from pytest_accel.core import prctl, session_folder, shared_memory
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import kill_descendants
+from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.metadata_cache import Installed
-from pytest_accel.core.server_messages import ImportedAhead, KeepOut, KillWorld, Preload, StartWorld
+from pytest_accel.core.plugin_roles import published_plugins
+from pytest_accel.core.server_messages import KillWorld, PreloadFailed, ServerNote, StartWorld
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.torch_variables import is_read_later
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds
-from pytest_accel.forkserver.preload import PLAIN_PRELOAD, blas_without_threads
-from pytest_accel.forkserver.preloader import Preloader
+from pytest_accel.forkserver.preload import (
+    RANK_MODULES,
+    TORCH_MODULES,
+    blas_without_threads,
+    import_installed,
+    import_named,
+    load_plugins,
+    thread_count,
+    unfit,
+)
 from pytest_accel.forkserver.rank_fork import RankFork
 from pytest_accel.forkserver.server_exit import clean_up, ending_with
 from pytest_accel.forkserver.standby import StandbyProcesses
@@ -43,21 +55,18 @@ class _Server:
     """The loop of the fork server: waits for messages, exits, deadlines and the end of the controller."""
 
     def __init__(
-        self, connection: Connection, spec: SessionSpec, controller: int, parent: int, always: frozenset[str]
+        self, connection: Connection, spec: SessionSpec, controller: int, parent: int, installed: Installed
     ) -> None:
-        """`always` are the modules that every fork server imports: torch, pytest and their dependencies."""
         self.connection = connection
         self._spec = spec
         self.shared_memory = shared_memory.Watch(spec.directory, spec.server)
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
         launched = parent != controller
-        installed = Installed()
-        self.preloader = Preloader(spec, parent, always, installed, self._send)
         self._fork = RankFork(spec, installed, self.shared_memory, self._close, own_group=not launched)
         self._standby = StandbyProcesses(self._fork)
         # Not on other systems: there, a socket in transit may be lost when the sender closes its own copy.
         self._uses_standby = sys.platform == "linux" and not launched
-        self.worlds = ForkedWorlds(spec, self._start_rank, self._send)
+        self.worlds = ForkedWorlds(spec, self._start_rank, partial(_send, connection))
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
         self._controller_end = prctl.end_of(controller)
         self._wake_read, self._wake_write = os.pipe()
@@ -69,7 +78,6 @@ class _Server:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        self._preload(self._spec.preload)
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
@@ -105,21 +113,15 @@ class _Server:
             started = self.worlds.start(message.spec, message.port)
             if started and self._uses_standby:
                 self._standby.prepare(started)
-        elif isinstance(message, KillWorld):
-            if message.world in self.worlds:
-                self.shared_memory.look(self.worlds.world_by_pid)
-                self.worlds.kill(message.world, message.after)
-        elif isinstance(message, Preload):
-            self._preload(message.modules)
-        elif isinstance(message, KeepOut):
-            self._keep_out(message.modules)
-
-    def _send(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # The controller has exited, which serve() notices next.
-            self.connection.send(message)
+        elif isinstance(message, KillWorld) and message.world in self.worlds:
+            self.shared_memory.look(self.worlds.world_by_pid)
+            self.worlds.kill(message.world, message.after)
 
     def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
-        return self._standby.assign(spec, rank, sockets) or self._fork(partial(sockets.role, spec, rank))
+        role = partial(sockets.role, spec, rank)
+        if not all(is_read_later(name) for name, _ in spec.key.env):
+            return self._fork(role, new_interpreter=True)
+        return self._standby.assign(spec, rank, sockets) or self._fork(role)
 
     def _close(self) -> None:
         """Close, in a forked rank, what only the server uses."""
@@ -128,32 +130,6 @@ class _Server:
         for descriptor in (self._wake_read, self._wake_write, self._controller_end, self.shared_memory.descriptor):
             if descriptor is not None:
                 os.close(descriptor)
-
-    def _preload(self, modules: Sequence[str]) -> None:
-        """Import plugins and `modules`, unless there are ranks: they must stay children of the process that reaps them.
-
-        The process that returns from this may be a fork of the one that called it.
-        """
-        if not self.worlds and self.preloader.needs(modules):
-            self._standby.dismiss()
-            self.preloader.preload(modules)
-
-    def _keep_out(self, modules: Sequence[str]) -> None:
-        """Exit, so that a new server starts, if this one imported one of `modules` without the session's import hooks.
-
-        The process that forked this one to preload exits as well.
-        """
-        imported = self.preloader.imported_ahead(modules)
-        if imported is not None and not self.worlds:
-            self._send(ImportedAhead(imported))
-            kill_descendants()
-            _exit(0)
-
-
-def _import(modules: Sequence[str]) -> None:
-    for name in modules:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
 
 
 def _start_resource_tracker(directory: str) -> None:
@@ -169,13 +145,13 @@ def _start_resource_tracker(directory: str) -> None:
         os.chdir(before)
 
 
-def main(descriptor: int, controller: int) -> None:
-    """Run a fork server that is a child of `controller`; read the pickled :class:`SessionSpec` from standard input."""
+def main(descriptor: int, controller: int, parent: int) -> None:
+    """Run :func:`serve`; read the pickled :class:`SessionSpec` from standard input."""
     spec: SessionSpec = pickle.load(sys.stdin.buffer)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    serve(descriptor, spec, controller, controller)
+    serve(descriptor, spec, controller, parent)
 
 
 def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> None:
@@ -188,22 +164,69 @@ def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> N
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
+    installed = Installed()
+    with ending_with(parent, spec), blas_without_threads():
+        import_installed(RANK_MODULES)
+        problem = _load_plugins(spec, installed)
+    if problem is not None:
+        _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {problem}"))
+        _start_without_plugins(descriptor, spec, controller, parent)
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(spec.directory)
+    error = None
     with ending_with(parent, spec), blas_without_threads():
-        _import(PLAIN_PRELOAD)
-        always = frozenset(sys.modules)
+        if spec.preload is not None:
+            import_installed(TORCH_MODULES)
+            error = import_named(spec.preload)
         if spec.coverage is not None:
-            _import(("coverage",))
-    server = _Server(connection, spec, controller, parent, always)
+            import_installed(("coverage",))
+    pid = getpid()
     code = 1
     try:
-        server.serve()
-        server.shared_memory.look(server.worlds.world_by_pid)
+        if error is not None:
+            _send(connection, PreloadFailed(error))
+        else:
+            server = _Server(connection, spec, controller, parent, installed)
+            server.serve()
+            server.shared_memory.look(server.worlds.world_by_pid)
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        if getpid() == server.preloader.serving_pid:  # Not in a forked child that an error has led here.
+        if getpid() == pid:  # Not in a forked child that an error has led here.
             clean_up(spec)
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
+
+
+def _send(connection: Connection, message: object) -> None:
+    with contextlib.suppress(OSError):  # The controller has exited, which the server notices next.
+        connection.send(message)
+
+
+def _load_plugins(spec: SessionSpec, installed: Installed) -> str | None:
+    """Import pytest's plugins and read what is installed; return why ranks must not be forked after that, or None."""
+    known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
+    with installed.remembered():
+        published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
+        if spec.plugin_options is None:
+            return None
+        try:
+            load_plugins(spec.directory, spec.plugin_options)
+        except BaseException:
+            traceback.print_exc()  # Not an error here: a rank that needs the plugin reports the same error itself.
+    return unfit(known, threads)
+
+
+def _start_without_plugins(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> NoReturn:
+    """Replace this process by a fork server that does not load pytest's plugins.
+
+    A plugin that starts a thread must not keep a suite from running, and nobody has asked the fork server to import it.
+    """
+    source = f"from pytest_accel.forkserver.server import main; main({descriptor}, {controller}, {parent})"
+    os.set_inheritable(descriptor, True)
+    with tempfile.TemporaryFile() as given:
+        given.write(pickle.dumps(structs.replace(spec, plugin_options=None)))
+        given.seek(0)
+        os.dup2(given.fileno(), 0)
+        command = python_command(source, path=spec.sys_path)
+        execve(command[0], command, os.environ)

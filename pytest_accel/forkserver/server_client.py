@@ -58,7 +58,7 @@ class OwnServer:
 
     def __init__(self, spec: SessionSpec, end: socket.socket, environment: Mapping[str, str]) -> None:
         """Start the server with `environment`; it serves on the socket `end`."""
-        source = f"from pytest_accel.forkserver.server import main; main({end.fileno()}, {os.getpid()})"
+        source = f"from pytest_accel.forkserver.server import main; main({end.fileno()}, {os.getpid()}, {os.getpid()})"
         with open(server_log_path(spec.directory, spec.server), "wb") as log, tempfile.TemporaryFile() as given:
             given.write(pickle.dumps(spec))
             given.seek(0)

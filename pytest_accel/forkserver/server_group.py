@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -53,11 +53,8 @@ class ForkServerGroup:
         """The numbers of the servers that run."""
         return self._clients.keys()
 
-    def run(self, spec: SessionSpec, spawns: Mapping[int, Spawn], messages: Sequence[object] = ()) -> None:
-        """Start those of the servers in `spawns` that do not run, and send them `messages`.
-
-        Raise OSError if that is impossible.
-        """
+    def run(self, spec: SessionSpec, spawns: Mapping[int, Spawn]) -> None:
+        """Start those of the servers in `spawns` that do not run. Raise OSError if that is impossible."""
         for number, spawn in spawns.items():
             if number not in self._clients:
                 of_server = replace(
@@ -66,11 +63,7 @@ class ForkServerGroup:
                     on_end=self._server_ended,
                     on_tick=partial(self._tick, number),
                 )
-                client = self._clients[number] = ForkServerClient(
-                    structs.replace(spec, server=number), of_server, spawn
-                )
-                for message in messages:
-                    client.send(message)
+                self._clients[number] = ForkServerClient(structs.replace(spec, server=number), of_server, spawn)
 
     def send(self, message: object) -> None:
         """Send `message` to all servers. Never raise: if a server has exited, `on_end` is called.

@@ -158,24 +158,9 @@ class Pool:
     # Called by drivers
 
     def warm(self) -> None:
-        """Start the fork server, so that it preloads modules while tests are collected."""
+        """Start the fork server, so that it imports torch while tests are collected."""
         with self._lock, contextlib.suppress(OSError):  # The first test that needs the server reports the error.
             self._manager.warm()
-
-    def preload(self, modules: tuple[str, ...]) -> None:
-        """Have the fork server import `modules`, unless it has forked ranks or an import would make forking unsafe."""
-        with self._lock:
-            self._manager.preload(modules)
-
-    def import_nothing_ahead(self, why: str) -> None:
-        """Have ranks forked from a server that has imported only torch and pytest; ``-v`` shows `why`."""
-        with self._lock:
-            self._manager.import_nothing_ahead(why)
-
-    def keep_out(self, modules: tuple[str, ...]) -> None:
-        """Have ranks forked from a server that has not preloaded any of `modules`."""
-        with self._lock:
-            self._manager.keep_out(modules)
 
     def acquire(
         self,

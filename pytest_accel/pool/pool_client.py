@@ -23,10 +23,7 @@ from pytest_accel.pool.worker_messages import (
     EndAfterTest,
     EndWithUsageError,
     FailIfWaiting,
-    ImportNothingAhead,
     InterruptedTest,
-    KeepModulesOut,
-    PreloadModules,
     ReleaseWorld,
     ShowLine,
     ShowWaiting,
@@ -53,15 +50,6 @@ class PoolClient(Protocol):
 
     def warm(self) -> None:
         """Start the fork server, since tests that need ranks are being collected."""
-
-    def preload(self, modules: tuple[str, ...]) -> None:
-        """Have the fork server import `modules`, which collection has imported."""
-
-    def import_nothing_ahead(self, why: str) -> None:
-        """Tell the pool that an import finder may change modules; see :meth:`Pool.import_nothing_ahead`."""
-
-    def keep_out(self, modules: tuple[str, ...]) -> None:
-        """Tell the pool which modules an import finder has changed; see :meth:`Pool.keep_out`."""
 
     def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
         """Wait for a world of `key` and return it; wait for its devices at most `timeout` seconds.
@@ -160,9 +148,6 @@ class LocalPoolClient(_WantedWorlds):
         self.show = show
         self.record_interrupted = pool.record_interrupted
         self.warm = pool.warm
-        self.preload = pool.preload
-        self.import_nothing_ahead = pool.import_nothing_ahead
-        self.keep_out = pool.keep_out
         self.release = pool.release
 
     def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
@@ -215,15 +200,6 @@ class WorkerPoolClient(_WantedWorlds):
 
     def warm(self) -> None:
         self._send(WarmServer())
-
-    def preload(self, modules: tuple[str, ...]) -> None:
-        self._send(PreloadModules(modules))
-
-    def import_nothing_ahead(self, why: str) -> None:
-        self._send(ImportNothingAhead(why))
-
-    def keep_out(self, modules: tuple[str, ...]) -> None:
-        self._send(KeepModulesOut(modules))
 
     def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
         number, answers = self._expect()
@@ -376,12 +352,6 @@ class PoolService:
                 self._pool.watch_exit(world, rank, lambda end: self._answer(number, end))
             case WarmServer():
                 self._pool.warm()
-            case PreloadModules(modules):
-                self._pool.preload(modules)
-            case ImportNothingAhead(why):
-                self._pool.import_nothing_ahead(why)
-            case KeepModulesOut(modules):
-                self._pool.keep_out(modules)
             case ShowLine(line):
                 self._show(line)
             case EndWithUsageError(text):

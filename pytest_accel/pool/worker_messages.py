@@ -16,24 +16,6 @@ class WarmServer(Struct, frozen=True):
     """Start the fork server."""
 
 
-class PreloadModules(Struct, frozen=True):
-    """Have the fork server import `modules`."""
-
-    modules: tuple[str, ...]
-
-
-class ImportNothingAhead(Struct, frozen=True):
-    """Have ranks forked from a server that has imported only torch and pytest."""
-
-    why: str
-
-
-class KeepModulesOut(Struct, frozen=True):
-    """Have ranks forked from a server that has not preloaded any of `modules`."""
-
-    modules: tuple[str, ...]
-
-
 class AcquireWorld(Struct, frozen=True):
     """Request a world. An :class:`Answer` with `number` follows, unless the request is cancelled."""
 
@@ -106,9 +88,6 @@ class EndAfterTest(Struct, frozen=True):
 
 WorkerMessage = (
     WarmServer
-    | PreloadModules
-    | ImportNothingAhead
-    | KeepModulesOut
     | AcquireWorld
     | ShowWaiting
     | FailIfWaiting

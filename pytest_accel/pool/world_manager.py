@@ -13,8 +13,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from msgspec import structs
-
 from pytest_accel.core import session_folder, shared_memory
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.connect import call_rank
@@ -24,10 +22,8 @@ from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.rank_messages import RETIRED, Retire
 from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, WorldReady
 from pytest_accel.core.server_messages import (
-    ImportedAhead,
-    KeepOut,
     KillWorld,
-    Preload,
+    PreloadFailed,
     RankExited,
     ServerNote,
     StartFailed,
@@ -131,10 +127,6 @@ class WorldManager:
         callbacks = ServerCallbacks(self._handle_message, self._server_ended, self._tick, self.fail)
         self._servers = ForkServerGroup(callbacks, lock)
         """The fork servers: the starter of all worlds that have none of their own."""
-        self._preloads = True
-        """True if the fork servers preload modules; False once one has ended."""
-        self._earlier: list[Preload | KeepOut] = []
-        """The messages about preloading so far, for the servers of nodes that join later."""
         self._own_starters: dict[int, WorldStarter] = {}
         """The starters that serve one world each, by its number."""
         self._next_server = _FIRST_JOB_SERVER
@@ -143,41 +135,7 @@ class WorldManager:
     def warm(self) -> None:
         """Start all present fork servers that do not run."""
         if not self.closing:
-            self._servers.run(self._spec, self._spawns(), self._earlier)
-
-    def preload(self, modules: tuple[str, ...]) -> None:
-        """Have the fork servers import `modules`, except those that have worlds or would become unsafe to fork.
-
-        Once a server has ended, none imports them: the import may have ended it.
-        """
-        if self._preloads and not self._spec.bare:
-            self._send_about_preloading(Preload(modules))
-
-    def import_nothing_ahead(self, why: str) -> None:
-        """Have ranks forked from a server that has imported only torch and pytest, from now on.
-
-        The running servers are replaced unless there are worlds.
-        """
-        if self._spec.bare:
-            return
-        self._import_little(why)
-        if not self.worlds:
-            self._servers.kill()
-
-    def keep_out(self, modules: tuple[str, ...]) -> None:
-        """Have ranks forked from a server that has not preloaded any of `modules`."""
-        if not self._spec.bare and modules:
-            self._send_about_preloading(KeepOut(modules))
-
-    def _send_about_preloading(self, message: Preload | KeepOut) -> None:
-        self._servers.send(message)
-        if self._preloads:
-            self._earlier.append(message)
-
-    def _import_little(self, why: str) -> None:
-        """Have later fork servers import only torch and pytest."""
-        self._spec = structs.replace(self._spec, bare=True)
-        self._summary.add_note(f"preload: nothing but torch and pytest, since {why}")
+            self._servers.run(self._spec, self._spawns())
 
     def start(self, world: PooledWorld) -> None:
         """Start the processes of a world; the observer gets the result."""
@@ -188,7 +146,7 @@ class WorldManager:
             else:
                 spawns = self._spawns()
                 needed = {number: spawns[number] for number in world.spec.server_numbers}
-                self._servers.run(self._spec, needed, self._earlier)
+                self._servers.run(self._spec, needed)
                 self._servers.send(StartWorld(world.spec))
         except Exception:  # For example no memory for a process. Without an answer, the driver would wait forever.
             self._start_failed(StartFailed(world.spec.world, traceback.format_exc()))
@@ -237,16 +195,22 @@ class WorldManager:
                 return
             no_proc = sys.platform == "linux" and not os.path.exists("/proc/self/stat")
             hint = "/proc cannot be read: ranks cannot be started without it" if no_proc else ""
-            self.broken = "\n".join(filter(None, (hint, why.rstrip(), self.server_log(self._spawns()))))
-            self._summary.errors.append(self.broken)
-            for starter in (self._servers, *self._own_starters.values()):
-                with contextlib.suppress(Exception):
-                    starter.kill()
-            self._observer.on_failure(self.broken)
-            for world in list(self.worlds.values()):
-                with contextlib.suppress(Exception):
-                    self._forget(world)
-            self._changed.notify_all()
+            self._break("\n".join(filter(None, (hint, why.rstrip(), self.server_log(self._spawns())))))
+
+    def _break(self, why: str) -> None:
+        """Terminate all worlds, and start none any more, because of `why`; the first reason stays."""
+        if self.broken is not None:
+            return
+        self.broken = why
+        self._summary.errors.append(why)
+        for starter in (self._servers, *self._own_starters.values()):
+            with contextlib.suppress(Exception):
+                starter.kill()
+        self._observer.on_failure(why)
+        for world in list(self.worlds.values()):
+            with contextlib.suppress(Exception):
+                self._forget(world)
+        self._changed.notify_all()
 
     def retire(self, world: PooledWorld, why: str, *, quietly: bool = False) -> None:
         """Have the ranks end their pytest sessions because of `why`; kill those that run after `RETIRE_TIMEOUT`.
@@ -339,8 +303,8 @@ class WorldManager:
                 self._start_failed(message)
             elif isinstance(message, RankExited):
                 self._exited(message)
-            elif isinstance(message, ImportedAhead) and not self._spec.bare:
-                self._import_little(f"the session does not import {message.module} as a plain Python does")
+            elif isinstance(message, PreloadFailed):
+                self._break(message.text)
             elif isinstance(message, ServerNote):
                 self._summary.add_note(message.text)
 
@@ -376,9 +340,6 @@ class WorldManager:
         The drivers return the worlds in use. All others with such ranks are killed, and those that were being started
         are reported to the observer. `loss` says why the server's node counts as lost, with its name.
         """
-        if loss is None:
-            self._preloads = False
-            self._earlier.clear()
         ended = [world for world in self._forked_worlds() if number in world.spec.server_numbers]
         end = RankExit(ExitCause.SERVER_ENDED) if loss is None else RankExit(ExitCause.NODE_LOST, about=loss)
         for world in ended:

@@ -21,6 +21,7 @@ from pytest_accel.core.rank_messages import RunTest
 from pytest_accel.core.serialization import exception_text
 from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.core.truncation import cut_end
+from pytest_accel.rank.collection_watch import CollectionWatch
 
 _MOST_NAMES = 5
 """Number of names of tests that a message lists."""
@@ -52,7 +53,9 @@ class RankCollector:
     There is one instance in each rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watch: CollectionWatch) -> None:
+        self.watch = watch
+        """Watches the imports of the files that are collected."""
         self.errors: list[str] = []
         """Errors of the last collection, and internal errors of pytest."""
         self.activity = 0
@@ -150,7 +153,7 @@ class RankCollector:
         self._file = Path(path)
         self._announce_conftests(session.config)
         try:
-            with suppress(pytest.UsageError):
+            with suppress(pytest.UsageError), self.watch.watching():
                 session.perform_collect([_argument(path, session.config.invocation_params.dir)])
                 # Some plugins add items when the collection has finished (anyio).
                 known = set(map(id, self._collected))

@@ -22,7 +22,7 @@ from pytest_accel.core import plugin_roles, prctl
 from pytest_accel.core.held_devices import HeldDevices
 from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.paths import inner_lock_folder, stack_path
-from pytest_accel.core.rank_messages import RETIRED
+from pytest_accel.core.rank_messages import RETIRED, CannotRun
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shared_memory import Watch
 from pytest_accel.core.signals import STACK_SIGNAL
@@ -30,6 +30,7 @@ from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
 from pytest_accel.leases.lock_dir import default_folder
 from pytest_accel.rank import coverage, flight_recorder, process_group, rank_environment, rank_log, rank_plugin
+from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.role import Role
 
@@ -64,7 +65,9 @@ class _RoleWaiter:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, starting)
+        watch = CollectionWatch()
+        starting.enter_context(watch.timing_imports())
+        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, starting, watch)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 
@@ -91,7 +94,7 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     with suppress(Exception):  # A test may have replaced a function that look() uses. The fork server looks, too.
         watch.look({getpid(): plugin.context.spec.world})
     if not plugin.served:
-        plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
+        plugin.refuse(CannotRun(f"pytest ended with exit status {code} before it could run a test"))
     # Failed tests have been reported already, so they do not make the end of a retired rank's session an error.
     normal = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
     return RETIRED if plugin.retired and code in normal else int(code)

@@ -7,8 +7,10 @@ and assertion rewriting work as usual.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from socket import socket
 from traceback import format_exc
 from typing import Any
@@ -20,6 +22,7 @@ from pytest_accel.core.device import MaskError
 from pytest_accel.core.rank_messages import CannotRun, Ready, Retire
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.rank import process_group, torch_devices
+from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
@@ -58,6 +61,7 @@ class RankPlugin:
         listener: socket,
         store_port: process_group.StorePort | None,
         starting: ExitStack,
+        watch: CollectionWatch,
     ) -> None:
         """`starting` contains context managers, which are exited as soon as the session has started."""
         self.context = context
@@ -67,11 +71,13 @@ class RankPlugin:
         self._listener = listener
         self._store_port = store_port
         self._starting = starting
-        self._collector = RankCollector()
+        self._collector = RankCollector(watch)
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
         self._torch_failures = TorchFailures(context)
-        self._runner = TestRunner(context, self._collector, self._debugger, self._leak_check, self._torch_failures)
+        self._runner = TestRunner(
+            context, self._collector, self._debugger, self._leak_check, self._torch_failures, lambda: self._problem
+        )
 
     def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Register the rank's plugins, after pytest's and before all others, so the others' hooks are called first."""
@@ -126,16 +132,9 @@ class RankPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._starting.close()
-        try:
-            self._prepare()
-        except MaskError as error:
-            self.refuse(str(error))
-            return True
-        except process_group.BackendError as error:
-            self.refuse(str(error), headline=str(error))
-            return True
-        except Exception:
-            self.refuse(format_exc())
+        # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
+        if "torch" in sys.modules and self._problem is not None:
+            self.refuse(self._problem)
             return True
         self.served = True
         while not self.retired:
@@ -152,12 +151,26 @@ class RankPlugin:
             if self.retired and self.context.signed_store is not None:
                 process_group.wait_for_other_ranks(self.context)
 
-    def refuse(self, text: str, headline: str = "") -> None:
-        """Wait for a driver, and send it the reason why this rank cannot run tests (see `CannotRun`)."""
+    def refuse(self, problem: CannotRun) -> None:
+        """Wait for a driver, and send it the reason why this rank cannot run tests."""
         self.served = True
         with suppress(OSError):
             driver = DriverConnection(self._listener)
-            driver.send(CannotRun("\n".join([text, *self._collector.errors]), headline))
+            text = "\n".join([problem.text, *self._collector.errors])
+            driver.send(CannotRun(text, problem.headline))
+
+    @cached_property
+    def _problem(self) -> CannotRun | None:
+        """The reason why this rank cannot run tests, or None. The first access prepares the rank for them."""
+        try:
+            self._prepare()
+        except MaskError as error:
+            return CannotRun(str(error))
+        except process_group.BackendError as error:
+            return CannotRun(str(error), str(error))
+        except Exception:
+            return CannotRun(format_exc())
+        return None
 
     def _prepare(self) -> None:
         """Verify the devices, apply the limits, and open the store and the process group."""

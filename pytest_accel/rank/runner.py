@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from os.path import relpath
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any
+from warnings import warn_explicit
 
 import pytest
 
+from pytest_accel import PreloadWarning
 from pytest_accel.core import torch_errors
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import (
@@ -85,12 +88,15 @@ class TestRunner:
         debugger: RankDebugger,
         leak_check: LeakCheck,
         torch_failures: TorchFailures,
+        prepare: Callable[[], CannotRun | None],
     ) -> None:
+        """`prepare` prepares the rank for its first test; it returns the reason if the rank cannot run tests."""
         self._context = context
         self._collector = collector
         self._debugger = debugger
         self._leak_check = leak_check
         self._torch_failures = torch_failures
+        self._prepare = prepare
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
@@ -113,10 +119,13 @@ class TestRunner:
         self._context.tests += 1
         self._log.begin(request.node)
         test = self._test = _Test(driver, request)
-        for device in self._measured_devices:
-            torch_devices.reset_peak_memory(device)
         try:
             item = self._collector.find(session, request.node)
+            if (problem := self._prepare()) is not None:
+                driver.send(problem)
+                return
+            for device in self._measured_devices:
+                torch_devices.reset_peak_memory(device)
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)
@@ -177,6 +186,7 @@ class TestRunner:
             leaks=leaks.lines,
             groups=groups,
             properties={} if None in peaks else self._memory_properties(peaks),
+            slow_imports=self._collector.watch.take_slow_imports(),
             retire=leaks.retire,
         )
         test.driver.send(*test.teardown, finished)
@@ -216,6 +226,20 @@ class TestRunner:
             return (yield)
         finally:
             test.in_phase = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Warn about variables that the collection of the test's file has changed too late."""
+        path = self._test.request.node.path
+        for name in self._collector.watch.take_changed():
+            warn_explicit(
+                f"{relpath(path, self._config.rootpath)} sets {name}, which torch reads when it is imported: no effect "
+                "in ranks, which are forked from a process that has imported torch. Set it in the mark's env=, or "
+                "where pytest is started, or use accel_preload = none",
+                PreloadWarning,
+                path,
+                1,
+            )
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:

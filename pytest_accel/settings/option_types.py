@@ -9,9 +9,20 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from typing import Literal
 
 from pytest_accel.core.kinds import check_kind
-from pytest_accel.core.preload_discovery import UNFORKABLE
+
+UNFORKABLE = {
+    **dict.fromkeys(("jax", "jaxlib", "tensorflow"), "its runtime has threads, which do not survive a fork"),
+    "cupy": "its CUDA runtime does not survive a fork",
+    "paddle": "its import starts a device runtime, which does not survive a fork",
+}
+"""Packages that the fork server never imports, each with the reason.
+
+Importing one may start its runtime or not: that depends on the release, on the machine, and on what other packages do
+with it when they are imported. The fork server can only see threads and the runtimes that torch has started.
+"""
 
 
 class ExplainedError(ValueError):
@@ -98,11 +109,11 @@ def require(value: object) -> tuple[tuple[str, int], ...]:
     return tuple(needs.items())
 
 
-def preload(value: str | list[str]) -> tuple[str, ...]:
-    """Return names of modules, which are separated by commas or spaces; an empty tuple for the word ``none``."""
+def preload(value: str | list[str]) -> tuple[str, ...] | Literal["none"]:
+    """Return names of modules, which are separated by commas or spaces, or the word ``none``."""
     names = (value if isinstance(value, str) else " ".join(value)).replace(",", " ").split()
     if names == ["none"]:
-        return ()
+        return "none"
     if not names or "none" in names or not all(part.isidentifier() for name in names for part in name.split(".")):
         raise ValueError(value)
     if any(name.partition(".")[0] in UNFORKABLE for name in names):

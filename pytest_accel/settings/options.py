@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from pytest_accel.core.kinds import ALL_KINDS, name_kinds
-from pytest_accel.core.preload_discovery import UNFORKABLE
 from pytest_accel.settings import option_types
 
 ACCEL = "accel"
@@ -113,8 +112,8 @@ class Settings(NamedTuple):
     """Cluster whose nodes run the tests that need devices: ``ray`` or ``ray:HOST:PORT``; None: this machine."""
     info: bool = False
     """True to show the devices and stop."""
-    preload: tuple[str, ...] = ("auto",)
-    """Modules that the fork server imports; ``auto`` stands for the third-party packages that collection imported."""
+    preload: tuple[str, ...] | Literal["none"] = ()
+    """Modules that the fork server imports besides torch and pytest; ``none``: it imports neither torch nor plugins."""
     ci: Literal["auto", "off"] = "auto"
     """``auto`` if the CI system whose job runs the session shows its summary."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
@@ -341,10 +340,9 @@ _OPTIONS: dict[str, _Option] = {
     PRELOAD: _Option(
         "preload",
         "args",
-        f"auto, none, or names of modules (none of {', '.join(UNFORKABLE)}, which do not survive a fork)",
+        f"none, or names of modules (none of {', '.join(option_types.UNFORKABLE)}, which do not survive a fork)",
         option_types.preload,
-        "what the fork server imports: auto (default; the third-party packages that collection imported), none, "
-        "or names of modules",
+        "names of modules that the fork server imports besides torch and pytest; none: not even torch",
     ),
     RANK_PLUGINS: _Option(
         "rank_plugins",

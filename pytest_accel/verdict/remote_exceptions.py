@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_accel import LeftoverWarning
+from pytest_accel import LeftoverWarning, PreloadWarning
 from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.core.serialization import stand_in_type
 
@@ -38,6 +38,8 @@ class LeftBehind(RankError):
 
 
 _NOT_RUN = "accel_not_run"
+_REPORTED: pytest.StashKey[set[str]] = pytest.StashKey()
+"""The messages of the warnings that a session reports once, on the `pytest.Session`."""
 
 
 def not_run(text: str) -> BaseException:
@@ -69,8 +71,16 @@ def stand_in(sketch: ExceptionSketch) -> BaseException:
 
 
 def replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> None:
-    """Report each distinct warning of the ranks once, as if it had been raised in the driver."""
+    """Report each distinct warning of the ranks once, as if it had been raised in the driver.
+
+    Report a :class:`PreloadWarning` once in the session: each world warns about each file.
+    """
+    reported = item.session.stash.setdefault(_REPORTED, set())
     for sketch in dict.fromkeys(sketches):
+        if sketch.category == PreloadWarning.__name__:
+            if sketch.message in reported:
+                continue
+            reported.add(sketch.message)
         category = getattr(sys.modules.get(sketch.category_module), sketch.category, None)
         if not (isinstance(category, type) and issubclass(category, Warning)):
             category = UserWarning

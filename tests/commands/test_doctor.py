@@ -358,7 +358,7 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
         "--json",
         "--accel=sim:2",
         PYTEST_ACCEL_LOCK_DIR=str(tmp_path / "locks"),
-        PYTEST_ACCEL_PRELOAD="auto starts",
+        PYTEST_ACCEL_PRELOAD="starts",
         PYTHONPATH=str(tmp_path),
         SIM_VISIBLE_DEVICES="7",
     )

@@ -256,10 +256,9 @@ def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("preloaded", [False, True])
-def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: BackgroundSuite, preloaded: bool) -> None:
+def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: BackgroundSuite) -> None:
     session = start_waiting_session(suite)
-    (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
+    session.fork_server().kill()
     run = session.finish()
     run.expect({"test_passes": "PASSED", "test_other_shape": "PASSED", "test_endless": "FAILED", "test_next": "PASSED"})
     assert "ranks 0-1 ended with the fork server, which is gone" in run.failure("test_endless")

@@ -59,10 +59,10 @@ _TESTS = """
         return found if len(found) >= 2 else None
 
 
-    @pytest.mark.distributed(2, device="cpu", fresh=True, env={"SEEN": "1"})
+    @pytest.mark.distributed(2, device="cpu", fresh=True, env={"NCCL_SEEN": "1"})
     @pytest.mark.parametrize("number", range(4))
     def test_new(number, rank, tmp_path):
-        assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["SEEN"]) == (str(rank), "2", "1")
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["NCCL_SEEN"]) == (str(rank), "2", "1")
         assert tmp_path.parent.name[-2:] == f"r{rank}"
         pids = gather_pids()
         if rank == 0:
@@ -102,7 +102,7 @@ _TESTS_THAT_STOP_STANDBY = """
         dist.barrier()
 
 
-    LARGE = {f"LARGE_{number}": 100_000 * "x" for number in range(10)}
+    LARGE = {f"NCCL_LARGE_{number}": 100_000 * "x" for number in range(10)}
 
 
     @pytest.mark.distributed(2, device="cpu", env=LARGE)

@@ -1,4 +1,4 @@
-"""Tests of import hooks and assertion rewriting: preloading does not change what they do in ranks."""
+"""Tests of import hooks and assertion rewriting, which see in ranks the imports that they see in a plain session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-    from tests.run import Run
 
 _HOOK = """
     import contextlib
@@ -77,10 +76,6 @@ def _write(suite: Suite, imports: str, body: str) -> None:
     suite.write("test_it.py", _TEST.format(imports=imports, body=body))
 
 
-def _preloads_only_torch_and_pytest(run: Run) -> bool:
-    return "accel: preload: nothing but torch and pytest, since " in run.text
-
-
 @pytest.mark.long(except_for="beartype--workers1-BeartypeCallHintParamViolation")
 @pytest.mark.parametrize(
     ("plugin", "checker", "workers", "error"),
@@ -102,7 +97,6 @@ def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(
     summary = [line for line in run.text.splitlines() if line.startswith("FAILED ")]
     assert len(summary) == 2
     assert all(error in line for line in summary)
-    assert _preloads_only_torch_and_pytest(run)
 
 
 @pytest.mark.long
@@ -116,17 +110,14 @@ def test_a_finder_installed_before_the_tests_sees_all_imports(hook_suite: Suite,
     _write(hook_suite, "import typed", "assert typed.changed")
     run = hook_suite.run()
     assert run.count() == {"PASSED": 2}, run.text
-    assert "nothing but torch and pytest, since hook.Finder is on sys.meta_path" in run.text
 
 
 @pytest.mark.long
 def test_a_hook_installed_for_one_import_sees_it(hook_suite: Suite) -> None:
-    """The fork server has already preloaded `typed` when the driver imports the test file."""
     hook_suite.write("helper.py", "import hook\nwith hook.change('typed'):\n    import typed\n")
     _write(hook_suite, "from helper import typed\n\n\n    def late():\n        import typed", "assert typed.changed")
     run = hook_suite.run()
     assert run.count() == {"PASSED": 2}, run.text
-    assert "since the session does not import typed as a plain Python does" in run.text
 
 
 @pytest.mark.long
@@ -142,7 +133,6 @@ def test_a_hook_that_a_test_installs_sees_its_imports(hook_suite: Suite) -> None
     _write(hook_suite, "from hook import change as import_hook", body)
     run = hook_suite.run()
     assert run.count() == {"PASSED": 2}, run.text
-    assert "test_it.py seems to install an import hook" in run.text
 
 
 @pytest.mark.long
@@ -157,22 +147,3 @@ def test_asserts_of_registered_packages_are_rewritten(hook_suite: Suite) -> None
     run = hook_suite.run()
     assert run.count() == {"FAILED": 4}, run.text
     assert run.text.count("E       assert 3 == 4") == run.text.count("E       assert 5 == 4") == 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("module", ["__editable___some_finder", "_numba_cuda_redirector"])
-def test_finders_that_change_no_module_do_not_prevent_preloading(hook_suite: Suite, module: str) -> None:
-    """Examples are finders of editable installs and of numba-cuda, and finders behind those of the interpreter."""
-    hook_suite.write(
-        f"site-packages/{module}.py",
-        "import hook, sys\nclass Finder(hook.Finder): ...\n"
-        "sys.meta_path.insert(0, Finder)\nsys.meta_path.append(hook.Finder)\n",
-    )
-    hook_suite.write("conftest.py", f"import {module}\n")
-    importers = "import os\nwith open({!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
-    hook_suite.write("site-packages/heavy.py", importers.format(str(hook_suite.path / "pids")))
-    _write(hook_suite, "import heavy", "pass")
-    run = hook_suite.run()
-    assert run.count() == {"PASSED": 2}, run.text
-    assert not _preloads_only_torch_and_pytest(run)
-    assert len(hook_suite.read("pids")) == 2  # The driver and the fork server.

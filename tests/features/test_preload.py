@@ -1,9 +1,9 @@
-"""Tests of modules that the fork server preloads. The suites' modules record the processes that import them."""
+"""Tests of what the fork server imports. The suites' modules record the processes that import them."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,29 +19,36 @@ _RECORD_IMPORT = """
     with open({name!r} + ".pids", "a") as file:
         print(os.getpid(), file=file)
     """
-_TEST = """
+_HELPER = """
     import os
 
+
+    def record_rank():
+        with open("ranks.pids", "a") as file:
+            print(os.getpid(), file=file)
+    """
+_TEST = """
     import pytest
+    import recording
     import {name}
 
 
     @pytest.mark.distributed(2, device="cpu", fresh=True)
     def test_one():
-        with open("ranks.pids", "a") as file:
-            print(os.getpid(), file=file)
+        recording.record_rank()
 
 
     @pytest.mark.distributed(2, device="cpu", fresh=True)
     def test_two():
-        with open("ranks.pids", "a") as file:
-            print(os.getpid(), file=file)
+        recording.record_rank()
     """
+_READ_FLAG = "import os\nFLAG = os.environ.get('FLAG')\n"
+"""A package that reads a variable when it is imported."""
 
 
 @pytest.fixture
 def preload_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """Provide a suite and two installed modules that record their importers; ``unfit`` also starts a thread."""
+    """Provide a suite and installed modules: `heavy` records its importers; ``unfit`` also starts a thread."""
     site = suite.path / "site-packages"
     suite.write("site-packages/heavy.py", _RECORD_IMPORT.format(name=str(suite.path / "heavy")))
     suite.write(
@@ -49,6 +56,8 @@ def preload_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
         _RECORD_IMPORT.format(name=str(suite.path / "unfit"))
         + "import threading\n    threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
     )
+    suite.write("site-packages/flagged.py", _READ_FLAG)
+    suite.write("recording.py", _HELPER)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
     suite.ini("norecursedirs = site-packages")
     return suite
@@ -60,95 +69,250 @@ def _importers(suite: Suite, name: str) -> tuple[set[str], set[str]]:
     return importers & ranks, importers - ranks
 
 
-def test_auto_preloads_what_tests_import(preload_suite: Suite) -> None:
-    preload_suite.write("test_heavy.py", _TEST.format(name="heavy"))
+def _publish_plugin(suite: Suite, name: str, module: str) -> None:
+    """Make `module` an installed pytest plugin with the entry point `name`."""
+    folder = f"site-packages/{name}-1.0.dist-info"
+    suite.write(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    suite.write(f"{folder}/entry_points.txt", f"[pytest11]\n{name} = {module}\n")
+
+
+def _write_suite_with_changes_before_imports(suite: Suite) -> None:
+    """Write tests that see what a file, a mark or a conftest sets before a package or torch is imported."""
+    suite.write(
+        "test_file.py",
+        """
+        import os
+
+        os.environ["FLAG"] = "of the file"
+        import flagged
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_file():
+            assert flagged.FLAG == "of the file"
+        """,
+    )
+    suite.write(
+        "test_mark.py",
+        """
+        import pytest
+
+
+        @pytest.mark.parametrize("fresh", [False, True])
+        @pytest.mark.distributed(2, device="cpu", env={"PYTORCH_JIT": "0"})
+        def test_mark(fresh):
+            import torch
+
+            assert not torch.jit._state._enabled.enabled
+
+
+        @pytest.mark.distributed(2, device="cpu", fresh=True, env={"PYTORCH_JIT": "0", "NCCL_DEBUG": "WARN"})
+        def test_fresh_mark(rank, gather, process_group):
+            import torch
+
+            assert not torch.jit._state._enabled.enabled
+            assert gather(rank) == [0, 1]
+        """,
+    )
+    suite.write(
+        "sub/conftest.py",
+        """
+        import sys
+        import types
+
+        sys.modules["missing_here"] = types.SimpleNamespace(answer=42)
+        import heavy
+
+        heavy.patched = True
+        import uses_both
+        """,
+    )
+    suite.write("site-packages/uses_both.py", "import heavy, missing_here\nPATCHED = getattr(heavy, 'patched', None)\n")
+    suite.write(
+        "sub/test_stub.py",
+        """
+        import pytest
+        import uses_both
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_stub():
+            assert uses_both.PATCHED
+            assert uses_both.missing_here.answer == 42
+        """,
+    )
+    for name, value in (("late", "0"), ("unchanged", "1")):
+        suite.write(
+            f"test_{name}.py",
+            f"""
+            import os
+
+            os.environ["PYTORCH_JIT"] = "{value}"
+            import pytest
+
+
+            @pytest.mark.parametrize("number", [1, 2])
+            @pytest.mark.distributed(2, device="cpu", fresh=True)
+            def test_{name}(number):
+                assert os.environ["PYTORCH_JIT"] == "{value}"
+            """,
+        )
+
+
+def test_what_is_set_before_an_import_has_its_effect_in_ranks(
+    preload_suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only torch is imported before: a file that sets one of its variables gets a warning, unless it is the same."""
+    _write_suite_with_changes_before_imports(preload_suite)
+    monkeypatch.setenv("PYTORCH_JIT", "1")
+    run = preload_suite.run("-n2", "--dist=loadfile", "-W", "default::pytest_accel.PreloadWarning")
+    assert run.count() == {"PASSED": 9}, run.text
+    warnings = re.findall(r"PreloadWarning: (.*)", run.text)
+    assert len(warnings) == 1, run.text
+    assert warnings[0].startswith("test_late.py sets PYTORCH_JIT, which torch reads when it is imported: no effect in")
+    assert "mark's env=" in warnings[0]
+    assert warnings[0].endswith("accel_preload = none")
+
+
+def test_nothing_is_imported_ahead_with_none(preload_suite: Suite) -> None:
+    preload_suite.ini("accel_preload = none")
+    preload_suite.write(
+        "test_none.py",
+        """
+        import os
+        import sys
+
+        HAS_TORCH = "torch" in sys.modules
+        os.environ["PYTORCH_JIT"] = "0"
+        import heavy
+        import pytest
+        import recording
+        import torch
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_none(rank, gather):
+            assert not HAS_TORCH
+            assert not torch.jit._state._enabled.enabled
+            assert gather(rank) == [0, 1]
+            recording.record_rank()
+        """,
+    )
+    preload_suite.new_interpreters()
     run = preload_suite.run()
-    assert run.count() == {"PASSED": 2}
+    assert run.count() == {"PASSED": 1}, run.text
+    assert [len(found) for found in _importers(preload_suite, "heavy")] == [2, 1]
+
+
+def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unknown_effect(
+    preload_suite: Suite,
+) -> None:
+    preload_suite.ini("accel_preload = heavy, flagged")
+    preload_suite.write("test_heavy.py", _TEST.format(name="heavy"))
+    assert preload_suite.run().count() == {"PASSED": 2}
     ranks, others = _importers(preload_suite, "heavy")
     assert not ranks
     assert len(others) == 2  # The driver and the fork server.
 
-
-@pytest.mark.long
-def test_auto_preloads_what_conftests_have_imported(preload_suite: Suite) -> None:
-    preload_suite.write("helper.py", "import heavy\n")
-    preload_suite.write("conftest.py", "import helper\n")
-    preload_suite.write("test_heavy.py", _TEST.format(name="helper"))
-    run = preload_suite.run()
-    assert run.count() == {"PASSED": 2}
-    ranks, others = _importers(preload_suite, "heavy")
-    assert not ranks
-    assert len(others) == 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("setting", ["none", "json"])
-def test_modules_that_are_not_preloaded_are_imported_by_each_rank(preload_suite: Suite, setting: str) -> None:
-    preload_suite.ini(f"accel_preload = {setting}")
-    preload_suite.write("test_heavy.py", _TEST.format(name="heavy").replace(", fresh=True", ""))
-    run = preload_suite.run("--accel-fresh")
-    assert run.count() == {"PASSED": 2}
-    ranks, others = _importers(preload_suite, "heavy")
-    assert len(ranks) == 4
-    assert len(others) == 1
-
-
-@pytest.mark.long
-def test_modules_that_the_setting_names_are_preloaded(preload_suite: Suite) -> None:
-    preload_suite.ini("accel_preload = heavy, no_such_module")
-    preload_suite.write("test_heavy.py", _TEST.format(name="heavy"))
-    run = preload_suite.run()
-    assert run.count() == {"PASSED": 2}
-    ranks, others = _importers(preload_suite, "heavy")
-    assert not ranks
-    assert len(others) == 2
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="the test counts processes as Linux forks them")
-@pytest.mark.parametrize("setting", ["auto", "unfit"])
-def test_modules_that_start_threads_are_not_preloaded(preload_suite: Suite, setting: str) -> None:
-    preload_suite.ini(f"accel_preload = {setting}")
-    preload_suite.write("test_unfit.py", _TEST.format(name="unfit"))
-    run = preload_suite.run()
-    assert run.count() == {"PASSED": 2}
-    assert "ranks start without what is preloaded, since importing unfit starts threads" in run.text
-    assert len(_importers(preload_suite, "unfit")[0]) == 4
-
-
-@pytest.mark.long
-def test_copies_of_openblas_and_vendored_packages_do_not_prevent_preloading(preload_suite: Suite) -> None:
-    """setuptools adds a folder with copies of packages to `sys.path`; the fork server does not find these copies."""
-    files = 1
-    if importlib.util.find_spec("scipy") is not None:  # It loads another copy of OpenBLAS.
-        files += 1
-        preload_suite.write("site-packages/solver.py", "import scipy.linalg\n")
-        preload_suite.write("test_solver.py", _TEST.format(name="solver"))
     preload_suite.write(
-        "site-packages/zoo/__init__.py",
-        "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), 'copies'))\nimport within\n",
+        "test_heavy.py",
+        """
+        import heavy
+        import flagged
+        import pytest
+        import recording
+
+
+        @pytest.mark.distributed(2, device="cpu", env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "2"})
+        def test_known():
+            recording.record_rank()
+
+
+        @pytest.mark.distributed(2, device="cpu", env={"FLAG": "of the mark"})
+        def test_unknown():
+            assert flagged.FLAG == "of the mark"
+            recording.record_rank()
+        """,
     )
-    preload_suite.write("site-packages/zoo/copies/within/__init__.py", "")
-    # The import of `helper` makes both packages known at once, so they are imported in the order of their names.
-    preload_suite.write("helper.py", "import zoo\n")
-    preload_suite.write("test_zoo.py", _TEST.format(name="helper"))
+    assert preload_suite.run().count() == {"PASSED": 2}
+    ranks, others = _importers(preload_suite, "heavy")
+    assert (len(ranks), len(others)) == (2, 4)
+
+
+@pytest.mark.long(except_for="threads")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param(
+            "no_such_module",
+            "no_such_module cannot be imported where ranks are forked: ModuleNotFoundError: No module named "
+            "'no_such_module'; remove it from accel_preload",
+            id="missing",
+        ),
+        pytest.param(
+            "unfit",
+            "ranks cannot be forked from a process that has imported unfit: the import starts threads; remove it from "
+            "accel_preload, and each rank imports it itself",
+            id="threads",
+        ),
+        pytest.param(
+            "neural",
+            "ranks cannot be forked from a process that has imported neural: the import imports jax (its runtime has "
+            "threads, which do not survive a fork); remove it from accel_preload, and each rank imports it itself",
+            id="jax",
+        ),
+    ],
+)
+def test_a_named_module_that_is_not_fit_is_an_error(preload_suite: Suite, name: str, text: str) -> None:
+    preload_suite.write("site-packages/jax.py", "")
+    preload_suite.write("site-packages/neural.py", "import jax\n")
+    preload_suite.ini(f"accel_preload = heavy {name}")
+    preload_suite.write("test_one.py", _TEST.format(name="os") + "\n    def test_unmarked():\n        pass\n")
     run = preload_suite.run()
-    assert run.count() == {"PASSED": 2 * files}
-    assert "accel: preload" not in run.text
+    assert run.count() == {"ERROR": 2, "PASSED": 1}, run.text
+    assert run.failure("test_one").strip() == run.failure("test_two").strip() == f"accel_preload: {text}"
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_the_summary_names_packages_whose_import_is_slow_in_ranks(preload_suite: Suite) -> None:
+    """The package waits before its import is done, so its time does not depend on the load."""
+    preload_suite.ini("accel_preload = heavy")
+    preload_suite.write("site-packages/slow/__init__.py", "")
+    preload_suite.write("site-packages/slow/part.py", "import threading\nthreading.Event().wait(1.1)\n")
+    preload_suite.write("helper.py", "from slow import part\n")
+    preload_suite.write("test_slow.py", _TEST.format(name="helper"))
+    run = preload_suite.run()
+    assert run.count() == {"PASSED": 2}
+    lines = [line for line in run.text.splitlines() if line.startswith("importing ")]
+    assert len(lines) == 1, run.text
+    (seconds,) = re.findall(
+        r"^importing slow took (\d+\.\d) s in each of 2 worlds: `accel_preload = heavy slow.part` does it once$",
+        lines[0],
+    )
+    assert float(seconds) >= 1.1
 
 
 @pytest.mark.long
-def test_an_installed_plugin_on_the_command_line_is_imported_once(preload_suite: Suite) -> None:
-    """The same holds for plugins that pytest finds by itself. Each rank imports the project's own plugins."""
-    preload_suite.ini("accel_preload = none")
+def test_an_installed_plugin_is_imported_once_and_one_of_the_suite_by_each_rank(preload_suite: Suite) -> None:
+    _publish_plugin(preload_suite, "weight", "heavy")
     preload_suite.write("mine.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "mine")))
     preload_suite.write("test_plugins.py", _TEST.format(name="os"))
-    run = preload_suite.run("-p", "heavy", "-p", "mine")
+    run = preload_suite.run("-p", "weight", "-p", "mine")
     assert run.count() == {"PASSED": 2}
-    ranks, others = _importers(preload_suite, "heavy")
-    assert (len(ranks), len(others)) == (0, 2)
-    ranks, others = _importers(preload_suite, "mine")
-    assert (len(ranks), len(others)) == (4, 1)
+    assert [len(found) for found in _importers(preload_suite, "heavy")] == [0, 2]
+    assert [len(found) for found in _importers(preload_suite, "mine")] == [4, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the test counts processes as Linux forks them")
+def test_a_plugin_whose_import_starts_a_thread_is_imported_by_each_rank(preload_suite: Suite) -> None:
+    """Nobody has asked to import it before the fork, so it must not keep the suite from running."""
+    _publish_plugin(preload_suite, "threaded", "unfit")
+    preload_suite.write("test_plugins.py", _TEST.format(name="os"))
+    run = preload_suite.run("-p", "threaded")
+    assert run.count() == {"PASSED": 2}, run.text
+    assert "accel: ranks load pytest's plugins themselves: their import starts threads" in run.text
+    assert len(_importers(preload_suite, "unfit")[0]) == 4
 
 
 @pytest.mark.long
@@ -174,36 +338,3 @@ def test_a_test_finds_packages_installed_during_the_session(preload_suite: Suite
         """,
     )
     assert preload_suite.run().count() == {"PASSED": 1}
-
-
-@pytest.mark.long
-def test_a_failed_preload_is_reported_in_verbose_sessions_only(preload_suite: Suite) -> None:
-    preload_suite.write("site-packages/own.py", "import sys\nassert sys.argv[0] != '-c'\n")  # Fails in the fork server.
-    preload_suite.write("test_own.py", _TEST.format(name="own"))
-    quiet = preload_suite.run(quiet=True)
-    assert "2 passed" in quiet.text
-    assert "accel: preload" not in quiet.text
-    assert "accel: preload: own could not be imported (AssertionError: )" in preload_suite.run().text
-
-
-def test_a_package_whose_runtime_does_not_survive_a_fork_is_left_out(preload_suite: Suite) -> None:
-    """The fork server still imports the other packages."""
-    preload_suite.write("site-packages/cupy.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "cupy")))
-    preload_suite.write("test_heavy.py", _TEST.format(name="cupy, heavy"))
-    run = preload_suite.run()
-    assert run.count() == {"PASSED": 2}
-    assert "accel: preload: cupy is left out: its CUDA runtime does not survive a fork" in run.text
-    assert [len(found) for found in _importers(preload_suite, "cupy")] == [4, 1]
-    assert [len(found) for found in _importers(preload_suite, "heavy")] == [0, 2]
-
-
-@pytest.mark.long
-def test_a_package_that_imports_jax_is_not_preloaded(preload_suite: Suite) -> None:
-    preload_suite.write("site-packages/jax.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "jax")))
-    preload_suite.write("site-packages/neural.py", "import jax\n")
-    preload_suite.write("test_neural.py", _TEST.format(name="neural"))
-    run = preload_suite.run()
-    assert run.count() == {"PASSED": 2}
-    cause = "imports jax (its runtime has threads, which do not survive a fork)"
-    assert f"accel: preload: ranks start without what is preloaded, since importing neural {cause}" in run.text
-    assert len(_importers(preload_suite, "jax")[0]) == 4

@@ -73,7 +73,5 @@ def test_examples_of_the_page_pass_and_jax_starts_again_only_after_clearing_its_
         "test_remembers[1]": "PASSED",
         "test_remembers[2]": "ERROR",
     }
-    assert "accel: preload: jax is left out: its runtime has threads, which do not survive a fork" in run.text
-    assert "ranks start without what is preloaded" not in run.text
     message = "jax.distributed.initialize() must be called before any JAX calls that might initialise the XLA backend"
     assert f"RuntimeError: {message}" in run.text

@@ -70,11 +70,6 @@ TESTS = """
     def test_passes():
         pass
 
-
-    def test_preloaded():
-        import sys
-
-        assert "colorsys" in sys.modules
 """
 
 
@@ -218,18 +213,6 @@ def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node:
     world = one_node.get(answers)
     assert device_ids(world) == ["sim-3"]
     world.close()
-
-
-def test_a_node_that_joins_later_preloads_the_same_modules(one_node: ClusterPool) -> None:
-    one_node.pool.warm()
-    one_node.pool.preload(("colorsys",))
-    node = one_node.agents.start()
-    one_node.table.add(node, ["0", "2"])
-    first, second = one_node.acquire(PAIR), one_node.acquire(PAIR)
-    assert second.grant.spec.nodes == (node, node)
-    one_node.run(second, "test_preloaded")
-    for world in (first, second):
-        world.close()
 
 
 @pytest.mark.long

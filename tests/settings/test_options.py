@@ -49,7 +49,7 @@ SECONDS = "a finite number of seconds"
 DEVICES = "indices or ids of devices with commas between them"
 ORDER = "fastest, pci, free, near, or ids with commas between them"
 ACCEL = "auto, none, or a kind such as cuda, cpu:4 or sim:8"
-PRELOAD = "auto, none, or names of modules (none of jax, jaxlib, tensorflow, cupy, paddle, which do not survive a fork)"
+PRELOAD = "none, or names of modules (none of jax, jaxlib, tensorflow, cupy, paddle, which do not survive a fork)"
 
 # Option, its text, the field of the settings and its value. The text is the same on the command line, in the
 # environment and in an ini file.
@@ -170,7 +170,7 @@ def test_without_options_the_settings_have_their_defaults(pytester: pytest.Pytes
         fresh=False,
         per_worker=None,
         info=False,
-        preload=("auto",),
+        preload=(),
     )
 
 
@@ -248,18 +248,17 @@ def test_an_empty_variable_is_unset(pytester: pytest.Pytester, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("none", ()),
-        ("auto", ("auto",)),
-        ("auto numpy", ("auto", "numpy")),
+        ("none", "none"),
+        ("numpy", ("numpy",)),
         ("numpy, torch.nn numpy", ("numpy", "torch.nn")),
     ],
 )
 def test_preload_is_a_list_of_module_names(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...]
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...] | str
 ) -> None:
     write_ini(pytester, "accel_preload", text)
     assert settings(pytester).preload == value
-    write_ini(pytester, "accel_preload", "none")
+    write_ini(pytester, "accel_preload", "json")
     monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
     assert settings(pytester).preload == value
 
@@ -275,7 +274,7 @@ def test_kept_processes_are_split_like_shell_words(pytester: pytest.Pytester, mo
     )
 
 
-@pytest.mark.parametrize("text", ["none numpy", "my-package", "a..b", "a/b.py", "auto jax", "cupy.cuda"])
+@pytest.mark.parametrize("text", ["none numpy", "my-package", "a..b", "a/b.py", "numpy jax", "cupy.cuda"])
 def test_invalid_names_of_modules_to_preload_are_errors(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -305,7 +304,7 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
         accel_wait = 5
         accel_timeout = 2.5
         accel_per_worker = 2
-        accel_preload = ["auto", "numpy"]
+        accel_preload = ["numpy", "torch.nn"]
         """
     )
     assert settings(pytester) == Settings(
@@ -315,7 +314,7 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
         wait=5.0,
         timeout=2.5,
         per_worker=2,
-        preload=("auto", "numpy"),
+        preload=("numpy", "torch.nn"),
     )
 
 
@@ -448,5 +447,5 @@ def test_the_ini_and_toml_examples_of_the_reference_give_the_same_settings(pytes
     for language, file in (("ini", "pytest.ini"), ("toml", "pyproject.toml")):
         (snippet,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
         (pytester.path / file).write_text(snippet, encoding="utf-8")
-        assert settings(pytester) == Settings(order="pci", timeout=60.0, preload=("auto", "numpy"))
+        assert settings(pytester) == Settings(order="pci", timeout=60.0, preload=("numpy", "torch.nn"))
         (pytester.path / file).unlink()

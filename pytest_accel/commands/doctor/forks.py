@@ -86,10 +86,10 @@ def import_and_report() -> None:
         print(json.dumps(message), file=output, flush=True)
 
     report(importing="pytest_accel.forkserver.preload")
-    from pytest_accel.forkserver.preload import PLAIN_PRELOAD, load_plugins, unfit
+    from pytest_accel.forkserver.preload import RANK_MODULES, TORCH_MODULES, load_plugins, unfit
 
     steps: list[tuple[str, Callable[[], object]]] = [
-        (name, partial(importlib.import_module, name)) for name in (*PLAIN_PRELOAD, *modules)
+        (name, partial(importlib.import_module, name)) for name in (*RANK_MODULES, *TORCH_MODULES, *modules)
     ]
     steps.append((PLUGINS, partial(load_plugins, folder)))
     for name, step in steps:

@@ -43,7 +43,6 @@ def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = 
         # `look_for` below reports the error of this kind.
         session, devices, ranks = "none", "", cpu_slots()
     torch = installed_torch()
-    modules = [name for name in settings.preload if name != "auto"]
     return MachineFacts(
         accel=accel,
         session=session,
@@ -52,7 +51,7 @@ def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = 
         torch=torch,
         nvidia=look_for_nvidia(),
         kinds=tuple(look_for(kind, machine.argument(kind)) for kind in kinds()),
-        forks=forks(modules) if torch is not None else None,
+        forks=forks(() if settings.preload == "none" else settings.preload) if torch is not None else None,
         locks=look_at_locks(default_folder()),
         shared_memory=_size(Path("/dev/shm")),
     )
