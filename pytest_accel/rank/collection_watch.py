@@ -43,8 +43,8 @@ class CollectionWatch:
     @contextmanager
     def timing_imports(self) -> Generator[None, None, None]:
         """Measure imports in this block, in which conftests and plugins are imported."""
-        original = _interpreter._find_and_load
-        if not self._active:
+        original = getattr(_interpreter, "_find_and_load", None)
+        if not self._active or original is None:  # Not public: without the function, slow imports are not reported.
             yield
             return
         _interpreter._find_and_load = timed = _timed(original, self._imports)
