@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import psutil
 
@@ -21,7 +21,7 @@ def is_at_work(pid: int) -> bool:
     if sys.platform == "linux":
         return any(_state(thread) in _AT_WORK for thread in _threads(pid))
     else:  # noqa: RET505 - without `else`, mypy calls these lines unreachable on Linux.
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             return bool(psutil.Process(pid).status() == psutil.STATUS_RUNNING)
         return False
 
@@ -32,7 +32,7 @@ def held_up(pids: Iterable[int]) -> set[int]:
     This takes 20 ms.
     """
     before = {pid: _running_times(pid) for pid in pids}
-    time.sleep(_WATCHED)
+    sleep(_WATCHED)
     return {
         pid
         for pid, threads in before.items()
@@ -48,7 +48,7 @@ def _running_times(pid: int) -> dict[str, float]:
     """
     found = {}
     for thread in _threads(pid):
-        with contextlib.suppress(OSError, IndexError):  # It has ended, or the kernel does not count the time.
+        with suppress(OSError, IndexError):  # It has ended, or the kernel does not count the time.
             if _state(thread) in _AT_WORK:
                 found[thread.name] = int((thread / "schedstat").read_text().split()[0]) / 1e9
     return found
@@ -61,7 +61,7 @@ def is_thread_at_work(number: int) -> bool:
 
 def _threads(pid: int) -> list[Path]:
     """Return the folder of each thread of the process; none if it has ended."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return list(Path(f"/proc/{pid}/task").iterdir())
     return []
 

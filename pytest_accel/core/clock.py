@@ -1,4 +1,4 @@
-"""The clock for deadlines, which tests cannot stop or set, and the pauses of this process that deadlines leave out.
+"""The clocks, which tests cannot stop or set, and the pauses of this process that deadlines leave out.
 
 A test may change the time in a rank: freezegun replaces ``time.monotonic`` in every module that has imported it, and
 time-machine replaces it in the ``time`` module itself. Neither replaces ``time.clock_gettime`` for the monotonic clock
@@ -13,6 +13,8 @@ from threading import Lock
 
 monotonic = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 """Return seconds since an arbitrary start, which is the same for all processes of a machine."""
+wall_clock = partial(time.clock_gettime, time.CLOCK_REALTIME)
+"""Return seconds since the epoch."""
 
 _SHORTEST_PAUSE = 1.0
 """Seconds; a process on a busy machine wakes up late, too, but less."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-import socket
-import struct
+from pickle import dumps
+from socket import socket
+from struct import Struct as BinaryFormat
 
 from msgspec import Struct
 
@@ -12,7 +12,7 @@ from pytest_accel.core import unix_sockets
 from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.core.world_spec import WorldSpec
 
-TARGET_LENGTH = struct.Struct("<H")
+TARGET_LENGTH = BinaryFormat("<H")
 """The number of bytes of the pickled target, which follow."""
 
 
@@ -33,19 +33,23 @@ class RankTarget(Struct, frozen=True):
     """The process id on the agent's node."""
 
 
-def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket.socket:
-    """Return a connection to `rank`; raise OSError if it does not listen.
+def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket:
+    """Return a connection to `rank`, with a limit on writes; raise OSError if the rank does not listen.
 
     `pid` is the process id of the rank on its own node.
     """
     if spec.is_remote(rank):
         return call_agent(agent_path(directory, spec.server_of(rank)), RankTarget(spec.world, rank, pid))
-    return unix_sockets.connect(socket_path(directory, spec.world, rank))
+    return unix_sockets.connect(socket_path(directory, spec.world, rank), limited=True)
 
 
-def call_agent(path: str, target: object) -> socket.socket:
+def call_agent(path: str, target: object) -> socket:
     """Return a connection to `target` on another node, through the client of its agent, which listens at `path`."""
-    stream = unix_sockets.connect(path)
-    data = pickle.dumps(target)
-    stream.sendall(TARGET_LENGTH.pack(len(data)) + data)
+    stream = unix_sockets.connect(path, limited=True)
+    data = dumps(target)
+    try:
+        unix_sockets.sendall(stream, TARGET_LENGTH.pack(len(data)) + data)
+    except BaseException:
+        stream.close()
+        raise
     return stream

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import signal
 import sys
-from os import _exit
+from collections.abc import Callable
+from contextlib import suppress
+from os import _exit, close, fsencode, getppid
+from signal import SIGKILL
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
+_pidfd_open: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+"""None on other systems, and if Python was built with the headers of an old kernel."""
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -26,8 +29,8 @@ def die_with_parent(parent: int) -> None:
     `parent` is the process that forked this one. The thread that did so must live as long as `parent`: the kernel
     kills this process when that thread exits.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    _prctl(_PR_SET_PDEATHSIG, SIGKILL)
+    if getppid() != parent:
         _exit(1)
 
 
@@ -42,16 +45,15 @@ def watch_for_new_files(folder: str) -> int | None:
         libc = ctypes.CDLL(None)
         descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor >= 0:
-            if libc.inotify_add_watch(descriptor, os.fsencode(folder), _IN_MOVED_TO | _IN_CREATE) >= 0:
+            if libc.inotify_add_watch(descriptor, fsencode(folder), _IN_MOVED_TO | _IN_CREATE) >= 0:
                 return descriptor
-            os.close(descriptor)
+            close(descriptor)
     return None
 
 
 def end_of(pid: int) -> int | None:
     """Return a descriptor that is readable once `pid` has exited (pidfd_open(2)); None if that is impossible."""
-    if sys.platform == "linux":
-        # Python lacks the function if it was built with the headers of an old kernel.
-        with contextlib.suppress(OSError, AttributeError):
-            return os.pidfd_open(pid)
+    if _pidfd_open is not None:
+        with suppress(OSError):
+            return _pidfd_open(pid)
     return None

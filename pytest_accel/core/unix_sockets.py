@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import sys
+from _socket import socket as _Plain
+from _socket import socketpair
 from os import geteuid
-from socket import AF_UNIX, SOL_SOCKET, socket
-from struct import Struct
+from socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, socket
+from struct import Struct, pack
 
 if sys.platform == "linux":
     from socket import SO_PEERCRED
@@ -20,36 +22,66 @@ if sys.platform == "linux":
 _CREDENTIALS = Struct("=iII")
 """Pid, user id and group id."""
 _accept = socket._accept  # type: ignore[attr-defined]
+# The methods of the base class in C. A suite that guards its network replaces those of `socket.socket`.
+_bind, _listen, _connect, _setblocking = _Plain.bind, _Plain.listen, _Plain.connect, _Plain.setblocking
+_getsockopt, _setsockopt = _Plain.getsockopt, _Plain.setsockopt
+sendall = _Plain.sendall
+WRITE_TIMEOUT = 30
+"""Seconds for which a write may wait for the process at the other end. One that does not read is stopped or hangs."""
 
 
 def listen(path: str, backlog: int) -> socket:
     """Return a listening socket at `path`; raise OSError if the path exists."""
     listener = socket(AF_UNIX)
     try:
-        listener.bind(path)
-        listener.listen(backlog)
+        _bind(listener, path)
+        _listen(listener, backlog)
     except OSError:
         listener.close()
         raise
     return listener
 
 
-def connect(path: str) -> socket:
-    """Return a connection to `path`.
+def connect(path: str, *, limited: bool = False) -> socket:
+    """Return a connection to `path`, with a limit on writes if `limited` (:func:`limit_writes`).
 
     Raise PermissionError if another user listens there, and OSError if no process does.
     """
     connection = socket(AF_UNIX)
-    connection.setblocking(True)  # Tests may have set a default timeout.
     try:
-        connection.connect(path)
+        _setblocking(connection, True)  # Tests may have set a default timeout.
+        if limited:
+            limit_writes(connection)
+        _connect(connection, path)
         uid = peer_uid(connection)
         if not _trusted(uid):
             raise PermissionError(errno.EPERM, f"user {uid} listens there instead of user {geteuid()}", path)
-    except OSError:
+    except BaseException:
         connection.close()
         raise
     return connection
+
+
+def pair() -> tuple[socket, socket]:
+    """Return two connected sockets. Unlike `socket.socketpair`, this does not look up `socket.socket`."""
+    one, other = socketpair()
+    ends = socket(fileno=one.detach()), socket(fileno=other.detach())
+    for end in ends:
+        _setblocking(end, True)
+    return ends
+
+
+def limit_writes(connection: socket) -> None:
+    """Have a write to the blocking `connection` raise BlockingIOError after `WRITE_TIMEOUT` without progress.
+
+    The other end may have received a part of the data, so the connection cannot be used any more.
+    """
+    _setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, pack("ll", WRITE_TIMEOUT, 0))
+
+
+def limit_reads(connection: socket, seconds: int) -> None:
+    """Have a read from the blocking `connection` raise BlockingIOError after `seconds` in which nothing arrives."""
+    _setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, pack("ll", seconds, 0))
 
 
 def accept(listener: socket) -> socket:
@@ -59,7 +91,7 @@ def accept(listener: socket) -> socket:
     """
     while True:
         connection = socket(fileno=_accept(listener)[0])
-        connection.setblocking(True)
+        _setblocking(connection, True)
         if is_own(connection):
             return connection
         connection.close()
@@ -76,7 +108,7 @@ def is_own(connection: socket) -> bool:
 def peer_uid(connection: socket) -> int:
     """Return the user id of the process at the other end of `connection`."""
     if sys.platform == "linux":
-        credentials = connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size)
+        credentials = _getsockopt(connection, SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size)
         uid: int = _CREDENTIALS.unpack(credentials)[1]
     else:
         found, group = ctypes.c_uint32(), ctypes.c_uint32()

@@ -5,9 +5,9 @@ The functions are pure. Their input is the records of torch's flight recorder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from json import loads
 from typing import Any
 
 from pytest_accel.core.group_names import DEFAULT_GROUP, group_label, recorded_group
@@ -70,7 +70,7 @@ Record = Mapping[str, Mapping[int, Collective]]
 def read_record(record: bytes) -> dict[str, dict[int, Collective]]:
     """Return the collectives in a rank's `record`, by group and number; empty if the record is not valid."""
     try:
-        data = json.loads(record)
+        data = loads(record)
         entries, members, numbers = data["entries"], data.get("members", {}), data.get("numbers", {})
         found: dict[str, dict[int, Collective]] = {}
         for entry in entries:
@@ -93,7 +93,7 @@ def read_record(record: bytes) -> dict[str, dict[int, Collective]]:
 def place_in(record: bytes) -> str:
     """Return the place in the code at which the rank wrote its `record`; empty if unknown."""
     try:
-        return str(json.loads(record).get("place", ""))
+        return str(loads(record).get("place", ""))
     except (ValueError, AttributeError):
         return ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from os import fstat
 from pathlib import Path
 
 from pytest_accel.core.paths import HEADING
@@ -52,6 +52,8 @@ def describe_hang(hang: Hang, be: str = "was") -> str:
             return f"did not become ready within {hang.seconds:g} s"
         case HangCause.STALLED:
             return f"stopped in the middle of a message for {hang.seconds:g} s"
+        case HangCause.UNREAD:
+            return f"did not read the driver's message within {hang.seconds:g} s"
         case HangCause.OTHER_RANK:
             return f"{be} stopped {hang.seconds:g} s after {hang.event}"
 
@@ -63,7 +65,7 @@ def tail(path: str, limit: int = LAST_OUTPUT) -> str:
     """
     try:
         with Path(path).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+            file.seek(max(0, fstat(file.fileno()).st_size - limit))
             text = file.read(limit).decode(errors="replace")
     except OSError:
         return ""

@@ -6,12 +6,10 @@ and the answer go through the agent's TCP connection.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from os import stat, truncate, unlink
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -21,6 +19,7 @@ from pytest_accel.core.connect import InspectorTarget, call_agent
 from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, stack_path
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.core.unix_sockets import limit_reads
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.oom import oom_kills
@@ -89,8 +88,8 @@ class NodeInspector:
         """Return the size of each rank's log, in bytes."""
         found = {}
         for rank, path in self._paths(log_path, ranks).items():
-            with contextlib.suppress(OSError):
-                found[rank] = os.stat(path).st_size
+            with suppress(OSError):
+                found[rank] = stat(path).st_size
         return found
 
     def log_pieces(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, bytes]:
@@ -98,7 +97,7 @@ class NodeInspector:
         found = {}
         for rank, path in self._paths(log_path, wanted).items():
             offset, limit = wanted[rank]
-            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+            with suppress(OSError), open(path, "rb", buffering=0) as file:
                 file.seek(offset)
                 found[rank] = file.read(limit)
         return found
@@ -106,16 +105,16 @@ class NodeInspector:
     def truncate_logs(self, ranks: Mapping[int, None]) -> dict[int, None]:
         """Truncate the logs to nothing."""
         for path in self._paths(log_path, ranks).values():
-            with contextlib.suppress(OSError):
-                os.truncate(path, 0)
+            with suppress(OSError):
+                truncate(path, 0)
         return {}
 
     def remove_files(self, ranks: Mapping[int, None]) -> dict[int, None]:
         """Remove all files of ranks that have ended."""
         for path in RANK_FILES:
             for one in self._paths(path, ranks).values():
-                with contextlib.suppress(OSError):
-                    os.unlink(one)
+                with suppress(OSError):
+                    unlink(one)
         return {}
 
 
@@ -171,7 +170,7 @@ class WorldInspector:
             call = call_agent(agent_path(self._directory, server), InspectorTarget())
         except OSError:
             return None
-        call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _TIMEOUT, 0))
+        limit_reads(call, _TIMEOUT)
         connection = Connection(call.detach())
         try:
             connection.send(request)
@@ -182,7 +181,7 @@ class WorldInspector:
 
 
 def _receive_answer(call: Connection) -> dict[int, Any]:
-    with call, contextlib.suppress(EOFError, OSError):  # The other node is lost; the agent's client reports that.
+    with call, suppress(EOFError, OSError):  # The other node is lost; the agent's client reports that.
         found: dict[int, Any] = call.recv()
         return found
     return {}
@@ -190,7 +189,7 @@ def _receive_answer(call: Connection) -> dict[int, Any]:
 
 def answer(call: Connection, directory: str) -> None:
     """Answer one request of the driver; called in a thread of an agent on another node."""
-    with call, contextlib.suppress(EOFError, OSError):
+    with call, suppress(EOFError, OSError):
         request: Inspection = call.recv()
         call.send(request.method(NodeInspector(directory, request.world), request.given))
 

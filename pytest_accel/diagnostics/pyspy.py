@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
+from subprocess import DEVNULL, SubprocessError, run
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.programs import find_program
@@ -33,16 +33,16 @@ def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
     deadline = monotonic() + _TIMEOUT
     for rank, pid in pids.items():
         try:
-            dump = subprocess.run(
+            dump = run(
                 [command, "dump", "--native", "--pid", str(pid)],
                 capture_output=True,
                 text=True,
                 errors="replace",
-                stdin=subprocess.DEVNULL,
+                stdin=DEVNULL,
                 timeout=max(0.0, deadline - monotonic()),
                 check=True,
             )
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, SubprocessError):
             continue
         if text := shorten(dump.stdout):
             found[rank] = text

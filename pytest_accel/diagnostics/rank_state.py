@@ -24,6 +24,8 @@ class HangCause(Enum):
     """The rank did not become ready for a test in time."""
     STALLED = "stalled"
     """The rank stopped in the middle of a message."""
+    UNREAD = "unread"
+    """The rank did not read a message."""
     OTHER_RANK = "other rank"
     """Another rank had failed or ended, and this one did not finish the test in its grace time."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from socket import send_fds
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.unix_sockets import sendall
 from pytest_accel.driver.rank_connection import RankConnection
 
 Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
@@ -79,10 +79,10 @@ class DebuggerRelay:
 
 def _answer(rank: RankConnection, descriptors: tuple[int, ...]) -> bool:
     """Send `rank` the terminal's `descriptors`, or a refusal if there are none; return False if the rank is gone."""
-    with contextlib.suppress(OSError), rank.call() as connection:
+    with suppress(OSError), rank.call() as connection:
         if descriptors:
-            socket.send_fds(connection, [b"y"], descriptors)
+            send_fds(connection, [b"y"], descriptors)
         else:
-            connection.sendall(b"n")
+            sendall(connection, b"n")
         return True
     return False

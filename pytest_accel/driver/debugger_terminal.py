@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import sys
-import termios
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from os import isatty, kill
+from signal import SIGINT, signal
+from termios import TCSADRAIN, tcgetattr, tcsetattr
 
 import pytest
 
@@ -20,7 +20,7 @@ def is_interactive(config: pytest.Config) -> bool:
     return bool(getattr(config.pluginmanager.getplugin("terminalreporter"), "isatty", False))
 
 
-@contextlib.contextmanager
+@contextmanager
 def lend_terminal(config: pytest.Config, pid: int) -> Iterator[tuple[int, int]]:
     """Yield the descriptors of this process's input and output for the process `pid`, and forward Ctrl-C to it.
 
@@ -28,19 +28,19 @@ def lend_terminal(config: pytest.Config, pid: int) -> Iterator[tuple[int, int]]:
     """
 
     def forward(number: int, frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)
+        with suppress(ProcessLookupError):
+            kill(pid, SIGINT)
 
-    with contextlib.ExitStack() as undo:
+    with ExitStack() as undo:
         capture = config.pluginmanager.getplugin("capturemanager")
         if capture is not None:  # None with `-p no:capture`.
             undo.callback(capture.resume)
             capture.suspend(in_=True)
         sys.stdout.flush()
-        if os.isatty(0):
+        if isatty(0):
             # A rank that died in its line editor may have left the terminal in raw mode.
-            undo.callback(termios.tcsetattr, 0, termios.TCSADRAIN, termios.tcgetattr(0))
+            undo.callback(tcsetattr, 0, TCSADRAIN, tcgetattr(0))
         undo.callback(config.hook.pytest_leave_pdb, config=config, pdb=None)
         config.hook.pytest_enter_pdb(config=config, pdb=None)
-        undo.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, forward))
+        undo.callback(signal, SIGINT, signal(SIGINT, forward))
         yield 0, 1

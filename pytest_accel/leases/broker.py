@@ -9,15 +9,14 @@ it again each time it releases it, and two sessions that each wait for several d
 from __future__ import annotations
 
 import itertools
-import threading
-import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from threading import Lock, current_thread
+from traceback import format_exception
 
-from pytest_accel.core.clock import monotonic
+from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease, LeaseTable
 from pytest_accel.leases.lock_dir import LockFolderError
@@ -46,7 +45,7 @@ class Broker:
         slots: int,
         locks: DeviceLocks | None,
         on_wanted: Callable[[int], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall_clock,
         on_lost: Callable[[int, str], None] | None = None,
     ) -> None:
         """`devices` are in the session's order. If `locks` is None, the devices are not shared with other sessions.
@@ -65,7 +64,7 @@ class Broker:
         self._on_wanted = on_wanted
         self._on_lost = on_lost
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._thread = PollingThread(self._lock, self._poll, self._run_callbacks, self._fail_all)
         self._unavailable: set[str] = set()
         """Devices that could not be locked at the last attempt, or for which another session has waited longer."""
@@ -161,7 +160,7 @@ class Broker:
             if waiting.is_behind(self._other_waits(), lease.devices):
                 return False
             self._queue.pop(request_id)
-            self._table.transfer(lease_id, replace(waiting.holder, since=time.time()))
+            self._table.transfer(lease_id, replace(waiting.holder, since=wall_clock()))
             with suppress(LockFolderError):
                 self._write_holders(lease.devices)
             callbacks = self._react()
@@ -213,7 +212,7 @@ class Broker:
             if self._locks is not None:
                 self._locks.close()
             thread = self._thread.stop()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not current_thread():
             # The timeout prevents a deadlock with a callback that waits for the caller of close().
             thread.join(2.0)
 
@@ -268,7 +267,7 @@ class Broker:
             for grant in decide(self._queue.requests, self._free(), self._table.free_slots):
                 waiting = self._queue.get(grant.request)
                 assert waiting is not None
-                holder = replace(waiting.holder, since=time.time())
+                holder = replace(waiting.holder, since=wall_clock())
                 try:
                     unavailable = self._acquire(grant, waiting, holder, other_waits)
                 except Exception as error:
@@ -351,7 +350,7 @@ class Broker:
 
         The next request starts a new thread.
         """
-        text = "".join(traceback.format_exception(error))
+        text = "".join(format_exception(error))
         failure = BrokerError(f"the thread that grants devices has ended with an error:\n{text}")
         return [partial(waiting.on_failure, failure) for waiting in self._queue.clear()]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Condition, ExceptHookArgs, Lock, Thread, current_thread, excepthook
 
 from pytest_accel.core.clock import monotonic
 
@@ -77,7 +77,7 @@ class PollingThread:
 
     def __init__(
         self,
-        lock: threading.Lock,
+        lock: Lock,
         poll: Callable[[PollSchedule, float], tuple[Sequence[Callback], float] | None],
         run_callbacks: Callable[[Sequence[Callback]], None],
         on_error: Callable[[Exception], Sequence[Callback]],
@@ -88,17 +88,17 @@ class PollingThread:
         callbacks that handle the error; if there are none, `threading.excepthook` reports it. Both are called with the
         lock held. ``run_callbacks(callbacks)`` is called after each round without the lock; it may raise.
         """
-        self._changed = threading.Condition(lock)
+        self._changed = Condition(lock)
         self._poll = poll
         self._run_callbacks = run_callbacks
         self._on_error = on_error
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._pause = 0.0
 
     def start(self) -> None:
         """Start the thread unless it runs. Raise RuntimeError if this process cannot have more threads."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="accel-broker", daemon=True)
+            thread = Thread(target=self._run, name="accel-broker", daemon=True)
             thread.start()
             self._thread = thread
 
@@ -107,7 +107,7 @@ class PollingThread:
         if self._thread is not None and self._pause > _FAST_POLL:
             self._changed.notify()
 
-    def stop(self) -> threading.Thread | None:
+    def stop(self) -> Thread | None:
         """Wake the thread, so that `poll` can end it; return the thread to join after releasing the lock."""
         self._changed.notify_all()
         return self._thread
@@ -141,5 +141,5 @@ class PollingThread:
 
 
 def _report(error: Exception) -> None:
-    thread = threading.current_thread()
-    threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
+    thread = current_thread()
+    excepthook(ExceptHookArgs((type(error), error, error.__traceback__, thread)))

@@ -10,5 +10,5 @@ from pytest_accel.core import prctl
 
 
 def test_a_process_cannot_be_watched_if_python_was_built_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    monkeypatch.setattr(prctl, "_pidfd_open", None)
     assert prctl.end_of(os.getpid()) is None

@@ -422,6 +422,72 @@ _REPLACED_FUNCTIONS = (
 """Functions of the standard library that ranks need, and that pytest itself does not need."""
 
 
+_GUARDED_FUNCTIONS = ("socket.socket", "socket.socket.connect", "socket.socketpair")
+"""Functions that a suite replaces to forbid its tests the network."""
+_FUNCTIONS_OF_A_DRIVER = (
+    *("socket.socket.setsockopt", "socket.socket.getsockopt", "socket.socket.sendall", "socket.socket.setblocking"),
+    *("socket.socket.shutdown", "socket.gethostname", "os.kill", "os.getuid", "os.pidfd_open", "os.unlink"),
+    *("pickle.dumps", "pickle.loads", "json.loads", "time.monotonic", "time.time", "time.sleep", "time.clock_gettime"),
+    *("select.poll", "select.select", "selectors.DefaultSelector", "queue.SimpleQueue", "threading.Thread"),
+    *("subprocess.Popen", "subprocess.run", "traceback.format_exc", "contextlib.suppress", "shutil.rmtree"),
+)
+"""Further functions that a driver needs to run a test in new ranks, and that pytest itself does not need."""
+
+
+@pytest.mark.long(except_for="a guard of the network")
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(_GUARDED_FUNCTIONS, id="a guard of the network"),
+        pytest.param(_FUNCTIONS_OF_A_DRIVER, id="others"),
+    ],
+)
+def test_functions_that_the_suite_replaces_in_the_driver_do_not_affect_it(
+    suite: BackgroundSuite, names: tuple[str, ...]
+) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_wait = 5\n")
+    suite.write(
+        "test_driver.py",
+        f"""
+        import importlib, pytest
+
+        kept = []
+
+        def owner(name):
+            module, *path, attribute = name.split(".")
+            found = importlib.import_module(module)
+            for part in path:
+                found = getattr(found, part)
+            return found, attribute
+
+
+        @pytest.mark.parametrize("name", {names}, scope="class")
+        class TestOne:
+            def test_replaces(self, name):
+                def replacement(*args, **options):
+                    raise RuntimeError(f"{{name}} is replaced")
+
+                place, attribute = owner(name)
+                kept[:] = [attribute in vars(place), getattr(place, attribute)]
+                setattr(place, attribute, replacement)
+
+            @pytest.mark.distributed(2, fresh=True)
+            def test_in_ranks(self, name):
+                assert kept == []
+
+            def test_puts_back(self, name):
+                place, attribute = owner(name)
+                own, original = kept
+                if own:
+                    setattr(place, attribute, original)
+                else:
+                    delattr(place, attribute)
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 3 * len(names)}
+
+
 @pytest.mark.long
 def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: BackgroundSuite) -> None:
     suite.write(
