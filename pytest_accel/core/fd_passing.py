@@ -12,7 +12,7 @@ from socket import recv_fds, send_fds, socket
 
 def send(connection: Connection, descriptors: Sequence[int]) -> None:
     """Send a few `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
-    with _socket_of(connection) as end:
+    with socket_of(connection) as end:
         send_fds(end, [b"\0"], list(descriptors))
 
 
@@ -21,7 +21,7 @@ def receive(connection: Connection, count: int) -> list[int]:
 
     Raise EOFError if the other end is closed, and OSError if this process may not open as many files.
     """
-    with _socket_of(connection) as end:
+    with socket_of(connection) as end:
         data, received, _, _ = recv_fds(end, 1, count)
     if len(received) == count:
         for descriptor in received:
@@ -35,7 +35,7 @@ def receive(connection: Connection, count: int) -> list[int]:
 
 
 @contextmanager
-def _socket_of(connection: Connection) -> Iterator[socket]:
+def socket_of(connection: Connection) -> Iterator[socket]:
     """Provide the `connection` as a socket, which must not be closed."""
     end = socket(fileno=connection.fileno())
     try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from os import getpgid, kill, killpg
 from signal import SIGKILL
+from typing import NamedTuple
 
 import psutil
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.truncation import cut_end
 
 SHM_MANAGER = "torch_shm_manager"
 """Program that torch starts for a process that shares tensors with the strategy ``file_system``.
@@ -22,8 +24,13 @@ _TRACKERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker"
 """Modules of resource trackers, as they occur in command lines. A tracker cleans up and exits after its clients."""
 _CLEANING_TIMEOUT = 5.0
 """Seconds within which torch's manager and the trackers must clean up and exit."""
-_MARKED_TIMEOUT = 10.0
-"""Seconds for which :func:`kill_marked` repeats: a process in uninterruptible sleep survives SIGKILL."""
+KILL_TIMEOUT = 10.0
+"""Seconds in which a process must exit after SIGKILL.
+
+A process that does not is in uninterruptible sleep, as in a driver that hangs, or belongs to another user.
+"""
+_DESCENDANTS_TIMEOUT = 8.0
+"""Seconds for which :func:`kill_descendants` waits: less than the fork server has to exit (`server_client`)."""
 MARK = "PYTEST_ACCEL_SESSION"
 """Environment variable of a session's fork servers and all their descendants, see :func:`mark`."""
 
@@ -33,16 +40,80 @@ def resource_tracker_pid() -> int | None:
     return getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
 
 
-def kill_tree(pid: int) -> None:
-    """Kill a process, its process group and all its descendants, except those that clean up (`_cleans_up`)."""
+class Survivor(NamedTuple):
+    """A process that lives on although it was to be killed."""
+
+    pid: int
+    created: float
+    """Creation time (``psutil.Process.create_time``)."""
+    about: str
+    """The process in words: ``process 71 (sudo tcpdump; user root, sleeping)``."""
+
+
+def kill_tree(pid: int) -> set[psutil.Process]:
+    """Kill a process, its process group and all its descendants, except those that clean up (`_cleans_up`).
+
+    Return these processes, so that the caller can find out which of them do not exit (:func:`living`). Never raise:
+    the process of another user cannot be killed.
+    """
+    found: set[psutil.Process] = set()
     with suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.Error, ProcessLookupError):
-                if not _cleans_up(child) and child.is_running():
-                    kill(child.pid, SIGKILL)  # psutil's `kill` looks up os.kill, which a test may have replaced.
-    kill_group(pid)
-    with suppress(ProcessLookupError):
+        root = psutil.Process(pid)
+        for process in (*root.children(recursive=True), root):
+            with suppress(psutil.Error):
+                if not _cleans_up(process) and process.is_running():
+                    found.add(process)
+                    if process != root:
+                        _kill(process.pid)
+    found |= kill_group(pid)
+    if any(process.pid == pid for process in found):  # Last, so that it does not react to the death of the others.
+        _kill(pid)
+    return found
+
+
+def _kill(pid: int) -> None:
+    # psutil's `kill` looks up os.kill, which a test may have replaced.
+    with suppress(ProcessLookupError, PermissionError):
         kill(pid, SIGKILL)
+
+
+def living(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """Return those of `processes` that have not exited."""
+    found = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+    return found
+
+
+def may_be_killed(process: psutil.Process) -> bool:
+    """Return whether this process may send `process` a signal."""
+    try:
+        kill(process.pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        pass
+    return True
+
+
+def survivors(processes: Iterable[psutil.Process]) -> tuple[Survivor, ...]:
+    """Return descriptions of those of `processes` that have not exited."""
+    found = []
+    for process in sorted(living(processes), key=lambda one: one.pid):
+        with suppress(psutil.Error):
+            found.append(Survivor(process.pid, process.create_time(), _describe(process)))
+    return tuple(found)
+
+
+def _describe(process: psutil.Process) -> str:
+    command, user, state = "?", "unknown", process.status()
+    with suppress(psutil.Error):
+        command = cut_end(" ".join(process.cmdline()) or process.name(), 80)
+    with suppress(psutil.Error):
+        user = process.username()
+    return f"process {process.pid} ({command}; user {user}, {state})"
 
 
 def mark(directory: str, server: int) -> str:
@@ -55,14 +126,15 @@ def session_of(environ: Mapping[str, str]) -> str:
     return environ.get(MARK, "").rpartition("/")[0]
 
 
-def kill_marked(directory: str, server: int | None = None, owner: int | None = None) -> None:
+def kill_marked(directory: str, server: int | None = None, owner: int | None = None) -> tuple[Survivor, ...]:
     """Kill every process of the session in `directory`, orphans included, except those that clean up (`_cleans_up`).
 
-    Repeat until none is found. Give up after `_MARKED_TIMEOUT`. With `server`, kill only that fork server and what
-    descends from it; with `owner`, only processes that this user alone controls. The processes are found by
-    :data:`MARK` in the environment with which their program was started.
+    Repeat until none is found. Give up after `KILL_TIMEOUT`, and return the processes that live on. With `server`, kill
+    only that fork server and what descends from it; with `owner`, only processes that this user alone controls. The
+    processes are found by :data:`MARK` in the environment with which their program was started.
     """
-    deadline = monotonic() + _MARKED_TIMEOUT
+    deadline = monotonic() + KILL_TIMEOUT
+    found: list[psutil.Process] = []
     while monotonic() < deadline:
         found = []
         for process in psutil.process_iter():
@@ -77,46 +149,59 @@ def kill_marked(directory: str, server: int | None = None, owner: int | None = N
                 process.kill()
                 found.append(process)
         if not found:
-            return
+            break
         psutil.wait_procs(found, timeout=1)
+    return survivors(found)
 
 
-def kill_group(pid: int) -> None:
-    """Kill the remaining processes of the process group `pid`, except those that clean up (`_cleans_up`)."""
-    killed: set[int] = set()
-    while new := _members(pid) - killed:
+def kill_group(pid: int) -> set[psutil.Process]:
+    """Kill the remaining processes of the process group `pid`, except those that clean up (`_cleans_up`).
+
+    Return these processes.
+    """
+    found: set[psutil.Process] = set()
+    looked_at: set[int] = set()
+    while new := _members(pid) - looked_at:
         for member in new:
-            with suppress(psutil.Error, ProcessLookupError, PermissionError):
-                if not _cleans_up(psutil.Process(member)):
-                    kill(member, SIGKILL)
-        killed |= new  # Look again: one of them may have forked before it was killed.
+            with suppress(psutil.Error):
+                process = psutil.Process(member)
+                if not _cleans_up(process):
+                    found.add(process)
+                    _kill(member)
+        looked_at |= new  # Look again: one of them may have forked before it was killed.
+    return found
 
 
 def _members(group: int) -> set[int]:
     """Return the pids of a process group; if it is empty, as it nearly always is, this costs one system call."""
     found: set[int] = set()
-    with suppress(ProcessLookupError, PermissionError):
+    try:
         killpg(group, 0)
-        for pid in psutil.pids():
-            with suppress(ProcessLookupError, PermissionError):
-                if getpgid(pid) == group:
-                    found.add(pid)
+    except ProcessLookupError:
+        return found
+    except PermissionError:
+        pass  # All members belong to other users.
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if getpgid(pid) == group:
+                found.add(pid)
     return found
 
 
 def kill_descendants() -> None:
-    """Kill all descendants of this process and wait until they have exited.
+    """Kill all descendants of this process and wait until they have exited, at most `_DESCENDANTS_TIMEOUT` seconds.
 
     Those that clean up (`_cleans_up`) are killed only after `_CLEANING_TIMEOUT`, and the resource tracker of this
-    process is never killed.
+    process is never killed. Processes of other users, which this one may not kill, are left.
     """
     tracker = resource_tracker_pid()
-    deadline = monotonic() + _CLEANING_TIMEOUT
-    while True:
-        children = [child for child in psutil.Process().children(recursive=True) if child.pid != tracker]
+    began = monotonic()
+    while (waited := monotonic() - began) < _DESCENDANTS_TIMEOUT:
+        descendants = psutil.Process().children(recursive=True)
+        children = [child for child in descendants if child.pid != tracker and may_be_killed(child)]
         if not children:
             return
-        overdue = monotonic() >= deadline
+        overdue = waited >= _CLEANING_TIMEOUT
         for child in children:
             with suppress(psutil.Error):
                 if overdue or not _cleans_up(child):
@@ -126,7 +211,10 @@ def kill_descendants() -> None:
 
 def _cleans_up(process: psutil.Process) -> bool:
     """Return whether `process` removes resources that other processes have left, and then exits by itself."""
-    command = process.cmdline()
+    try:
+        command = process.cmdline()
+    except psutil.AccessDenied:
+        return False
     return command[:1] == [SHM_MANAGER] or any(tracker in part for part in command for tracker in _TRACKERS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_spec import WorldSpec
 
@@ -52,6 +53,17 @@ class RankExited(Struct, frozen=True):
     world: int
     rank: int
     exit: RankExit
+
+
+class Survivors(Struct, frozen=True):
+    """The processes of a world that live on although `server` has killed them.
+
+    Each message replaces the one before. The world has ended once its ranks have exited and the list is empty.
+    """
+
+    world: int
+    server: int
+    processes: tuple[Survivor, ...]
 
 
 class ServerNote(Struct, frozen=True):

@@ -4,34 +4,47 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+import psutil
 
 from pytest_accel.core import shared_memory
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import kill_group, kill_tree
+from pytest_accel.core.kill import KILL_TIMEOUT, kill_group, kill_tree, living, survivors
 from pytest_accel.core.paths import shared_memory_path
 from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.server_messages import RankExited, StartFailed, WorldStarted
+from pytest_accel.core.rank_messages import RETIRED
+from pytest_accel.core.server_messages import RankExited, StartFailed, Survivors, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.world_sockets import NoLoopbackError, WorldSockets, open_sockets
+from pytest_accel.rank.leaked_processes import children_of
+
+_LOOK_INTERVAL = 0.1
+"""Seconds between two looks at processes that were killed and live on."""
 
 
 @dataclass(slots=True)
 class _ForkedWorld:
-    """The ranks of a world that the fork server has not yet reaped."""
+    """The ranks of a world that the fork server has not yet reaped, and what was killed with those that it has."""
 
     ranks: dict[int, int] = field(default_factory=dict)
     """By process id."""
     deadline: float | None = None
     """Time at which the ranks are killed (`clock.monotonic`); None: no kill is planned."""
+    killed: set[psutil.Process] = field(default_factory=set)
+    """The processes that were killed, as far as they are not known to have exited."""
+    look_at: float | None = None
+    """Time of the next look at whether `killed` live; None: none is planned."""
+    survivors: bool = False
+    """True if the pool was told of processes that live on."""
 
 
 class ForkedWorlds:
     """The worlds that have ranks forked from this server, which owns the object. Only this class changes their state.
 
-    A world exists from its start until its last rank has been reaped.
+    A world exists from its start until its last rank has been reaped, and all that was killed with it has exited.
     """
 
     def __init__(
@@ -39,12 +52,19 @@ class ForkedWorlds:
         session: SessionSpec,
         start_rank: Callable[[WorldSpec, int, WorldSockets], int],
         send: Callable[[object], None],
+        other_children: Callable[[], Iterable[int]],
     ) -> None:
-        """``start_rank(spec, rank, sockets)`` returns the pid of a new rank. `send` sends a message to the pool."""
+        """``start_rank(spec, rank, sockets)`` returns the pid of a new rank. `send` sends a message to the pool.
+
+        ``other_children()`` returns the pids of this process's children that are no ranks.
+        """
         self._session = session
         self._start_rank = start_rank
         self._send = send
+        self._other_children = other_children
         self._worlds: dict[int, _ForkedWorld] = {}
+        self._orphans: set[int] = set()
+        """The processes that ranks have left, as far as they are known."""
 
     def __len__(self) -> int:
         return len(self._worlds)
@@ -59,8 +79,9 @@ class ForkedWorlds:
 
     @property
     def due(self) -> float | None:
-        """Time at which the next ranks are to be killed (`clock.monotonic`), or None."""
-        return min((world.deadline for world in self._worlds.values() if world.deadline is not None), default=None)
+        """Time at which the next ranks are to be killed or looked at (`clock.monotonic`), or None."""
+        times = (time for world in self._worlds.values() for time in (world.deadline, world.look_at))
+        return min((time for time in times if time is not None), default=None)
 
     def start(self, spec: WorldSpec, port: int | None) -> int:
         """Start the ranks of `spec` that belong to this server; return their number, 0 if that fails.
@@ -73,7 +94,7 @@ class ForkedWorlds:
                 for rank in sockets.listeners:
                     world.ranks[self._start_rank(spec, rank, sockets)] = rank
                 self._send(WorldStarted(spec.world, tuple(world.ranks), sockets.port))
-        except OSError as error:
+        except Exception as error:
             text = str(error) if isinstance(error, NoLoopbackError) else traceback.format_exc()
             self.kill(spec.world)
             if not world.ranks:  # Otherwise `reap` removes the world.
@@ -94,7 +115,9 @@ class ForkedWorlds:
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None
                 for pid in world.ranks:
-                    kill_tree(pid)
+                    world.killed |= kill_tree(pid)
+                if world.look_at is None and not world.survivors:
+                    world.look_at = now + KILL_TIMEOUT
 
     def reap(self, on_other: Callable[[int], None]) -> None:
         """Collect the exit statuses of all children that have exited, and send those of ranks.
@@ -114,9 +137,41 @@ class ForkedWorlds:
                 continue
             world = self._worlds[number]
             rank = world.ranks.pop(pid)
-            kill_group(pid)
-            self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
+            world.killed |= kill_group(pid)
+            orphans = self._new_orphans()
+            if status != RETIRED << 8:
+                world.killed.update(*map(kill_tree, orphans))
             if not world.ranks:
-                del self._worlds[number]
-                record = shared_memory_path(self._session.directory, self._session.server)
-                shared_memory.remove(record, self._worlds)
+                self._report_survivors(number, world)  # First: the world has not ended if there are any.
+            self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
+            if not world.ranks and not world.survivors:
+                self._remove(number)
+
+    def _new_orphans(self) -> frozenset[int]:
+        """Return the processes that a rank, which has just been reaped, has left: this process adopts them."""
+        children = children_of(os.getpid()).difference(self.world_by_pid, self._other_children())
+        new = children - self._orphans
+        self._orphans = set(children)
+        return new
+
+    def look(self) -> None:
+        """Look whether the processes that were killed live on, where that is due."""
+        now = monotonic()
+        for number, world in list(self._worlds.items()):
+            if world.look_at is not None and world.look_at <= now:
+                self._report_survivors(number, world)
+                if not world.ranks and not world.survivors:
+                    self._remove(number)
+
+    def _report_survivors(self, number: int, world: _ForkedWorld) -> None:
+        """Tell the pool which processes live on although they were killed, unless nothing has changed."""
+        before, world.killed = world.killed, living(world.killed)
+        world.look_at = monotonic() + _LOOK_INTERVAL if world.killed else None
+        if (world.killed and not world.survivors) or (world.survivors and world.killed != before):
+            world.survivors = bool(world.killed)
+            self._send(Survivors(number, self._session.server, survivors(world.killed)))
+
+    def _remove(self, number: int) -> None:
+        del self._worlds[number]
+        record = shared_memory_path(self._session.directory, self._session.server)
+        shared_memory.remove(record, self._worlds)

@@ -66,7 +66,7 @@ class _Server:
         self._standby = StandbyProcesses(self._fork)
         # Not on other systems: there, a socket in transit may be lost when the sender closes its own copy.
         self._uses_standby = sys.platform == "linux" and not launched
-        self.worlds = ForkedWorlds(spec, self._start_rank, partial(_send, connection))
+        self.worlds = ForkedWorlds(spec, self._start_rank, partial(_send, connection), self._standby.pids)
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
         self._controller_end = prctl.end_of(controller)
         self._wake_read, self._wake_write = os.pipe()
@@ -95,6 +95,7 @@ class _Server:
                     os.read(self._wake_read, 4096)
                 self.worlds.reap(self._standby.forget)
                 self.worlds.kill_overdue()
+                self.worlds.look()
                 while self.connection.poll():
                     try:
                         message = self.connection.recv()

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-import socket
-import subprocess
-import tempfile
-import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from os import getpid
+from pickle import dumps
+from socket import SHUT_RDWR, socket
+from subprocess import Popen, TimeoutExpired
+from tempfile import TemporaryFile
+from threading import Lock, Thread, current_thread
 from traceback import format_exc
 from typing import Protocol
 
-from pytest_accel.core import session_folder
+from pytest_accel.core import session_folder, unix_sockets
 from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.fd_passing import socket_of
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.kill import MARK, kill_tree, mark
+from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.paths import server_log_path
+from pytest_accel.core.readable import is_readable
 from pytest_accel.core.server_messages import StartWorld
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.rank.coverage import unmeasured
@@ -43,11 +46,11 @@ class ServerProcess(Protocol):
     def kill_tree(self) -> None:
         """Kill the process and all its descendants."""
 
-    def wait(self, timeout: float | None) -> bool:
-        """Return True once the process has exited, False after `timeout` seconds. None: wait without a limit."""
+    def wait(self, timeout: float) -> bool:
+        """Return True once the process has exited, False after `timeout` seconds."""
 
 
-Spawn = Callable[[SessionSpec, socket.socket], ServerProcess]
+Spawn = Callable[[SessionSpec, socket], ServerProcess]
 """Function that starts a fork server for a session, given the server's end of a connection, which the caller closes."""
 
 
@@ -56,13 +59,13 @@ class OwnServer:
 
     loss = None
 
-    def __init__(self, spec: SessionSpec, end: socket.socket, environment: Mapping[str, str]) -> None:
+    def __init__(self, spec: SessionSpec, end: socket, environment: Mapping[str, str]) -> None:
         """Start the server with `environment`; it serves on the socket `end`."""
-        source = f"from pytest_accel.forkserver.server import main; main({end.fileno()}, {os.getpid()}, {os.getpid()})"
-        with open(server_log_path(spec.directory, spec.server), "wb") as log, tempfile.TemporaryFile() as given:
-            given.write(pickle.dumps(spec))
+        source = f"from pytest_accel.forkserver.server import main; main({end.fileno()}, {getpid()}, {getpid()})"
+        with open(server_log_path(spec.directory, spec.server), "wb") as log, TemporaryFile() as given:
+            given.write(dumps(spec))
             given.seek(0)
-            self.process = subprocess.Popen(
+            self.process = Popen(
                 python_command(source, path=spec.sys_path),
                 pass_fds=[end.fileno()],
                 stdin=given,
@@ -79,13 +82,13 @@ class OwnServer:
         kill_tree(self.process.pid)
 
     def wait(self, timeout: float | None) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(TimeoutExpired):
             self.process.wait(timeout)
             return True
         return False
 
 
-def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:
+def spawn_here(spec: SessionSpec, end: socket) -> ServerProcess:
     """Start a fork server as a child of this process, with its environment."""
     return OwnServer(spec, end, os.environ)
 
@@ -109,42 +112,57 @@ class ForkServerClient:
 
     def __init__(self, spec: SessionSpec, callbacks: ServerCallbacks, spawn: Spawn = spawn_here) -> None:
         session_folder.ensure(spec.directory)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(True)  # Tests may have set a default timeout for sockets.
-        theirs.setblocking(True)
-        with theirs:
+        ours, theirs = unix_sockets.pair()
+        with theirs, ExitStack() as undo:
+            undo.callback(ours.close)
+            unix_sockets.limit_writes(ours)
+            unix_sockets.limit_reads(ours, unix_sockets.WRITE_TIMEOUT)  # Only after a part of a message has arrived.
             self._process = spawn(spec, theirs)
+            undo.pop_all()
         self._connection = Connection(ours.detach())
         self._spec = spec
         self._used = False
-        self._sending = threading.Lock()
+        self._sending = Lock()
         self._callbacks = callbacks
-        self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
+        self._thread = Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
 
     def send(self, message: object) -> None:
         """Send `message`. Never raise: if the server has exited, `on_end` is called."""
-        with self._sending, contextlib.suppress(OSError):
+        with self._sending, suppress(OSError):
             self._used = self._used or isinstance(message, StartWorld)
-            self._connection.send(message)
+            try:
+                self._connection.send(message)
+            except BlockingIOError:  # The server does not read, and may have got a part of the message.
+                self._process.kill()
 
     def kill(self) -> None:
         """Kill the server. `on_end` is called as soon as it has exited."""
         self._process.kill()
 
-    def stop(self) -> None:
-        """Stop the server, which kills all its descendants, and wait for its exit."""
+    def stop(self) -> bool:
+        """Stop the server, which kills all its descendants, and wait for its exit.
+
+        Return False if it did not exit in time and was killed, so that its descendants may live on.
+        """
         if not self._used:
             self._process.kill_tree()  # The server may still be importing; do not wait for that.
         # Not close(): the thread may be waiting on the descriptor.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
-        if not self._process.wait(_STOP_TIMEOUT):
-            self._process.kill()
-            self._process.wait(None)
-        if threading.current_thread() is not self._thread:
+        with suppress(OSError), socket_of(self._connection) as end:
+            end.shutdown(SHUT_RDWR)
+        exited = self._end_process()
+        if current_thread() is not self._thread:
             self._thread.join()
         self._connection.close()
+        return exited
+
+    def _end_process(self) -> bool:
+        """Wait for the exit of the server; kill it after `_STOP_TIMEOUT`, and return False then."""
+        if self._process.wait(_STOP_TIMEOUT):
+            return True
+        self._process.kill()
+        self._process.wait(KILL_TIMEOUT)
+        return False
 
     def _listen(self) -> None:
         try:
@@ -158,7 +176,7 @@ class ForkServerClient:
         tick = monotonic() + _TICK_INTERVAL
         while True:
             try:
-                arrived = self._connection.poll(max(0.0, tick - monotonic()))
+                arrived = is_readable(self._connection.fileno(), max(0.0, tick - monotonic()))
                 message = self._connection.recv() if arrived else None
             except (EOFError, OSError):
                 break
@@ -168,5 +186,5 @@ class ForkServerClient:
             if monotonic() >= tick:
                 self._callbacks.on_tick()
                 tick = monotonic() + _TICK_INTERVAL
-        self._process.wait(None)
+        self._end_process()
         self._callbacks.on_end(self._spec.server, self._process.loss)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from signal import SIGKILL
+from threading import RLock
 
 from msgspec import structs
 
@@ -37,7 +37,7 @@ class ForkServerGroup:
     A world's ranks may come from several of them. The messages about such a world are combined.
     """
 
-    def __init__(self, callbacks: ServerCallbacks, lock: threading.RLock) -> None:
+    def __init__(self, callbacks: ServerCallbacks, lock: RLock) -> None:
         """`lock` is the owner's lock, which the owner holds in all calls except :meth:`stop`.
 
         The callbacks get the lock held, except for `on_failure`. One of the servers calls `on_tick`.
@@ -84,14 +84,17 @@ class ForkServerGroup:
             if numbers is None or number in numbers:
                 client.kill()
 
-    def stop(self) -> None:
-        """Stop the servers, which kill all their descendants. `on_end` is not called."""
+    def stop(self) -> bool:
+        """Stop the servers, which kill all their descendants. `on_end` is not called.
+
+        Return False if one of them did not, since it did not exit in time.
+        """
         with self._lock:
             clients, self._clients = self._clients, {}
             self._starting.clear()
         # The driver's own server, number 0, is stopped last, since it removes the session's folder.
-        for number in sorted(clients, reverse=True):
-            clients[number].stop()
+        stopped = [clients[number].stop() for number in sorted(clients, reverse=True)]
+        return all(stopped)
 
     def _start(self, spec: WorldSpec) -> None:
         servers = sorted({spec.server_of(rank) for rank in range(spec.ranks)})
@@ -135,7 +138,7 @@ class ForkServerGroup:
             return
         for rank in range(starting.spec.ranks):
             if starting.spec.server_of(rank) not in starting.requested:
-                self._callbacks.on_message(RankExited(world, rank, exited(-signal.SIGKILL)))
+                self._callbacks.on_message(RankExited(world, rank, exited(-SIGKILL)))
 
     def _tick(self, server: int) -> None:
         with self._lock:

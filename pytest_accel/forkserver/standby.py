@@ -59,6 +59,10 @@ class StandbyProcesses:
         self._worlds = 0
         """Number of worlds that this server has started."""
 
+    def pids(self) -> frozenset[int]:
+        """Return the process ids of the standby processes."""
+        return frozenset(self._waiting)
+
     def prepare(self, ranks: int) -> None:
         """Plan the forks for the next world, after one with this number of `ranks` has started.
 

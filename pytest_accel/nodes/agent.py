@@ -23,7 +23,7 @@ from typing import Protocol
 from msgspec import structs
 
 from pytest_accel.core import prctl, session_folder, shared_memory
-from pytest_accel.core.kill import kill_marked
+from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.diagnostics.exit_status import tail
@@ -178,7 +178,7 @@ class _Agent:
         self._transport.close()
         if self._server is not None and not self._server.wait(_EXIT_TIMEOUT):
             self._server.kill_tree()
-            self._server.wait(None)
+            self._server.wait(KILL_TIMEOUT)
         self._lease_agent.close()
         if self._owns_folder:
             self._remove_folder()

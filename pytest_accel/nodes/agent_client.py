@@ -15,9 +15,6 @@ from pytest_accel.forkserver.server_client import ServerProcess
 from pytest_accel.nodes.agent_messages import End, Hello, KillServer, ServerEnded, StartServer
 from pytest_accel.nodes.remote_leases import RemoteLeases
 
-_END_TIMEOUT = 10.0
-"""Seconds to wait for the exit of a fork server where the caller sets no timeout."""
-
 
 class ClientTransport(Protocol):
     """The driver's end of its connection to an agent. All methods but :meth:`run` may be called in any thread."""
@@ -149,6 +146,5 @@ class _AgentServer:
     def kill_tree(self) -> None:
         self.kill()
 
-    def wait(self, timeout: float | None) -> bool:
-        # Never without a timeout: a stopped agent (SIGSTOP) sends nothing.
-        return self.ended.wait(_END_TIMEOUT if timeout is None else timeout)
+    def wait(self, timeout: float) -> bool:
+        return self.ended.wait(timeout)

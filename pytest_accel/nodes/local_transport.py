@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
-from pytest_accel.core import fd_passing, prctl
+from pytest_accel.core import fd_passing, prctl, unix_sockets
 from pytest_accel.nodes.agent_messages import StartServer
 
 
@@ -30,10 +30,28 @@ class _LocalTransport:
 class LocalClientTransport(_LocalTransport):
     """The driver's end of a connection; its `AgentClient` owns it."""
 
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        with fd_passing.socket_of(connection) as end:
+            unix_sockets.limit_writes(end)  # The agent may be stopped (SIGSTOP).
+
+    def send(self, message: object) -> None:
+        with self._sending:
+            self._send(message)
+
     def start_server(self, message: StartServer, end: socket.socket) -> None:
-        with self._sending, contextlib.suppress(OSError):
-            self._connection.send(message)
-            fd_passing.send(self._connection, [end.fileno()])
+        with self._sending:
+            self._send(message, end.fileno())
+
+    def _send(self, message: object, *descriptors: int) -> None:
+        with contextlib.suppress(OSError):
+            try:
+                self._connection.send(message)
+                if descriptors:
+                    fd_passing.send(self._connection, descriptors)
+            except BlockingIOError:  # The agent may have received a part of the message.
+                with fd_passing.socket_of(self._connection) as end:
+                    end.shutdown(socket.SHUT_RDWR)
 
     def run(self, handle: Callable[[object], None]) -> None:
         while True:

@@ -27,7 +27,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.kill import MARK, kill_tree, mark
+from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
@@ -77,6 +77,8 @@ class MpiJob:
         self._on_job_end = on_job_end
         self._servers: ForkServerGroup | None = None
         self._exited: set[int] = set()
+        self._cleaned_up = True
+        """False if a fork server had to be killed, so that its descendants may live on."""
         """The ranks whose exit was reported."""
         self._over = threading.Event()
         """Set when the job is to end, or its fork servers have ended."""
@@ -122,11 +124,15 @@ class MpiJob:
         if self._servers is None and self._process.poll() is None:
             kill_tree(self._process.pid)
 
-    def stop(self) -> None:
-        """Terminate the job, and wait until it has ended. The caller must not hold the lock."""
+    def stop(self) -> bool:
+        """Terminate the job, and wait until it has ended; return False if some of its processes may live on.
+
+        The caller must not hold the lock.
+        """
         with self._lock:
             self.kill()
         self._thread.join()
+        return self._cleaned_up
 
     # The job's thread
 
@@ -146,7 +152,7 @@ class MpiJob:
             call.close()
         if self._servers is not None:
             self._over.wait()
-            self._servers.stop()
+            self._cleaned_up = self._servers.stop()
             self._report_ended()
         else:
             kill_tree(self._process.pid)
@@ -154,7 +160,8 @@ class MpiJob:
             self._process.wait(_END_TIMEOUT)
         except subprocess.TimeoutExpired:
             kill_tree(self._process.pid)
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_TIMEOUT)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         with self._lock:
@@ -224,7 +231,7 @@ class _MpiServer:
     def kill_tree(self) -> None:
         kill_tree(self.pid)
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float) -> bool:
         end = prctl.end_of(self.pid)
         if end is not None:  # The descriptor is readable once the process has ended, even before mpirun has reaped it.
             try:
@@ -251,6 +258,7 @@ def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.soc
     """Pass a process of the job its end of the connection to the pool; return the process as a fork server."""
     with contextlib.suppress(OSError):  # The process has ended; the pool notices that its connection is closed.
         data = pickle.dumps(spec)
+        unix_sockets.limit_writes(call)
         socket.send_fds(call, [_LENGTH.pack(len(data))], [end.fileno()])
         call.sendall(data)
     return _MpiServer(pid)

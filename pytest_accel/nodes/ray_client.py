@@ -19,8 +19,9 @@ from operator import itemgetter
 from traceback import format_exc
 from typing import BinaryIO, Protocol
 
+from pytest_accel.core import unix_sockets
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.kill import kill_tree
+from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.exit_status import describe_exit
@@ -112,10 +113,10 @@ class RayCluster:
         self._failure: str | None = None
         """Why no request can be met any more; None as long as the helper runs."""
         self._closing = False
-        ours, theirs = socket.socketpair()
+        ours, theirs = unix_sockets.pair()
+        unix_sockets.limit_writes(ours)
         with theirs:
             self._process = _start(theirs, self._log)
-        ours.setblocking(True)
         self._connection = Connection(ours.detach())
         self._send(Connect(address, f"pytest-accel-{uuid.uuid4().hex}"))
         self._thread = threading.Thread(target=self._listen, name="accel-ray", daemon=True)
@@ -202,7 +203,8 @@ class RayCluster:
             self._process.wait(_CLOSE_TIMEOUT)
         except subprocess.TimeoutExpired:
             kill_tree(self._process.pid)
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_TIMEOUT)
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self._connection.close()
@@ -210,7 +212,10 @@ class RayCluster:
 
     def _send(self, message: object) -> None:
         with self._sending, contextlib.suppress(OSError):  # If the helper has ended, the thread reports that.
-            self._connection.send(message)
+            try:
+                self._connection.send(message)
+            except BlockingIOError:  # The helper does not read, and may have got a part of the message.
+                self._process.kill()
 
     def _fail_later(self, on_failure: Callable[[PlaceError], None], error: PlaceError) -> None:
         """Call `on_failure` in a new thread, since :meth:`place` must not call it."""
@@ -374,7 +379,10 @@ class RayCluster:
             self._process.wait(_CLOSE_TIMEOUT)
         except subprocess.TimeoutExpired:  # The helper has closed the connection, but Ray does not shut down in it.
             kill_tree(self._process.pid)
-        end = describe_exit(exited(self._process.wait()), "was")
+        try:
+            end = describe_exit(exited(self._process.wait(KILL_TIMEOUT)), "was")
+        except subprocess.TimeoutExpired:
+            end = f"could not be killed (pid {self._process.pid})"
         if self._closing:
             return "the session has left the Ray cluster"
         if not self._connected.is_set():

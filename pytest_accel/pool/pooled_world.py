@@ -7,6 +7,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.nodes.placement import Place
@@ -71,6 +72,12 @@ class PooledWorld:
         self.pids: tuple[int, ...] = ()
         self.exits: dict[int, RankExit] = {}
         """The exit status of each rank that has ended."""
+        self.survivors: dict[int, tuple[Survivor, ...]] = {}
+        """The processes that live on although a fork server has killed them, by the server's number."""
+        self.survived_since = 0.0
+        """Time at which the first of them was reported (`clock.monotonic`)."""
+        self.ticks_after_kill = 0
+        """Ticks since the processes were to be killed. The time that a stopped controller loses does not count."""
         self.since = monotonic()
         """Time of creation, or of the last return by a driver."""
         self.retire_deadline: float | None = None
@@ -83,12 +90,18 @@ class PooledWorld:
     @property
     def ended(self) -> bool:
         """True if every process of the world has ended."""
-        return len(self.exits) == self.spec.ranks
+        return len(self.exits) == self.spec.ranks and not self.survivors
 
     @property
     def ending(self) -> bool:
         """True if the world can run no further test, but has processes."""
         return self.state in (WorldState.RETIRING, WorldState.KILLED)
+
+    @property
+    def unanswered(self) -> set[int]:
+        """The fork servers that have reported neither the exit of each of their ranks nor that they live on."""
+        ranks = (rank for rank in range(self.spec.ranks) if rank not in self.exits)
+        return {self.spec.server_of(rank) for rank in ranks}.difference(self.survivors)
 
     @property
     def alive(self) -> dict[int, int]:
@@ -178,6 +191,19 @@ class PooledWorld:
         for entry in [entry for entry in self._exit_callbacks if entry[0] == rank]:
             self._exit_callbacks.remove(entry)
             entry[1](end)
+
+    def record_survivors(self, server: int, processes: tuple[Survivor, ...]) -> None:
+        """Record which processes live on although the fork server `server` has killed them; empty: none any more."""
+        if processes:
+            self.survived_since = self.survived_since or monotonic()
+            self.survivors[server] = processes
+        else:
+            self.survivors.pop(server, None)
+
+    def tick(self) -> None:
+        """Count a tick if the processes were to be killed before."""
+        if self.ending and (self.retire_deadline is None or self.retire_deadline < monotonic()):
+            self.ticks_after_kill += 1
 
     def gone(self) -> None:
         """Record that no process is left. Watchers of ranks without a recorded exit get None."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.device import Device
 from pytest_accel.core.frames import Folders
+from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit, exited
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
@@ -62,6 +65,17 @@ class PoolSummary:
         place = f"; it was at {frame.where(Folders())}" if frame is not None else ""
         what = f"did not end its session within {RETIRE_TIMEOUT:.0f} s and was killed{place}"
         self._add_error(world, rank, what, stack_text(stack, Folders()))
+
+    def add_survivors(self, world: PooledWorld) -> None:
+        """Report the processes of a world that live on although they were killed."""
+        self.add_left((one for found in world.survivors.values() for one in found), world.spec.devices)
+
+    def add_left(self, processes: Iterable[Survivor], devices: Sequence[Device] = ()) -> None:
+        """Report `processes`, which could not be killed, and the `devices` that they may use."""
+        names = ", ".join(dict.fromkeys(device.id for device in devices))
+        locked = f"; no test gets {names} while it lives" if names else ""
+        for process in processes:
+            self.errors.append(f"{process.about} could not be killed{locked}")
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
+from threading import Condition, RLock
+from traceback import format_exc
 from typing import Protocol
 
 from pytest_accel.core import session_folder, shared_memory
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.connect import call_rank
-from pytest_accel.core.kill import kill_marked
+from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path, shared_memory_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.rank_messages import RETIRED, Retire
@@ -28,6 +29,7 @@ from pytest_accel.core.server_messages import (
     ServerNote,
     StartFailed,
     StartWorld,
+    Survivors,
     WorldStarted,
 )
 from pytest_accel.core.session_spec import SessionSpec
@@ -50,6 +52,11 @@ slowly; their stacks are then unknown.
 """
 _REPORTING_TIMEOUT = 10.0
 """Seconds in which the fork servers, at the end of the session, must report the ranks that they have killed."""
+_ANSWER_TICKS = 30
+"""Ticks (of a second) after the kill of a world in which its fork servers must report its end.
+
+A server that does not is stopped (SIGSTOP) or hangs.
+"""
 _FIRST_JOB_SERVER = 1_000_000
 """The number of the first fork server of an MPI job: larger than those of the nodes, which may become more."""
 _SESSION_ENDS = "the session ends"
@@ -64,8 +71,11 @@ class WorldStarter(Protocol):
     def kill(self) -> None:
         """Kill its processes. Their exits are reported."""
 
-    def stop(self) -> None:
-        """Stop its processes, and wait for their exit. The caller must not hold the lock."""
+    def stop(self) -> bool:
+        """Stop its processes, and wait for their exit; return False if some may live on.
+
+        The caller must not hold the lock.
+        """
 
 
 class WorldObserver(Protocol):
@@ -86,6 +96,9 @@ class WorldObserver(Protocol):
     def on_gone(self, world: PooledWorld, *, killed: bool) -> None:
         """Handle a world whose processes have all ended, so that its devices are free; `killed` if they were killed."""
 
+    def on_survivors(self, world: PooledWorld) -> None:
+        """Handle processes of a world that live on although they were killed (`PooledWorld.survivors`)."""
+
     def on_failure(self, why: str) -> None:
         """Handle an error after which no world can be started in this session."""
 
@@ -102,7 +115,7 @@ class WorldManager:
     def __init__(
         self,
         spec: SessionSpec,
-        lock: threading.RLock,
+        lock: RLock,
         observer: WorldObserver,
         summary: PoolSummary,
         spawns: Callable[[], Mapping[int, Spawn]],
@@ -119,7 +132,7 @@ class WorldManager:
         self.directory = spec.directory
         self._spec = spec
         self._lock = lock
-        self._changed = threading.Condition(lock)
+        self._changed = Condition(lock)
         self._observer = observer
         self._summary = summary
         self._spawns = spawns
@@ -149,7 +162,9 @@ class WorldManager:
                 self._servers.run(self._spec, needed)
                 self._servers.send(StartWorld(world.spec))
         except Exception:  # For example no memory for a process. Without an answer, the driver would wait forever.
-            self._start_failed(StartFailed(world.spec.world, traceback.format_exc()))
+            with suppress(Exception):  # One of several servers may have got the message.
+                self._servers.send(KillWorld(world.spec.world))
+            self._start_failed(StartFailed(world.spec.world, format_exc()))
 
     def _start_job(self, world: PooledWorld, launcher: str) -> WorldStarter:
         first = self._next_server
@@ -204,11 +219,11 @@ class WorldManager:
         self.broken = why
         self._summary.errors.append(why)
         for starter in (self._servers, *self._own_starters.values()):
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 starter.kill()
         self._observer.on_failure(why)
         for world in list(self.worlds.values()):
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 self._forget(world)
         self._changed.notify_all()
 
@@ -220,7 +235,7 @@ class WorldManager:
         world.retire(quietly=quietly)
         self._record(WorldEnding(world.spec.world, why))
         for rank, pid in enumerate(world.pids):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
         self._kill_after(world, RETIRE_TIMEOUT)
 
@@ -265,12 +280,19 @@ class WorldManager:
             elif world.state not in (WorldState.RETIRING, WorldState.KILLED) or not gracefully:
                 self.kill(world, _SESSION_ENDS)
         deadline = monotonic() + RETIRE_TIMEOUT + _REPORTING_TIMEOUT
-        while self.worlds and (left := deadline - monotonic()) > 0:
+        while self.worlds and (left := min(deadline, self._last_end()) - monotonic()) > 0:
             self._changed.wait(left)
         for world in list(self.worlds.values()):
             if world.state is WorldState.RETIRING:
                 self._summary.add_unknown_teardown(world)
                 self.kill(world, _SESSION_ENDS)
+            self._summary.add_survivors(world)
+
+    def _last_end(self) -> float:
+        """Return the time until which a world may end: without a limit, unless all have processes that live on."""
+        if not all(world.survivors for world in self.worlds.values()):
+            return math.inf
+        return max(world.survived_since for world in self.worlds.values()) + KILL_TIMEOUT
 
     def stop_starters(self) -> None:
         """Terminate the fork servers, the MPI jobs and all their processes, and remove the session's folder.
@@ -281,15 +303,14 @@ class WorldManager:
             starters = list(self._own_starters.values())
             for starter in starters:
                 starter.kill()
-        for starter in starters:
-            starter.stop()
-        self._servers.stop()
-        if self.broken is not None:  # The thread that cleans up after the server may have failed.
-            with contextlib.suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
-                kill_marked(self.directory)
+        stopped = [starter.stop() for starter in (*starters, self._servers)]
+        if self.broken is not None or not all(stopped):  # The thread that cleans up after the server may have failed.
+            with suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
+                self._summary.add_left(kill_marked(self.directory))
                 shared_memory.remove_all(self.directory)
         with self._lock:
-            for world in list(self.worlds.values()):
+            # Worlds with survivors last: the last holder of a shared device stays in its lock file.
+            for world in sorted(self.worlds.values(), key=lambda world: bool(world.survivors)):
                 self._forget(world)
         session_folder.remove(self.directory)
 
@@ -305,6 +326,8 @@ class WorldManager:
                 self._exited(message)
             elif isinstance(message, PreloadFailed):
                 self._break(message.text)
+            elif isinstance(message, Survivors):
+                self._survived(message)
             elif isinstance(message, ServerNote):
                 self._summary.add_note(message.text)
 
@@ -334,6 +357,17 @@ class WorldManager:
         if world.ended and world.state in (WorldState.RETIRING, WorldState.KILLED):
             self._forget(world)
 
+    def _survived(self, message: Survivors) -> None:
+        world = self.worlds.get(message.world)
+        if world is None:
+            return
+        world.record_survivors(message.server, message.processes)
+        if message.processes:
+            self._observer.on_survivors(world)
+        if world.ended and world.ending:
+            self._forget(world)
+        self._changed.notify_all()
+
     def _server_ended(self, number: int, loss: str | None) -> None:
         """Handle the end of a fork server, with which its ranks end. Called with the lock held.
 
@@ -344,7 +378,7 @@ class WorldManager:
         end = RankExit(ExitCause.SERVER_ENDED) if loss is None else RankExit(ExitCause.NODE_LOST, about=loss)
         for world in ended:
             _mark_dead(world, number, end)  # Before the slow cleanup, since the drivers wait for it.
-        kill_marked(self.directory, number)
+        self._summary.add_left(kill_marked(self.directory, number))
         shared_memory.remove(shared_memory_path(self.directory, number))
         starting = [world for world in ended if world.state is WorldState.STARTING]
         for world in ended:
@@ -384,15 +418,23 @@ class WorldManager:
                 if world.state is WorldState.STARTING and now - world.since - PAUSES.since(world.since) > START_TIMEOUT
             ]
             for world in late:
-                if (starter := self._own_starters.get(world.spec.world)) is not None:
-                    starter.kill()
-                else:
-                    self._servers.kill(world.spec.server_numbers)
+                self._kill_servers(world, world.spec.server_numbers)
             for world in self.worlds.values():
                 deadline = world.retire_deadline if world.state is WorldState.RETIRING else None
                 if deadline is not None and 0 < deadline - now < _STACKS_BEFORE_KILL:
                     self._take_stacks(world)
+                world.tick()
+                if world.ticks_after_kill == _ANSWER_TICKS:
+                    self._kill_servers(world, world.unanswered)
             self._observer.on_tick()
+
+    def _kill_servers(self, world: PooledWorld, numbers: Collection[int]) -> None:
+        """Kill fork servers of a world that do not answer; their end ends it."""
+        own = self._own_starters.get(world.spec.world)
+        if own is not None:
+            own.kill()
+        else:
+            self._servers.kill(numbers)
 
     def _take_stacks(self, world: PooledWorld) -> None:
         """Record the stacks of the ranks that still run, unless they are known."""
@@ -411,6 +453,7 @@ def _mark_dead(world: PooledWorld, server: int, end: RankExit) -> None:
     for rank in range(world.spec.ranks):
         if world.spec.server_of(rank) == server:
             world.rank_exited(rank, end)
+    world.record_survivors(server, ())
 
 
 def _ignore_end(server: int, loss: str | None) -> None:

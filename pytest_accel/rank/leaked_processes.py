@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from gc import collect
-from os import getpid, waitid, waitpid
+from os import WNOHANG, getpid, waitid, waitpid
 from pathlib import Path
 from threading import Thread, main_thread
 from threading import enumerate as living_threads
@@ -17,7 +18,15 @@ import psutil
 
 from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
+from pytest_accel.core.kill import (
+    SHM_MANAGER,
+    Survivor,
+    kill_tree,
+    living,
+    may_be_killed,
+    resource_tracker_pid,
+    survivors,
+)
 from pytest_accel.core.truncation import cut_end
 
 _INTERVAL = 0.005
@@ -30,6 +39,8 @@ they get no more of the processor than this process does.
 """
 _LONGEST_GRACE = 5.0
 """Seconds after which those that are at work are taken for left running."""
+_KILL_TIMEOUT = 3.0
+"""Seconds to wait for the exit of killed processes. The fork server, which kills them again, waits longer."""
 _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
@@ -74,10 +85,11 @@ def _children() -> frozenset[int]:
         waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()  # The usual case, for which waitid() is the cheapest check.
-    return _children_of(getpid())
+    return children_of(getpid())
 
 
-def _children_of(parent: int) -> frozenset[int]:
+def children_of(parent: int) -> frozenset[int]:
+    """Return the process ids of the children of `parent`."""
     if sys.platform == "linux":
         with suppress(OSError):
             lists = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
@@ -89,8 +101,9 @@ def _children_of(parent: int) -> frozenset[int]:
 
 
 def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
-    """Kill processes that are not `known`; return lines about these, and lines about new threads that do not end.
+    """Kill processes that are not `known`; return lines about these, and lines about what cannot be ended.
 
+    The latter are new threads, and processes that live on: those of other users, and those in uninterruptible sleep.
     Processes with a text of `kept` or of `_LIBRARIES` in their command lines are left running and not reported.
     """
     new = find() - known
@@ -107,12 +120,24 @@ def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], lis
         at_work = any(_is_tree_at_work(child.pid) for child in children) or any(map(_is_at_work, threads))
         idle = 0 if at_work else idle + 1
         sleep(_INTERVAL)
-    killed = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
-    for child in children:
-        kill_tree(child.pid)
-        with suppress(ChildProcessError):
-            waitpid(child.pid, 0)
-    return killed, [f"left the thread {thread.name!r} running" for thread in threads if thread.is_alive()]
+    texts = {child.pid: f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children}
+    left = _kill(children)
+    lasting = [f"left {one.about} running, which cannot be killed" for one in left]
+    lasting += [f"left the thread {thread.name!r} running" for thread in threads if thread.is_alive()]
+    return [text for pid, text in texts.items() if all(one.pid != pid for one in left)], lasting
+
+
+def _kill(children: Iterable[psutil.Process]) -> tuple[Survivor, ...]:
+    """Kill `children` of this process with their descendants; return those that live on."""
+    killed = {process for child in children for process in kill_tree(child.pid)}
+    deadline = monotonic() + _KILL_TIMEOUT
+    while True:
+        for process in killed:
+            with suppress(ChildProcessError):  # A descendant, or reaped already.
+                waitpid(process.pid, WNOHANG)
+        if not any(map(may_be_killed, living(killed))) or monotonic() > deadline:
+            return survivors(killed)
+        sleep(_INTERVAL)
 
 
 def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process]:
@@ -133,7 +158,7 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
 
 def _is_tree_at_work(pid: int) -> bool:
     """Return whether the process or a descendant, for which it may wait, is at work."""
-    return is_at_work(pid) or any(map(_is_tree_at_work, _children_of(pid)))
+    return is_at_work(pid) or any(map(_is_tree_at_work, children_of(pid)))
 
 
 def _is_at_work(thread: Thread) -> bool:

@@ -12,7 +12,17 @@ def test_a_process_that_cannot_be_killed_is_given_up(monkeypatch: pytest.MonkeyP
     class Sleeping:
         """A process in uninterruptible sleep."""
 
+        pid = 71
         kills = 0
+
+        def is_running(self) -> bool:
+            return True
+
+        def create_time(self) -> float:
+            return 5.0
+
+        def username(self) -> str:
+            return "ada"
 
         def environ(self) -> dict[str, str]:
             return {kill.MARK: kill.mark("/folder", 0)}
@@ -36,5 +46,5 @@ def test_a_process_that_cannot_be_killed_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(psutil, "process_iter", lambda: [sleeping])
     monkeypatch.setattr(psutil, "wait_procs", wait)
     monkeypatch.setattr(kill, "monotonic", lambda: now[0])
-    kill.kill_marked("/folder")
+    assert kill.kill_marked("/folder") == ((71, 5.0, "process 71 (python; user ada, disk-sleep)"),)
     assert sleeping.kills == 10

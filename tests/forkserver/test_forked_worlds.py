@@ -7,10 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
+from pytest_accel.core.kill import KILL_TIMEOUT, Survivor
 from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.server_messages import RankExited, StartFailed, WorldStarted
+from pytest_accel.core.rank_messages import RETIRED
+from pytest_accel.core.server_messages import RankExited, StartFailed, Survivors, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
@@ -31,13 +34,17 @@ class Processes:
         self.sent: list[Any] = []
         self.limit = 100
         spec = SessionSpec((), "/", (), directory, "/", (), (), (), (), (), False)
-        self.worlds = ForkedWorlds(spec, self.start_rank, self.sent.append)
+        self.worlds = ForkedWorlds(spec, self.start_rank, self.sent.append, list)
 
     def start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
         if len(self.started) >= self.limit:
             raise BlockingIOError("no more processes")
         self.started.append(100 + len(self.started))
         return self.started[-1]
+
+    def kill(self, pid: int) -> set[psutil.Process]:
+        self.killed.append(pid)
+        return set()
 
     def waitpid(self, pid: int, options: int) -> tuple[int, int]:
         if not self.exits:
@@ -55,8 +62,9 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     with tempfile.TemporaryDirectory() as directory:  # `tmp_path` may be too long for the path of a socket.
         made = Processes(directory)
         monkeypatch.setattr(os, "waitpid", made.waitpid)
-        monkeypatch.setattr(forked_worlds, "kill_tree", made.killed.append)
-        monkeypatch.setattr(forked_worlds, "kill_group", made.killed.append)
+        monkeypatch.setattr(forked_worlds, "kill_tree", made.kill)
+        monkeypatch.setattr(forked_worlds, "kill_group", made.kill)
+        monkeypatch.setattr(forked_worlds, "children_of", lambda parent: frozenset())
         yield made
         monkeypatch.undo()
 
@@ -112,3 +120,78 @@ def test_a_world_that_cannot_start_is_killed_and_ends_with_its_ranks(processes: 
     processes.exits = [(pid, 9) for pid in processes.started]
     processes.worlds.reap(processes.killed.remove)
     assert not processes.worlds
+
+
+class Surviving:
+    """A process that a signal does not end."""
+
+    pid = 71
+    lives = True
+
+    def create_time(self) -> float:
+        return 5.0
+
+
+def test_a_world_exists_as_long_as_a_process_lives_that_was_killed_with_it(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    left = Surviving()
+    monkeypatch.setattr(forked_worlds, "monotonic", lambda: now[0])
+    monkeypatch.setattr(forked_worlds, "kill_tree", lambda pid: {left})
+    monkeypatch.setattr(forked_worlds, "living", lambda found: {one for one in found if one.lives})
+    monkeypatch.setattr(
+        forked_worlds, "survivors", lambda found: tuple(Survivor(one.pid, one.create_time(), "sudo") for one in found)
+    )
+    worlds = processes.worlds
+    processes.start(1, ranks=1)
+    worlds.kill(1)
+    worlds.look()
+    processes.exits = [(100, 9)]
+    worlds.reap(processes.killed.remove)
+    # The survivor comes first, so that the exit of the last rank does not end the world.
+    survivors = Survivors(1, 0, (Survivor(71, 5.0, "sudo"),))
+    assert processes.sent[1:] == [survivors, RankExited(1, 0, exited(-9))]
+    assert 1 in worlds
+    assert worlds.due is not None
+    now[0] = worlds.due
+    worlds.look()
+    assert len(processes.sent) == 3
+    left.lives = False
+    now[0] = worlds.due
+    worlds.look()
+    assert processes.sent[3:] == [Survivors(1, 0, ())]
+    assert not worlds
+
+
+def test_a_rank_that_cannot_be_killed_is_reported(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    rank = Surviving()
+    monkeypatch.setattr(forked_worlds, "monotonic", lambda: now[0])
+    monkeypatch.setattr(forked_worlds, "kill_tree", lambda pid: {rank})
+    monkeypatch.setattr(forked_worlds, "living", set)
+    monkeypatch.setattr(forked_worlds, "survivors", lambda found: (Survivor(71, 5.0, "rank"),))
+    worlds = processes.worlds
+    processes.start(1, ranks=1)
+    worlds.kill(1)
+    assert worlds.due == 100.0 + KILL_TIMEOUT
+    worlds.look()
+    assert len(processes.sent) == 1
+    now[0] = worlds.due
+    worlds.look()
+    assert processes.sent[1:] == [Survivors(1, 0, (Survivor(71, 5.0, "rank"),))]
+    assert 1 in worlds
+
+
+def test_what_a_dead_rank_has_left_is_killed(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = processes.worlds
+    processes.start(1, ranks=2)
+    left = {7}  # A process that a rank has left which ended in good order.
+    monkeypatch.setattr(forked_worlds, "children_of", lambda parent: frozenset(left))
+    processes.exits = [(100, RETIRED << 8)]
+    worlds.reap(processes.killed.remove)
+    assert processes.killed == [100]
+    left.add(8)
+    processes.exits = [(101, 9)]
+    worlds.reap(processes.killed.remove)
+    assert processes.killed == [100, 101, 8]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_accel.core import unix_sockets
+from pytest_accel.core.server_messages import Preload
 from pytest_accel.forkserver import server_client
 from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks
 from tests.deadline import scaled
@@ -57,3 +59,41 @@ def test_periodic_work_is_done_while_messages_arrive_all_the_time(start: Start, 
     server.connection.send("message")
     assert ticked.wait(scaled(30))
     client.stop()
+
+
+def test_a_server_that_does_not_read_is_killed(
+    start: Start, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unix_sockets, "WRITE_TIMEOUT", 1)
+    killed = threading.Event()
+    monkeypatch.setattr(server, "kill", killed.set)
+    client = start(Calls().callbacks)
+    thread = threading.Thread(target=lambda: client.send(Preload(("x" * 5_000_000,))), daemon=True)
+    thread.start()
+    thread.join(scaled(20))
+    try:
+        assert killed.is_set(), "the write goes on"
+        assert not thread.is_alive()
+    finally:
+        server.connection.close()
+        thread.join(scaled(20))
+    client.stop()
+
+
+def test_a_server_that_cannot_be_killed_is_given_up(
+    start: Start, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls()
+    waits: list[float | None] = []
+
+    def wait(timeout: float | None) -> bool:
+        waits.append(timeout)
+        return False
+
+    monkeypatch.setattr(server, "wait", wait)
+    client = start(calls.callbacks)
+    server.connection.close()
+    assert calls.changed.wait(scaled(30))
+    assert calls.ends == [0]
+    assert client.stop() is False
+    assert None not in waits

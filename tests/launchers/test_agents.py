@@ -53,7 +53,7 @@ def test_an_error_in_the_handling_of_a_message_is_reported(what: str, monkeypatc
             other.send_bytes(b"no pickle")
         else:
             other.send(ServerEnded(7))
-        assert server.wait(None)
+        assert server.wait(60)
         assert lost.wait(60)
         assert client.lost
         for thread in [thread for thread in threading.enumerate() if thread.name == "accel-agent-1"]:

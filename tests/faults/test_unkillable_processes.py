@@ -1,0 +1,95 @@
+"""Tests of processes that a session cannot kill: it goes on without their devices, names them, and ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.background_suite import BackgroundSuite
+from tests.deadline import eventually
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.getuid() != 0, reason="needs root on Linux, to start processes of other users"
+)
+
+_PYTEST_WITHOUT_CAP_KILL = (
+    sys.executable,
+    "-c",
+    "import ctypes, os, sys\n"
+    "assert ctypes.CDLL(None).prctl(24, 5, 0, 0, 0) == 0  # PR_CAPBSET_DROP, CAP_KILL\n"
+    "os.execv(sys.executable, [sys.executable, '-m', 'pytest', *sys.argv[1:]])",
+)
+"""The command of a session that may not kill processes of other users, although root has started it."""
+
+
+@pytest.fixture(autouse=True)
+def end_process(suite: BackgroundSuite) -> Iterator[None]:
+    """Kill the process whose id is in the file ``left``, before `suite` checks that nothing is left."""
+    yield
+    if (suite.path / "left").exists():
+        left = psutil.Process(int(suite.read("left")))
+        left.kill()
+        eventually("the process to end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.long(except_for="left by a test")
+@pytest.mark.parametrize(
+    ("options", "end", "outcome", "cause"),
+    [
+        pytest.param("", "pass", "PASSED", "left {process} running, which cannot be killed", id="left by a test"),
+        pytest.param("start_new_session=True", "os.abort()", "FAILED", "killed by SIGABRT", id="left by a dead rank"),
+    ],
+)
+def test_the_session_goes_on_and_names_the_process(
+    suite: BackgroundSuite, options: str, end: str, outcome: str, cause: str
+) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\naccel_wait = 1\n")
+    suite.write(
+        "test_it.py",
+        f"""
+        import os, subprocess, pytest
+        kept = []
+
+        @pytest.mark.devices(1)
+        def test_leaves_a_process():
+            left = subprocess.Popen(["sleep", "1000"], user="nobody", {options})
+            kept.append(left)
+            with open("left", "w") as file:
+                print(left.pid, file=file)
+            {end}
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_on_the_cpu(): pass
+
+        @pytest.mark.devices(1)
+        def test_on_the_other_device(): pass
+
+        @pytest.mark.devices(2)
+        def test_on_both_devices(): pass
+        """,
+    )
+    run = suite.start(program=_PYTEST_WITHOUT_CAP_KILL).finish()
+    process = f"process {suite.read('left')} (sleep 1000; user nobody, sleeping)"
+    run.expect(
+        {
+            "test_leaves_a_process": outcome,
+            "test_on_the_cpu": "PASSED",
+            "test_on_the_other_device": "PASSED",
+            "test_on_both_devices": "ERROR",
+        }
+    )
+    assert cause.format(process=process) in run.text
+    waits = run.failure("test_on_both_devices")
+    assert re.search(
+        r"^sim-0 is held by pid \d+ \(root\) for test_it.py::test_leaves_a_process since", waits, re.MULTILINE
+    )
+    assert f"{process} could not be killed; no test gets sim-0 while it lives" in run.text
+
+    # Also in the next session.
+    run = suite.run("-k", "device", "--deselect", "test_it.py::test_leaves_a_process")
+    run.expect({"test_on_the_other_device": "PASSED", "test_on_both_devices": "ERROR"})
