@@ -111,16 +111,25 @@ class Driver:
             world = self._world = World(
                 grant, self._pool_client, self._debugger_relay(grant), self._log_tail(grant), on_quiet
             )
-        except OSError as error:  # For example, tests have used up this process's file descriptors.
+        except BaseException as error:  # Not returned, the world would keep its devices and slots.
             self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
+            if not isinstance(error, OSError):
+                raise
+            # For example, tests have used up this process's file descriptors.
             raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
-        outcomes = world.start()
+        try:
+            outcomes = world.start()
+        except (KeyboardInterrupt, LostWorld):
+            raise
+        except BaseException:
+            self.end_world("its driver did not wait until its ranks were ready")
+            raise
         if outcomes is not None:
+            self.close()
             folders = folders_of(self.config)
             verdict = judge(
                 Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about, folders=folders)
             )
-            self.close()
             raise remote_exceptions.not_run(verdict.plain_text())
         return world
 

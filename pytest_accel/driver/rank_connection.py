@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from os import close
+from socket import socket
 
-from pytest_accel.core import prctl
+from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import call_rank
+from pytest_accel.core.readable import is_readable
 from pytest_accel.diagnostics.rank_state import RankState
 from pytest_accel.pool.world_request import AcquiredWorld
 
@@ -27,7 +26,7 @@ class RankConnection(RankState):
     pid: int
     is_remote: bool
     """True if the rank is on another machine."""
-    call: Callable[[], socket.socket]
+    call: Callable[[], socket]
     """Opens another connection to the rank. Raises OSError if the rank is gone."""
     connection: Connection
     pidfd: int | None
@@ -42,12 +41,16 @@ class RankConnection(RankState):
             stream = call()
         except OSError:
             # The rank is dead. Use a closed connection, so that the monitor notices the exit.
-            stream, other = socket.socketpair()
+            stream, other = unix_sockets.pair()
             other.close()
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_TIMEOUT, 0))
-        # For a rank on another machine, the agent of its node closes the connection when the process has ended.
-        is_remote = grant.spec.is_remote(rank)
-        pidfd = None if is_remote else prctl.end_of(pid)
+        try:
+            unix_sockets.limit_reads(stream, STALL_TIMEOUT)
+            # For a rank on another machine, the agent of its node closes the connection when the process has ended.
+            is_remote = grant.spec.is_remote(rank)
+            pidfd = None if is_remote else prctl.end_of(pid)
+        except BaseException:
+            stream.close()
+            raise
         return cls(
             rank=rank, pid=pid, is_remote=is_remote, call=call, connection=Connection(stream.detach()), pidfd=pidfd
         )
@@ -62,14 +65,22 @@ class RankConnection(RankState):
     @property
     def has_exited(self) -> bool:
         """True if the process is known to have ended, whatever was received from it."""
-        return self.pidfd is not None and bool(wait([self.pidfd], 0))
+        return self.pidfd is not None and is_readable(self.pidfd)
 
-    def send(self, data: bytes) -> None:
-        """Send a pickled message. No-op if the rank is dead: the monitor notices the exit."""
-        with contextlib.suppress(OSError):
+    def send(self, data: bytes) -> bool:
+        """Send a pickled message; return False if the rank does not read it.
+
+        If the rank is dead, this is a no-op, since the monitor notices the exit.
+        """
+        try:
             self.connection.send_bytes(data)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def close(self) -> None:
         self.connection.close()
         if self.pidfd is not None:
-            os.close(self.pidfd)
+            close(self.pidfd)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import selectors
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
@@ -21,6 +21,8 @@ from pytest_accel.core.rank_messages import (
     TerminalReturned,
     When,
 )
+from pytest_accel.core.readable import is_readable
+from pytest_accel.core.unix_sockets import WRITE_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
 from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit, describe_hang
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
@@ -63,15 +65,15 @@ class RankMonitor:
         self.findings = NOTHING
         """The diagnosis of the living ranks of a test that failed."""
         self._extras: list[tuple[int, ExtraReport]] = []
-        self._selector = selectors.DefaultSelector()
+        self._selector = DefaultSelector()
         self.ranks: list[RankConnection] = []
         try:
             for number in range(grant.spec.ranks):
                 rank = RankConnection.open(grant, number)
                 self.ranks.append(rank)
                 for source in rank.sources:
-                    self._selector.register(source, selectors.EVENT_READ, rank)
-        except OSError:
+                    self._selector.register(source, EVENT_READ, rank)
+        except BaseException:
             self.close()
             raise
 
@@ -128,10 +130,15 @@ class RankMonitor:
         for message in messages:
             self._handle(rank, message)
 
+    def record_unread(self, rank: RankConnection) -> None:
+        """Record that `rank` hangs, since it has not read a message."""
+        stack = self.stacks().get(rank.rank, "")
+        self._record_end(rank, "hung", stack=stack, hang=Hang(HangCause.UNREAD, WRITE_TIMEOUT))
+
     def _drain(self, rank: RankConnection) -> None:
         """Handle all messages that a rank has sent until now."""
-        with contextlib.suppress(EOFError, OSError):
-            while rank.end is None and rank.connection.poll():
+        with suppress(EOFError, OSError):
+            while rank.end is None and is_readable(rank.connection.fileno()):
                 self._handle_received(rank)
 
     def _handle(self, rank: RankConnection, message: object) -> None:

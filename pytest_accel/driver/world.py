@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from pickle import dumps
 
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.node_refs import NodeRef
@@ -151,9 +152,10 @@ class World:
             self._send(RunCall(self._monitor.serial))
 
     def _send(self, message: object) -> None:
-        data = pickle.dumps(message)
+        data = dumps(message)
         for rank in self._ranks:
-            rank.send(data)
+            if rank.end is None and not rank.send(data):
+                self._monitor.record_unread(rank)
 
     def wait(self, when: When, limit: PhaseLimit) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
@@ -251,9 +253,13 @@ class World:
     def close(self) -> None:
         """Give the world back to the pool, which kills it if its ranks still run a test."""
         self.closed = True
-        if self._log_tail is not None:
-            self._log_tail.finish()
-        self._monitor.close()
+        with ExitStack() as stack:  # Whatever raises, the world is returned.
+            stack.callback(self._release)
+            stack.callback(self._monitor.close)
+            if self._log_tail is not None:
+                self._log_tail.finish()
+
+    def _release(self) -> None:
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks)
         kill_reason = self.condition.kill_reason

@@ -1,0 +1,81 @@
+"""Tests of processes that a signal has stopped (SIGSTOP): the session goes on without them, and ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.background_suite import BackgroundSuite
+
+
+def test_a_stopped_rank_does_not_block_the_driver_that_sends_it_a_long_message(suite: BackgroundSuite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os, signal
+        from pathlib import Path
+        from pytest_accel.core import unix_sockets
+
+        unix_sockets.WRITE_TIMEOUT = 1
+
+        def pytest_runtest_logfinish(nodeid):
+            if nodeid.endswith("test_first") and "RANK" not in os.environ:  # In the driver.
+                os.kill(int(Path("rank").read_text()), signal.SIGSTOP)
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import os, pytest
+        from pathlib import Path
+
+        @pytest.mark.distributed(2)
+        def test_first(rank):
+            if rank == 1:
+                Path("rank").write_text(str(os.getpid()))
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("value", [pytest.param(1, id="x" * 400_000)])
+        def test_long(value): pass
+
+        @pytest.mark.distributed(2)
+        def test_last(): pass
+        """,
+    )
+    run = suite.run("--tb=line")
+    assert run.result("test_first") == run.result("test_last") == "PASSED"
+    assert "rank 1: did not read the driver's message within 1 s" in run.text
+
+
+@pytest.mark.long
+def test_a_stopped_fork_server_is_replaced_and_does_not_delay_the_end_for_long(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:1,shared\naccel_wait = 100\n")
+    suite.write(
+        "test_it.py",
+        """
+        import os, pytest, signal, subprocess, time
+
+        @pytest.mark.distributed(1, timeout=1)
+        def test_stops_the_server():
+            os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(1000)
+
+        @pytest.mark.devices(1)
+        def test_gets_the_device(): pass
+
+        @pytest.fixture(scope="session")
+        def process():
+            yield subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+        @pytest.mark.devices(1)
+        def test_stops_the_last_server(process):
+            os.kill(os.getppid(), signal.SIGSTOP)
+        """,
+    )
+    run = suite.start().finish(timeout=150)
+    run.expect(
+        {
+            "test_stops_the_server": "FAILED",
+            "test_gets_the_device": "PASSED",
+            "test_stops_the_last_server": "PASSED",
+        }
+    )
