@@ -44,11 +44,21 @@ RUNS_BETWEEN_TESTS = (
     *("core/kill", "core/serialization", "core/unix_sockets"),
 )
 """The modules whose functions a rank calls when it has run a test."""
+RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
+    *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/rank_connection"),
+    *("driver/debugger_relay", "driver/debugger_terminal", "driver/log_tail"),
+    *("pool/pool", "pool/pool_client", "pool/world_manager", "pool/pooled_world", "pool/lease_request"),
+    *("pool/node_lease", "pool/world_request", "pool/summary", "forkserver/server_client", "forkserver/server_group"),
+    *("leases/allocator", "leases/broker", "leases/holder", "leases/obstacles", "leases/polling"),
+    *("diagnostics/inspector", "diagnostics/exit_status", "diagnostics/collectives", "diagnostics/pyspy"),
+    *("core/connect", "core/prctl", "core/readable", "core/at_work"),
+)
+"""The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""
 _MAIN_MODULES = {"pool", "driver"}
 """Modules with the name of their package, which hold the class that it is named after."""
 REPLACEABLE = {
     *("os", "signal", "socket", "select", "pickle", "json", "struct"),
-    *("time", "threading", "gc", "traceback", "zlib", "contextlib"),
+    *("time", "threading", "gc", "traceback", "zlib", "contextlib", "subprocess", "selectors", "queue", "shutil"),
 }
 """Modules whose functions a test may have replaced by then."""
 
@@ -283,7 +293,7 @@ def test_processes_of_the_plugin_are_started_by_one_function() -> None:
 def test_code_that_runs_between_tests_uses_directly_imported_functions() -> None:
     wrong = [
         f"{name}.py:{node.lineno} calls {ast.unparse(node.func)}"
-        for name in RUNS_BETWEEN_TESTS
+        for name in (*RUNS_BETWEEN_TESTS, *RUNS_BETWEEN_TESTS_OF_THE_DRIVER)
         for node in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if isinstance(node.func.value, ast.Name) and node.func.value.id in REPLACEABLE

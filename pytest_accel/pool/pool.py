@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from socket import gethostname
+from threading import RLock
+from traceback import format_exception
 from types import MappingProxyType
 from typing import Protocol
 
@@ -117,7 +117,7 @@ class Pool:
         self._machine = machine
         self._slots = slots
         self._measured = spec.coverage is not None
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._notices = LeaseNotices()
         self._allocator = Allocator(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
         self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: nodes.spawns, record)
@@ -159,7 +159,7 @@ class Pool:
 
     def warm(self) -> None:
         """Start the fork server, so that it imports torch while tests are collected."""
-        with self._lock, contextlib.suppress(OSError):  # The first test that needs the server reports the error.
+        with self._lock, suppress(OSError):  # The first test that needs the server reports the error.
             self._manager.warm()
 
     def acquire(
@@ -406,15 +406,20 @@ class Pool:
 
     def _granted(self, request: WorldRequest, leases: dict[int, NodeLease], place: Place | None = None) -> None:
         request.lease_request = None
-        try:
-            if not self._manager.closing:
-                self._provide_world(request, leases, place)
-                return
-        except Exception as error:  # This may be the broker's thread: nobody would answer the driver.
-            self._fail(request, error)  # Before the return of the leases, which may raise as well.
-        for lease in leases.values():
-            lease.give_back()
-        self._release_place(place)
+        with ExitStack() as undo:  # Whatever raises, the leases are returned.
+            undo.callback(self._give_back, leases, place)
+            try:
+                if not self._manager.closing:
+                    self._provide_world(request, leases, place)
+                    undo.pop_all()
+            except Exception as error:  # This may be the broker's thread: nobody would answer the driver.
+                self._fail(request, error)
+
+    def _give_back(self, leases: Mapping[int, NodeLease], place: Place | None) -> None:
+        with ExitStack() as rest:  # The return of one may raise.
+            rest.callback(self._release_place, place)
+            for lease in leases.values():
+                rest.callback(lease.give_back)
 
     def _provide_world(self, request: WorldRequest, leases: dict[int, NodeLease], place: Place | None) -> None:
         if request.key.need is not None or place is not None:
@@ -491,10 +496,15 @@ class Pool:
     def _hand_over(self, world: PooledWorld, request: WorldRequest) -> None:
         warm = world.state is not WorldState.STARTING
         world.hand_over(request)
-        self._record(WorldAcquired(world.spec.world, request.id, warm))
-        hosts = self._hosts(world.spec)
-        answer = AcquiredWorld(world.spec, world.pids, self._manager.directory, warm, request.end_wait(), hosts)
-        self._answer(request, answer)
+        try:
+            self._record(WorldAcquired(world.spec.world, request.id, warm))
+            hosts = self._hosts(world.spec)
+            answer = AcquiredWorld(world.spec, world.pids, self._manager.directory, warm, request.end_wait(), hosts)
+            self._answer(request, answer)
+        except Exception as error:  # The driver does not know that it has the world.
+            self.release(world.spec.world, "it could not be handed to its driver", frozenset())
+            self._fail(request, error)
+            return
         # The broker and the cluster notify once, and have done so before this driver had the world.
         if world.wanted or (world.place is not None and any(placing.wait_reason for _, placing in self._placing())):
             request.driver.on_wanted(world.spec.world)
@@ -502,7 +512,7 @@ class Pool:
     def _hosts(self, spec: WorldSpec) -> tuple[str, ...]:
         """Return the name of each machine of the ranks. The name of a session's only node is empty."""
         nodes = self._nodes.layout.nodes
-        names = (nodes[spec.node_of(rank)].name or socket.gethostname() for rank in range(spec.ranks))
+        names = (nodes[spec.node_of(rank)].name or gethostname() for rank in range(spec.ranks))
         return tuple(dict.fromkeys(names))
 
     def _pass_on(self, world: PooledWorld) -> bool:
@@ -534,7 +544,7 @@ class Pool:
             self._serve(request)
             return
         expected = isinstance(error, (LockFolderError, BrokerError, RemoteDevicesError, PlaceError))
-        self._answer(request, PoolError(str(error) if expected else "".join(traceback.format_exception(error))))
+        self._answer(request, PoolError(str(error) if expected else "".join(format_exception(error))))
 
     def _start(
         self,
@@ -608,7 +618,7 @@ class Pool:
         try:
             for node, lease in world.leases.items():
                 lease.describe(by_node[node])
-        except LockFolderError as error:
+        except Exception as error:
             self._manager.kill(world, str(error))
             self._fail(request, error)
             return
@@ -637,10 +647,22 @@ class Pool:
             lease.give_back(killed=killed)
         self._release_place(world.place)
 
+    def on_survivors(self, world: PooledWorld) -> None:
+        """Record in the lock files which processes live on, so that no other session gets the devices."""
+        nodes = {world.spec.server_of(rank): world.spec.node_of(rank) for rank in range(world.spec.ranks)}
+        pids: dict[int, list[int]] = {node: [] for node in nodes.values()}
+        for rank, pid in world.alive.items():
+            pids[world.spec.node_of(rank)].append(pid)
+        for server, processes in world.survivors.items():
+            pids[nodes[server]] += [process.pid for process in processes]
+        for node, lease in world.leases.items():
+            with suppress(LockFolderError):  # This session keeps the lease.
+                lease.describe(pids[node])
+
     def on_failure(self, why: str) -> None:
         """Answer every waiting request with `why`."""
         for request in list(self._requests.values()):
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 self._refuse(request, why)
 
     def on_tick(self) -> None:

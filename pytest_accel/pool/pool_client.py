@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import pickle
-import queue
-import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pickle import dumps, loads
+from queue import Empty, SimpleQueue
+from threading import Lock
+from traceback import format_exc
 from typing import Any, Protocol
 
 from pytest_accel.core.clock import PAUSES, monotonic
@@ -42,7 +43,7 @@ WAITING_SHOWN_AGAIN = 60.0
 
 _Value = AcquiredWorld | PoolError | RankExit | None
 """The values of an :class:`Answer`."""
-_Answers = queue.SimpleQueue[_Value]
+_Answers = SimpleQueue[_Value]
 
 
 class PoolClient(Protocol):
@@ -88,6 +89,13 @@ class _WantedWorlds:
     def on_wanted(self, world: int) -> None:
         self._wanted.add(world)
 
+    def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
+        raise NotImplementedError
+
+    def _release_unused(self, granted: AcquiredWorld) -> None:
+        """Return a world that nobody waits for any more."""
+        self.release(granted.spec.world, "its driver has stopped waiting for it", frozenset(), False)
+
 
 def _wait_for_world(
     answers: _Answers,
@@ -95,10 +103,12 @@ def _wait_for_world(
     show: Callable[[float], None],
     fail_if_waiting: Callable[[str], None],
     cancel: Callable[[], None],
+    release: Callable[[AcquiredWorld], None],
 ) -> AcquiredWorld:
     """Wait for the answer to a request for a world; `timeout` limits the wait for devices, not the start of the ranks.
 
-    ``show(seconds)`` is called when a long wait should be shown to the user.
+    ``show(seconds)`` is called when a long wait should be shown to the user. If the wait is interrupted, ``cancel()``
+    ensures that no answer follows, and a world that the pool has granted at that moment is released.
     """
     began = monotonic()
     waited, show_at, limit = 0.0, WAITING_SHOWN_AFTER, math.inf if timeout is None else timeout
@@ -106,7 +116,7 @@ def _wait_for_world(
         while True:
             sleep = min(max(0.0, min(show_at, limit) - waited), PAUSES.LONGEST_SLEEP)
             due = monotonic() + sleep
-            with contextlib.suppress(queue.Empty):
+            with suppress(Empty):
                 answer = answers.get(timeout=sleep)
                 break
             PAUSES.notice(due)
@@ -121,6 +131,10 @@ def _wait_for_world(
         raise  # The session ends; the controller cancels the request after showing what it waited for.
     except BaseException:
         cancel()
+        with suppress(Empty):
+            granted = answers.get_nowait()
+            if isinstance(granted, AcquiredWorld):
+                release(granted)
         raise
     if isinstance(answer, PoolError):
         raise answer
@@ -148,10 +162,9 @@ class LocalPoolClient(_WantedWorlds):
         self.show = show
         self.record_interrupted = pool.record_interrupted
         self.warm = pool.warm
-        self.release = pool.release
 
     def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
-        answers: _Answers = queue.SimpleQueue()
+        answers: _Answers = SimpleQueue()
         number = self._pool.acquire(key, holder, self, answers.put)
 
         def show(seconds: float) -> None:
@@ -164,14 +177,18 @@ class LocalPoolClient(_WantedWorlds):
             show,
             lambda why: self._pool.fail_if_waiting(number, why),
             lambda: self._pool.cancel(number),
+            self._release_unused,
         )
 
+    def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
+        self._pool.release(world, kill_reason, noticed, retire)
+
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
-        answers: queue.SimpleQueue[RankExit | None] = queue.SimpleQueue()
+        answers: SimpleQueue[RankExit | None] = SimpleQueue()
         self._pool.watch_exit(world, rank, answers.put)
         try:
             return answers.get(timeout=timeout)
-        except queue.Empty:
+        except Empty:
             return None
 
     def usage_error(self, text: str) -> None:
@@ -194,7 +211,9 @@ class WorkerPoolClient(_WantedWorlds):
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
+        self._lock = Lock()
         self._answers: dict[int, _Answers] = {}
+        """The queue that gets the answer of each request; a request that was cancelled has none."""
         self._last_number = 0
         channel.setcallback(self._receive, endmarker=None)
 
@@ -209,8 +228,15 @@ class WorkerPoolClient(_WantedWorlds):
             timeout,
             lambda seconds: self._send(ShowWaiting(number, seconds)),
             lambda why: self._send(FailIfWaiting(number, why)),
-            lambda: self._send(CancelRequest(number)),
+            lambda: self._cancel(number),
+            self._release_unused,
         )
+
+    def _cancel(self, number: int) -> None:
+        """Cancel a request for a world. If its answer is on its way, `_handle` releases the world."""
+        with self._lock:
+            self._answers.pop(number, None)
+        self._send(CancelRequest(number))
 
     def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
         self._wanted.discard(world)
@@ -221,7 +247,7 @@ class WorkerPoolClient(_WantedWorlds):
         self._send(WatchExit(number, world, rank))
         try:
             end = answers.get(timeout=timeout)
-        except queue.Empty:
+        except Empty:
             return None
         return end if isinstance(end, RankExit) else None
 
@@ -237,20 +263,20 @@ class WorkerPoolClient(_WantedWorlds):
     def _expect(self) -> tuple[int, _Answers]:
         """Return the number of a new request, and the queue that gets its answer."""
         self._last_number += 1
-        answers = self._answers[self._last_number] = queue.SimpleQueue()
+        answers = self._answers[self._last_number] = SimpleQueue()
         return self._last_number, answers
 
     def _send(self, message: WorkerMessage) -> None:
-        self._channel.send(pickle.dumps(message))
+        self._channel.send(dumps(message))
 
     def _receive(self, data: bytes | None) -> None:
         if data is None:
             self._fail("the main pytest process has ended")
             return
         try:
-            self._handle(pickle.loads(data))
+            self._handle(loads(data))
         except BaseException:  # execnet would close the channel without a message.
-            self._fail(f"an answer of the main pytest process could not be handled:\n{traceback.format_exc()}")
+            self._fail(f"an answer of the main pytest process could not be handled:\n{format_exc()}")
             raise
 
     def _fail(self, why: str) -> None:
@@ -260,8 +286,13 @@ class WorkerPoolClient(_WantedWorlds):
     def _handle(self, message: ControllerMessage) -> None:
         if isinstance(message, WorldWanted):
             self.on_wanted(message.world)
-        elif message.number in self._answers:
-            self._answers.pop(message.number).put(message.value)
+            return
+        with self._lock:
+            answers = self._answers.pop(message.number, None)
+            if answers is not None:
+                answers.put(message.value)
+        if answers is None and isinstance(message.value, AcquiredWorld):
+            self._release_unused(message.value)
 
 
 class PoolService:
@@ -301,8 +332,8 @@ class PoolService:
         self._send(WorldWanted(world))
 
     def _send(self, message: ControllerMessage) -> None:
-        with contextlib.suppress(OSError):  # The worker has ended; the end marker follows.
-            self._channel.send(pickle.dumps(message))
+        with suppress(OSError):  # The worker has ended; the end marker follows.
+            self._channel.send(dumps(message))
 
     def receive(self, data: bytes | None) -> None:
         """Handle a message of the worker; None says that the worker has ended."""
@@ -312,11 +343,11 @@ class PoolService:
                     self._used_pool.driver_lost(self)
             return
         with self._failing():
-            message: WorkerMessage = pickle.loads(data)
+            message: WorkerMessage = loads(data)
             with self._failing(message.number if isinstance(message, (AcquireWorld, WatchExit)) else None):
                 self._handle(message)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _failing(self, number: int | None = None) -> Iterator[None]:
         """On error, answer the worker's request `number` with it and fail the pool; execnet would hide the error.
 
@@ -325,7 +356,7 @@ class PoolService:
         try:
             yield
         except BaseException:
-            why = f"a request of an xdist worker has ended with an error:\n{traceback.format_exc()}"
+            why = f"a request of an xdist worker has ended with an error:\n{format_exc()}"
             if number is not None:
                 self._answer(number, PoolError(why))
             if self._used_pool is not None:

@@ -12,12 +12,21 @@ import pytest
 
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.node_lease import NodeLease
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import PoolService, WorkerPoolClient
-from pytest_accel.pool.worker_messages import AcquireWorld, Answer, ReleaseWorld, WarmServer, WatchExit, WorkerMessage
-from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldRequest
+from pytest_accel.pool.worker_messages import (
+    AcquireWorld,
+    Answer,
+    CancelRequest,
+    ReleaseWorld,
+    WarmServer,
+    WatchExit,
+    WorkerMessage,
+)
+from pytest_accel.pool.world_request import AcquiredWorld, PoolError, WantedObserver, WorldRequest
 
 KEY = cast(WorldKey, None)
 HOLDER = Holder.here("a test")
@@ -118,3 +127,26 @@ def test_an_invalid_answer_fails_the_waiting_request() -> None:
         channel.receive(b"garbage")
     assert "UnpicklingError" in str(errors.get(timeout=30))
     thread.join()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_returned(late: bool) -> None:
+    spec = WorldSpec(3, WorldKey("cpu", None, 1, grouped=True))
+    answer = Answer(1, AcquiredWorld(spec, (1,), "/", False, 0.0, ()))
+
+    class InterruptingChannel(FakeChannel):
+        def send(self, item: object) -> None:
+            super().send(item)
+            if self.sent.qsize() == 2:  # The message that ends the wait for devices.
+                if not late:
+                    self.receive(pickle.dumps(answer))
+                raise TimeoutError("another plugin's timeout")
+
+    channel = InterruptingChannel()
+    client = WorkerPoolClient(channel)
+    with pytest.raises(TimeoutError):
+        client.acquire(KEY, HOLDER, 0.0)
+    if late:
+        channel.receive(pickle.dumps(answer))
+    sent = [channel.sent.get() for _ in range(4)]
+    assert sent[2:] == [CancelRequest(1), ReleaseWorld(3, "its driver has stopped waiting for it", frozenset(), False)]

@@ -1,0 +1,97 @@
+"""Tests of errors between the grant of devices and a running world: the devices and slots are given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.background_suite import BackgroundSuite
+
+_STEPS = (
+    "driver.driver:Driver._debugger_relay",
+    "driver.driver:Driver._log_tail",
+    "driver.driver:World",
+    "driver.world:RankMonitor",
+    "driver.rank_monitor:WorldInspector",
+    "driver.rank_monitor:DefaultSelector",
+    "driver.rank_connection:RankConnection.open",
+    "driver.rank_connection:call_rank",
+    "core.prctl:end_of",
+    "core.unix_sockets:limit_reads",
+    "driver.world:World.start",
+    "pool.pool:Pool._start",
+    "pool.pool:Pool._placed",
+    "pool.pool:PooledWorld",
+    "pool.world_manager:WorldManager.start",
+    "forkserver.server_group:ForkServerGroup.run",
+    "forkserver.server_group:ForkServerGroup.send",
+    "pool.node_lease:LocalNodeLease.describe",
+    "pool.pool:Pool._hosts",
+)
+_CONFTEST = f"""
+    import importlib, pytest
+
+    running = []  # The test for which the driver, or the pool, does a step.
+
+    def break_step(step):
+        module, _, name = step.partition(":")
+        owner = importlib.import_module("pytest_accel." + module)
+        *path, name = name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        whole, calls = getattr(owner, name), []
+
+        def broken(*args, **given):
+            if running and step in running[-1]:
+                calls.append(args)
+                if len(calls) == (2 if name in ("open", "call_rank", "end_of", "limit_reads") else 1):  # For rank 1.
+                    raise RuntimeError(f"broken: {{step}}")
+            return whole(*args, **given)
+
+        setattr(owner, name, broken)
+
+    def note_test(owner, name, test_of):
+        whole = getattr(owner, name)
+
+        def noting(self, *args):
+            running.append(test_of(args[0]))
+            try:
+                return whole(self, *args)
+            finally:
+                running.pop()
+
+        setattr(owner, name, noting)
+
+    def pytest_configure(config):
+        from pytest_accel.pool.pool import Pool
+        from pytest_accel.driver.driver import Driver
+        note_test(Driver, "prepare", lambda marked: marked.item.nodeid)
+        note_test(Pool, "_provide_world", lambda request: request.holder.test)
+        note_test(Pool, "on_started", lambda world: world.request.holder.test if world.request else "")
+        for step in {_STEPS}:
+            break_step(step)
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundSuite, workers: str) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_wait = 5\n")
+    suite.write("conftest.py", _CONFTEST)
+    suite.write(
+        "test_it.py",
+        f"""
+        import pytest
+
+        @pytest.mark.distributed(2, fresh=True)
+        @pytest.mark.parametrize("step", {_STEPS})
+        def test_broken(step): pass
+
+        @pytest.mark.distributed(2)
+        def test_next(): pass
+        """,
+    )
+    run = suite.run("-n", workers)
+    steps = {f"test_broken[{step}]": "ERROR" for step in _STEPS}
+    run.expect({**steps, "test_next": "PASSED"})
+    for step in _STEPS:
+        assert f"RuntimeError: broken: {step}" in run.text
+    assert "no devices came free" not in run.text
