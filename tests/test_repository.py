@@ -49,7 +49,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/debugger_relay", "driver/debugger_terminal", "driver/log_tail"),
     *("pool/pool", "pool/pool_client", "pool/world_manager", "pool/pooled_world", "pool/lease_request"),
     *("pool/node_lease", "pool/world_request", "pool/summary", "forkserver/server_client", "forkserver/server_group"),
-    *("leases/broker", "leases/polling"),
+    *("leases/broker", "leases/holder", "leases/polling"),
     *("diagnostics/inspector", "diagnostics/exit_status", "diagnostics/collectives", "diagnostics/pyspy"),
     *("core/connect", "core/prctl", "core/readable", "core/at_work"),
 )

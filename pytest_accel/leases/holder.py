@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json import loads
+from os import getpid, getuid
 from typing import Any
 
+from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.leases.shared_files import TEXT_LIMIT, printable, user_name
 
@@ -38,7 +38,7 @@ class Holder:
     @classmethod
     def here(cls, test: str) -> Holder:
         """Return a holder for this process, from now on, with no process on the device yet."""
-        return cls(os.getpid(), user_name(os.getuid()), test, time.time())
+        return cls(getpid(), user_name(getuid()), test, wall_clock())
 
     def __str__(self) -> str:
         """Return ``pid 71 (ada) for test_big.py::test_one``, or ``an unknown session``."""
@@ -73,7 +73,7 @@ def parse_holder(data: bytes) -> Holder | None:
     rejected: mere garbage would take the device away until somebody removes the file.
     """
     try:
-        content = json.loads(data)
+        content = loads(data)
         match content:
             case {
                 "pid": int(pid),
