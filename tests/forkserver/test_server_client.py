@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.server_messages import Preload
+from pytest_accel.core.server_messages import ServerNote
 from pytest_accel.forkserver import server_client
 from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks
 from tests.deadline import scaled
@@ -68,7 +68,7 @@ def test_a_server_that_does_not_read_is_killed(
     killed = threading.Event()
     monkeypatch.setattr(server, "kill", killed.set)
     client = start(Calls().callbacks)
-    thread = threading.Thread(target=lambda: client.send(Preload(("x" * 5_000_000,))), daemon=True)
+    thread = threading.Thread(target=lambda: client.send(ServerNote("x" * 5_000_000)), daemon=True)
     thread.start()
     thread.join(scaled(20))
     try:
