@@ -156,6 +156,10 @@ class ReportHooks:
             terminalreporter.section("accel: device memory that tests found in use", sep="-")
             for text in pool.summary.devices:
                 terminalreporter.write_line(text)
+        if pool.summary.shared_files:
+            terminalreporter.section("accel: left in /dev/shm by an unknown process while ranks ran", sep="-")
+            for text in pool.summary.shared_files:
+                terminalreporter.write_line(text)
         if config.get_verbosity() > 0:
             for note in pool.summary.notes:
                 terminalreporter.write_line(f"accel: {note}")

@@ -20,14 +20,6 @@ def server_log_path(directory: str, server: int) -> str:
     return os.path.join(directory, f"server-{server}.log" if server else "server.log")
 
 
-def shared_memory_path(directory: str, server: int | str) -> str:
-    """Return the path of a fork server's record of the files that its ranks create in shared memory.
-
-    `server` may be a glob pattern.
-    """
-    return os.path.join(directory, f"shared-memory-{server}")
-
-
 def agent_path(directory: str, server: int) -> str:
     """Return the path of the socket through which drivers reach the agent of a fork server on another node."""
     return os.path.join(directory, f"agent-{server}.sock")

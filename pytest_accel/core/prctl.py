@@ -1,4 +1,4 @@
-"""Linux system calls that watch processes and files and prevent orphans; no-ops on other systems."""
+"""Linux system calls that watch processes and prevent orphans; no-ops on other systems."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from os import _exit, close, fsencode, getppid
+from os import _exit, getppid
 from signal import SIGKILL
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_IN_MOVED_TO = 0x80
-_IN_CREATE = 0x100
 _pidfd_open: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
 """None on other systems, and if Python was built with the headers of an old kernel."""
 
@@ -37,18 +35,6 @@ def die_with_parent(parent: int) -> None:
 def become_subreaper() -> None:
     """Make this process the parent of every descendant whose own parent exits."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def watch_for_new_files(folder: str) -> int | None:
-    """Return a descriptor that is readable once a file is created in `folder` (inotify(7)); None if unsupported."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if descriptor >= 0:
-            if libc.inotify_add_watch(descriptor, fsencode(folder), _IN_MOVED_TO | _IN_CREATE) >= 0:
-                return descriptor
-            close(descriptor)
-    return None
 
 
 def end_of(pid: int) -> int | None:

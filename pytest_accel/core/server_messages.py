@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.world_spec import WorldSpec
 
 # Controller to fork server
@@ -64,6 +65,12 @@ class Survivors(Struct, frozen=True):
     world: int
     server: int
     processes: tuple[Survivor, ...]
+
+
+class FilesOpened(Struct, frozen=True):
+    """Ranks that were killed had these files in shared memory open."""
+
+    files: tuple[SharedFile, ...]
 
 
 class ServerNote(Struct, frozen=True):

@@ -7,7 +7,7 @@ trusted.
 
 If all of a session's processes are killed at the same moment, none of them kills what tests have started, or removes
 the folder. The next session of the user does (`remove_dead`). The record in the lock file says where the session's
-processes and its shared memory can be found: in this container since this start of the machine, or nowhere.
+processes can be found: in this container since this start of the machine, or nowhere.
 """
 
 from __future__ import annotations
@@ -124,19 +124,19 @@ def _record(directory: str) -> bytes:
 
 
 def _surroundings() -> list[str | int] | None:
-    """Return what identifies the processes and the shared memory that this process can see; None if it is not known.
+    """Return what identifies the processes that this process can see; None if it is not known.
 
-    That is this start of the machine, the namespace of process ids, and the file system for shared memory.
+    That is this start of the machine, and the namespace of process ids.
     """
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return [machine, os.stat("/proc/self/ns/pid").st_ino, os.stat("/dev/shm").st_dev]
+        return [machine, os.stat("/proc/self/ns/pid").st_ino]
     except OSError:
         return None
 
 
 def remove_dead() -> None:
-    """Kill what dead sessions of this user have left running, and remove their files in shared memory and folders.
+    """Kill what dead sessions of this user have left running, and remove their folders.
 
     What is not proved to belong to such a session is left alone. If none is dead, this lists the temporary folder only.
     """
@@ -176,7 +176,7 @@ def _remove_session(directory: str) -> None:
     """Remove the folder of a dead session, and all that the session has left."""
     import psutil  # Imported here, like the modules below, because it is rarely needed.
 
-    from pytest_accel.core import kill, shared_memory
+    from pytest_accel.core import kill
 
     this = psutil.Process()
     for process in (this, *this.parents()):
@@ -184,7 +184,6 @@ def _remove_session(directory: str) -> None:
             if kill.session_of(process.environ()) == directory:
                 return  # A test of the dead session has started the program that has started this session.
     kill.kill_marked(directory, owner=os.geteuid())
-    shared_memory.remove_all(directory)
     for name in os.listdir(directory):
         if name != _LOCK:  # Removed last: without it, the next session could not tell what the rest is.
             path = os.path.join(directory, name)

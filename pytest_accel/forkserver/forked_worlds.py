@@ -12,11 +12,11 @@ import psutil
 from pytest_accel.core import shared_memory
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_group, kill_tree, living, survivors
-from pytest_accel.core.paths import shared_memory_path
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import RETIRED
-from pytest_accel.core.server_messages import RankExited, StartFailed, Survivors, WorldStarted
+from pytest_accel.core.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.world_sockets import NoLoopbackError, WorldSockets, open_sockets
 from pytest_accel.rank.leaked_processes import children_of
@@ -39,6 +39,8 @@ class _ForkedWorld:
     """Time of the next look at whether `killed` live; None: none is planned."""
     survivors: bool = False
     """True if the pool was told of processes that live on."""
+    files: frozenset[SharedFile] = frozenset()
+    """Files in shared memory that the ranks had open when they were killed."""
 
 
 class ForkedWorlds:
@@ -65,6 +67,7 @@ class ForkedWorlds:
         self._worlds: dict[int, _ForkedWorld] = {}
         self._orphans: set[int] = set()
         """The processes that ranks have left, as far as they are known."""
+        self._earlier_files = shared_memory.files()
 
     def __len__(self) -> int:
         return len(self._worlds)
@@ -114,6 +117,7 @@ class ForkedWorlds:
         for world in self._worlds.values():
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None
+                world.files |= shared_memory.opened_by(world.ranks, self._earlier_files)
                 for pid in world.ranks:
                     world.killed |= kill_tree(pid)
                 if world.look_at is None and not world.survivors:
@@ -145,7 +149,7 @@ class ForkedWorlds:
                 self._report_survivors(number, world)  # First: the world has not ended if there are any.
             self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
             if not world.ranks and not world.survivors:
-                self._remove(number)
+                self._remove(number, world)
 
     def _new_orphans(self) -> frozenset[int]:
         """Return the processes that a rank, which has just been reaped, has left: this process adopts them."""
@@ -161,7 +165,7 @@ class ForkedWorlds:
             if world.look_at is not None and world.look_at <= now:
                 self._report_survivors(number, world)
                 if not world.ranks and not world.survivors:
-                    self._remove(number)
+                    self._remove(number, world)
 
     def _report_survivors(self, number: int, world: _ForkedWorld) -> None:
         """Tell the pool which processes live on although they were killed, unless nothing has changed."""
@@ -171,7 +175,8 @@ class ForkedWorlds:
             world.survivors = bool(world.killed)
             self._send(Survivors(number, self._session.server, survivors(world.killed)))
 
-    def _remove(self, number: int) -> None:
+    def _remove(self, number: int, world: _ForkedWorld) -> None:
+        """Forget a world whose processes have ended."""
         del self._worlds[number]
-        record = shared_memory_path(self._session.directory, self._session.server)
-        shared_memory.remove(record, self._worlds)
+        if world.files and not self._session.remote:
+            self._send(FilesOpened(tuple(world.files)))

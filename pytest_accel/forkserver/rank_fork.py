@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pytest_accel.core import prctl
 from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.shared_memory import Watch
 from pytest_accel.forkserver.fork_exit import disown_exit_functions, leave
 from pytest_accel.forkserver.preload import let_loggers_propagate
 from pytest_accel.forkserver.rank_interpreter import start_interpreter
@@ -25,7 +24,6 @@ class RankFork:
         self,
         session: SessionSpec,
         installed: Installed,
-        watch: Watch,
         close_server: Callable[[], None],
         *,
         own_group: bool,
@@ -36,7 +34,6 @@ class RankFork:
         """
         self._session = session
         self._installed = installed
-        self._watch = watch
         self._close_server = close_server
         self._own_group = own_group
 
@@ -60,7 +57,7 @@ class RankFork:
                     start_interpreter(self._session, wait_for_role())
                 from pytest_accel.rank import main as rank_module
 
-                code = rank_module.run(self._session, wait_for_role, self._installed, self._watch)
+                code = rank_module.run(self._session, wait_for_role, self._installed)
             except BaseException:
                 traceback.print_exc()
             finally:  # Also if print_exc() raises: the child must not go on in the server's code.

@@ -20,7 +20,6 @@ from msgspec import Struct
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.shared_memory import Watch
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.fork_exit import kill_children_at_exit, leave
@@ -89,14 +88,11 @@ def main(descriptor: int) -> NoReturn:
         if one is not None:
             os.set_inheritable(one, False)  # Programs that tests start must not keep the rank's sockets open.
     kill_children_at_exit()
-    watch = Watch(inheritance.session.directory, inheritance.session.server)
-    if watch.descriptor is not None:
-        os.close(watch.descriptor)  # Only the fork server waits for new files.
     code = 1
     try:
         from pytest_accel.rank import main as rank_module
 
-        code = rank_module.run(inheritance.session, lambda: role, Installed(), watch)
+        code = rank_module.run(inheritance.session, lambda: role, Installed())
     except BaseException:
         import traceback
 

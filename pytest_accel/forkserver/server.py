@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from pytest_accel.core import prctl, session_folder, shared_memory
+from pytest_accel.core import prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.metadata_cache import Installed
@@ -59,10 +59,9 @@ class _Server:
     ) -> None:
         self.connection = connection
         self._spec = spec
-        self.shared_memory = shared_memory.Watch(spec.directory, spec.server)
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
         launched = parent != controller
-        self._fork = RankFork(spec, installed, self.shared_memory, self._close, own_group=not launched)
+        self._fork = RankFork(spec, installed, self._close, own_group=not launched)
         self._standby = StandbyProcesses(self._fork)
         # Not on other systems: there, a socket in transit may be lost when the sender closes its own copy.
         self._uses_standby = sys.platform == "linux" and not launched
@@ -81,16 +80,12 @@ class _Server:
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
-            for descriptor in (self._controller_end, self.shared_memory.descriptor):
-                if descriptor is not None:
-                    selector.register(descriptor, selectors.EVENT_READ)
+            if self._controller_end is not None:
+                selector.register(self._controller_end, selectors.EVENT_READ)
             while True:
                 ready = {key.fileobj for key, _ in selector.select(self._select_timeout())}
                 if self._controller_end in ready:
                     return
-                if self.shared_memory.descriptor in ready:
-                    self.shared_memory.on_change()
-                self.shared_memory.look_if_due(self.worlds.world_by_pid)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self.worlds.reap(self._standby.forget)
@@ -106,7 +101,7 @@ class _Server:
 
     def _select_timeout(self) -> float | None:
         """Return the seconds until the next deadline, or None if there is none."""
-        times = [due for due in (self.worlds.due, self._standby.due, self.shared_memory.due) if due is not None]
+        times = [due for due in (self.worlds.due, self._standby.due) if due is not None]
         return max(0.0, min(times) - monotonic()) if times else None
 
     def _handle(self, message: object) -> None:
@@ -115,7 +110,6 @@ class _Server:
             if started and self._uses_standby:
                 self._standby.prepare(started)
         elif isinstance(message, KillWorld) and message.world in self.worlds:
-            self.shared_memory.look(self.worlds.world_by_pid)
             self.worlds.kill(message.world, message.after)
 
     def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
@@ -128,7 +122,7 @@ class _Server:
         """Close, in a forked rank, what only the server uses."""
         self.connection.close()
         self._standby.dismiss()
-        for descriptor in (self._wake_read, self._wake_write, self._controller_end, self.shared_memory.descriptor):
+        for descriptor in (self._wake_read, self._wake_write, self._controller_end):
             if descriptor is not None:
                 os.close(descriptor)
 
@@ -187,9 +181,7 @@ def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> N
         if error is not None:
             _send(connection, PreloadFailed(error))
         else:
-            server = _Server(connection, spec, controller, parent, installed)
-            server.serve()
-            server.shared_memory.look(server.worlds.world_by_pid)
+            _Server(connection, spec, controller, parent, installed).serve()
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -9,9 +9,7 @@ import signal
 from collections.abc import Iterator
 from os import _exit
 
-from pytest_accel.core import shared_memory
 from pytest_accel.core.kill import kill_descendants
-from pytest_accel.core.paths import shared_memory_path
 from pytest_accel.core.session_spec import SessionSpec
 
 _PARENT_CHECK_INTERVAL = 0.5
@@ -40,17 +38,11 @@ def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def clean_up_processes(spec: SessionSpec) -> None:
-    """Kill all descendants and remove the files in shared memory that ranks of this server have left."""
-    kill_descendants()
-    shared_memory.remove(shared_memory_path(spec.directory, spec.server))
-
-
 def clean_up(spec: SessionSpec) -> None:
-    """Kill all descendants and remove the session's files in shared memory.
+    """Kill all descendants, and remove the session's folder.
 
-    Remove the session's folder too, except in a server that shares it with the driver's own server, number 0.
+    A server that shares the folder with the driver's own server, number 0, leaves it.
     """
-    clean_up_processes(spec)
+    kill_descendants()
     if spec.server == 0 or spec.remote:
         shutil.rmtree(spec.directory, ignore_errors=True)

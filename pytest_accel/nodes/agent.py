@@ -22,7 +22,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from pytest_accel.core import prctl, session_folder, shared_memory
+from pytest_accel.core import prctl, session_folder
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.session_spec import SessionSpec
@@ -169,7 +169,7 @@ class _Agent:
             self._server = None
         log = ""
         if self._transport.remote:
-            _remove_leftovers(spec.directory)
+            kill_marked(spec.directory)
             log = tail(server_log_path(spec.directory, spec.server))
         self._transport.send(ServerEnded(number, log))
 
@@ -187,14 +187,8 @@ class _Agent:
         if self._spec is None:
             return
         if self._transport.remote:
-            _remove_leftovers(self._spec.directory)
+            kill_marked(self._spec.directory)
         session_folder.remove(self._spec.directory)
-
-
-def _remove_leftovers(directory: str) -> None:
-    """Kill the processes, and remove the shared memory, that belong to the session with the folder `directory`."""
-    kill_marked(directory)
-    shared_memory.remove_all(directory)
 
 
 def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

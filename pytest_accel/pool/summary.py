@@ -31,6 +31,8 @@ class PoolSummary:
         """Lines to show with ``-v``."""
         self.devices: list[str] = []
         """A line for each device whose memory others, or the session's own processes, still use."""
+        self.shared_files: list[str] = []
+        """A line for each file that is left in shared memory, and that a killed rank had open."""
         self._interrupted: dict[int, Interrupted] = {}
         """By world number."""
         self._directory = directory

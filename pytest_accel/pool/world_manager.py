@@ -18,11 +18,12 @@ from pytest_accel.core import session_folder, shared_memory
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
-from pytest_accel.core.paths import server_log_path, shared_memory_path
+from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.rank_messages import RETIRED, Retire
 from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, WorldReady
 from pytest_accel.core.server_messages import (
+    FilesOpened,
     KillWorld,
     PreloadFailed,
     RankExited,
@@ -33,6 +34,7 @@ from pytest_accel.core.server_messages import (
     WorldStarted,
 )
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.exit_status import tail
@@ -140,6 +142,8 @@ class WorldManager:
         callbacks = ServerCallbacks(self._handle_message, self._server_ended, self._tick, self.fail)
         self._servers = ForkServerGroup(callbacks, lock)
         """The fork servers: the starter of all worlds that have none of their own."""
+        self._opened_files: set[SharedFile] = set()
+        """Files in shared memory that killed ranks had open."""
         self._own_starters: dict[int, WorldStarter] = {}
         """The starters that serve one world each, by its number."""
         self._next_server = _FIRST_JOB_SERVER
@@ -307,11 +311,12 @@ class WorldManager:
         if self.broken is not None or not all(stopped):  # The thread that cleans up after the server may have failed.
             with suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
                 self._summary.add_left(kill_marked(self.directory))
-                shared_memory.remove_all(self.directory)
         with self._lock:
             # Worlds with survivors last: the last holder of a shared device stays in its lock file.
             for world in sorted(self.worlds.values(), key=lambda world: bool(world.survivors)):
                 self._forget(world)
+            opened, self._opened_files = self._opened_files, set()
+        self._summary.shared_files += shared_memory.describe_left(opened)
         session_folder.remove(self.directory)
 
     # Callbacks of the starters, in their threads
@@ -328,6 +333,8 @@ class WorldManager:
                 self._break(message.text)
             elif isinstance(message, Survivors):
                 self._survived(message)
+            elif isinstance(message, FilesOpened):
+                self._opened_files.update(message.files)
             elif isinstance(message, ServerNote):
                 self._summary.add_note(message.text)
 
@@ -379,7 +386,6 @@ class WorldManager:
         for world in ended:
             _mark_dead(world, number, end)  # Before the slow cleanup, since the drivers wait for it.
         self._summary.add_left(kill_marked(self.directory, number))
-        shared_memory.remove(shared_memory_path(self.directory, number))
         starting = [world for world in ended if world.state is WorldState.STARTING]
         for world in ended:
             if world.state is WorldState.IN_USE:

@@ -10,7 +10,6 @@ import signal
 import struct
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing import connection, process
 from os import getpid
 from types import SimpleNamespace
@@ -24,7 +23,6 @@ from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.paths import inner_lock_folder, stack_path
 from pytest_accel.core.rank_messages import RETIRED, CannotRun
 from pytest_accel.core.session_spec import SessionSpec, with_options
-from pytest_accel.core.shared_memory import Watch
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
@@ -72,7 +70,7 @@ class _RoleWaiter:
         self.plugin.register(pluginmanager)
 
 
-def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed, watch: Watch) -> int:
+def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> int:
     """Run this process as the rank that `wait_for_role` returns; return the exit status of the process."""
     flight_recorder.prepare()
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until the stack file is open: the default action is to terminate.
@@ -91,8 +89,6 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     plugin = waiter.plugin
     if plugin is None:
         return int(code)
-    with suppress(Exception):  # A test may have replaced a function that look() uses. The fork server looks, too.
-        watch.look({getpid(): plugin.context.spec.world})
     if not plugin.served:
         plugin.refuse(CannotRun(f"pytest ended with exit status {code} before it could run a test"))
     # Failed tests have been reported already, so they do not make the end of a retired rank's session an error.
