@@ -135,12 +135,51 @@ class WarningSketch(Struct, frozen=True):
     location: tuple[str, int, str] | None
 
 
+Channel = tuple[bool, int | None]
+"""Whether a rank receives, and the group's rank at the other end; None: it receives from any rank."""
+
+
+class CallSite(Struct, frozen=True):
+    """The line of code that has called a function of `torch.distributed`."""
+
+    function: str
+    path: str
+    line: int
+
+
+class MessageCount(Struct, frozen=True):
+    """The point-to-point operations of a test in one rank, in one group, that can meet the same ones of another."""
+
+    channel: Channel
+    tag: int
+    """The tag, if the group's backend heeds it, else 0."""
+    number: int
+    place: CallSite
+    """The place of the last operation."""
+
+
+class GroupMessages(Struct, frozen=True):
+    """The point-to-point operations of one rank in a process group."""
+
+    issued: Mapping[Channel, int]
+    """Number of operations since the group was made."""
+    by_test: tuple[MessageCount, ...] = ()
+    """The operations of the test, without those of wider fixtures."""
+    failed: frozenset[Channel] = frozenset()
+    """Channels on which an operation of the test has raised an error."""
+    shared: frozenset[Channel] = frozenset()
+    """Channels that threads of wider fixtures use. What they send may arrive at any time."""
+
+
 class Finished(Struct, frozen=True):
     """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
     serial: int
-    collectives: dict[str, tuple[tuple[int, ...], int]]
-    """For each process group of the rank: the global ranks of its members, and its number of issued collectives."""
+    collectives: Mapping[str, tuple[tuple[int, ...], int | None]]
+    """For each process group of the rank: the global ranks of its members, and its number of issued collectives.
+
+    The number is None if it is unknown: the backend does not count.
+    """
     warnings: tuple[WarningSketch, ...] = ()
     late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
@@ -150,6 +189,10 @@ class Finished(Struct, frozen=True):
     """Resources that the test has leaked in the rank, and what was done about them, as lines of text."""
     groups: int = 0
     """Number of process groups that have been created in the rank, by torch's counter."""
+    groups_by_test: int = 0
+    """Number of these that the test has created."""
+    messages: Mapping[str, GroupMessages] = field(default_factory=dict)
+    """The point-to-point operations in each process group in which the rank has issued any."""
     properties: Mapping[str, Any] = field(default_factory=dict)
     slow_imports: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By package: the seconds of the slow imports of its modules that the suite's files have made before the test."""

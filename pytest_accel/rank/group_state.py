@@ -6,12 +6,15 @@ Runs in ranks only.
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_accel.core.frames import place_of_main_thread
 from pytest_accel.core.group_names import DEFAULT_GROUP, recorded_group
 from pytest_accel.core.paths import flight_path
+from pytest_accel.core.rank_messages import GroupMessages
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.rank import flight_recorder
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from pytest_accel.rank.context import RankContext
+
+_IN_ONE_PROCESS = frozenset(("fake", "threaded"))
+"""Backends whose messages do not leave the process."""
 
 
 def all_groups() -> list[ProcessGroup]:
@@ -49,23 +55,49 @@ def _members() -> dict[str, tuple[int, ...]]:
     return {label(group): tuple(dist.get_process_group_ranks(group)) for group in all_groups()}
 
 
-def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
+def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """Return the ranks and the number of issued collectives of each group of this rank, by the group's name.
 
-    Groups of backends that do not number collectives are left out; gloo and nccl number them. The result is empty if
-    torch does not number the ranks as the world does: then equal names do not mean the same group on all ranks.
+    The number is None if the backend does not number collectives; gloo and nccl do. The result is empty if torch does
+    not number the ranks as the world does: then equal names do not mean the same group on all ranks.
     """
     import torch.distributed as dist
 
-    numbers: dict[str, tuple[tuple[int, ...], int]] = {}
-    groups = all_groups() if _is_numbered_as_its_world(context) else []
-    for group in groups:
-        try:
-            number = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
-        except RuntimeError:
-            continue
-        numbers[label(group)] = (tuple(dist.get_process_group_ranks(group)), number)
+    numbers: dict[str, tuple[tuple[int, ...], int | None]] = {}
+    for group in all_groups() if _is_numbered_as_its_world(context) else []:
+        number = _sequence_number(group)
+        if group.name() == "gloo":  # gloo numbers messages, too.
+            number = context.operations.without_messages(group, group._get_sequence_number_for_group)  # type: ignore[attr-defined]
+        numbers[label(group)] = tuple(dist.get_process_group_ranks(group)), number
     return numbers
+
+
+def _sequence_number(group: ProcessGroup) -> int | None:
+    """Return the number of the last operation of `group`, as in torch's record; None if its backend numbers none."""
+    with suppress(RuntimeError):
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    return None
+
+
+def messages(context: RankContext) -> dict[str, GroupMessages]:
+    """End the test's point-to-point operations, and return those of each group of this rank, by the group's name.
+
+    The result is empty in the cases of `collectives`, and if compiled code may send, which is not counted. Groups that
+    keep all messages in one process are left out.
+    """
+    import torch.distributed as dist
+
+    compiled = getattr(sys.modules.get("torch._dynamo.config"), "enable_p2p_compilation", False)
+    groups = all_groups() if _is_numbered_as_its_world(context) and not compiled else []
+    found = context.operations.end(groups)
+    return {label(group): messages for group, messages in found if dist.get_backend(group) not in _IN_ONE_PROCESS}
+
+
+def has_own_default(context: RankContext) -> bool:
+    """Return whether the default process group is the one that the world was started with."""
+    import torch.distributed as dist
+
+    return context.default_group is not None and dist.group.WORLD is context.default_group
 
 
 def created_count() -> int:
@@ -97,7 +129,7 @@ def _flight_record(context: RankContext) -> dict[str, object]:
         return {"entries": [], "place": place_of_main_thread()}
     # The function is not public, but torch's own analyzer (torch.distributed.flight_recorder) reads the same record.
     record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
-    numbers = {name: number for name, (_, number) in collectives(context).items()}
+    numbers = {label(group): number for group in all_groups() if (number := _sequence_number(group)) is not None}
     return {**record, "members": _members(), "numbers": numbers, "place": place_of_main_thread()}
 
 

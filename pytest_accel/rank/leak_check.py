@@ -69,6 +69,14 @@ class LeakCheck:
         """Bytes allocated on each device at the beginning of the test."""
         self._kept_memory: dict[str, int] = {}
         """Bytes allocated on each device by wider fixtures during the test."""
+        self._groups = 0
+        """Number of process groups created until the test began, and by wider fixtures since then."""
+
+    @property
+    def groups_by_test(self) -> int:
+        """Number of process groups that the test has created, by torch's counter; 0 without the world's own group."""
+        # When the default group is destroyed, torch begins to count again.
+        return group_state.created_count() - self._groups if group_state.has_own_default(self._context) else 0
 
     def begin(self, activity: int) -> None:
         """Record the state before a test.
@@ -80,6 +88,10 @@ class LeakCheck:
         self._kept_memory = {}
         self._known |= leaked_processes.find()
         self._rpc = rpc.initialisations()
+        if self._context.spec.grouped:
+            self._context.operations.begin()
+            self._context.store_keys.begin()
+            self._groups = group_state.created_count()
         unchanged = self._ended_clean and activity == self._activity
         self._ended_clean, self._activity = False, activity
         self._restored_settings = set()
@@ -130,8 +142,10 @@ class LeakCheck:
         memory = self._allocated()
         groups = group_state.group_names() if grouped else set()
         initialised = rpc.initialisations()
+        own_groups, created = self._groups, group_state.created_count() if grouped else 0
         try:
-            yield
+            with self._context.operations.wider_fixture(), self._context.store_keys.wider_fixture():
+                yield
         finally:
             changed = process_state.changed(settings, process_state.read(self._context.variables))
             pairs = {(name, value) for name, values in changed.items() for value in values}
@@ -143,6 +157,7 @@ class LeakCheck:
                 self._rpc = now
             if grouped:
                 self._context.kept_groups |= group_state.group_names() - groups
+                self._groups = own_groups + group_state.created_count() - created
 
     def end(self, *, closed_streams: bool) -> Leaks:
         """Return the leaks of the test since :meth:`begin`, after undoing those that can be undone.
@@ -181,7 +196,7 @@ class LeakCheck:
         self._ended_clean = settings == self._settings and not (lines or lasting or groups.destroyable)
         lines += _with_replacement(lasting)
         kill_reason = f"the test {lasting[0]}" if lasting else groups.kill_reason
-        return Leaks(tuple(lines), kill_reason, retire=initialised > 0 and not runs)
+        return Leaks(tuple(lines), kill_reason, retire=self._context.store_keys.end() or (initialised > 0 and not runs))
 
     def _allocated(self) -> dict[str, int]:
         return torch_devices.allocated_memory(self._context) if self._counts_memory else {}

@@ -74,6 +74,8 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
     if spec.addresses:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
+    context.operations.install()
+    context.store_keys.install()
     group_rendezvous.use_world_store(context, port)
     group_rendezvous.let_children_serve()
     if backend is not None:

@@ -174,9 +174,11 @@ class TestRunner:
         try:
             leaks = self._leak_check.end(closed_streams=test.closed_streams)
             collectives, groups = group_state.collectives(context), group_state.created_count()
+            messages, groups_by_test = group_state.messages(context), self._leak_check.groups_by_test
             peaks = [torch_devices.peak_memory(device) for device in self._measured_devices]
         except Exception as error:
             leaks, collectives, groups, peaks = check_failed(error), {}, 0, [None]
+            messages, groups_by_test = {}, 0
         finished = Finished(
             test.request.serial,
             collectives,
@@ -185,6 +187,8 @@ class TestRunner:
             kill_reason=leaks.kill_reason,
             leaks=leaks.lines,
             groups=groups,
+            groups_by_test=groups_by_test,
+            messages=messages,
             properties={} if None in peaks else self._memory_properties(peaks),
             slow_imports=self._collector.watch.take_slow_imports(),
             retire=leaks.retire,

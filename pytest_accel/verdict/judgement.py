@@ -5,7 +5,8 @@ Pure functions, except that the source lines at which ranks stand are read from 
 A phase has passed only if every rank reported that it passed. Otherwise the precedence is: a rank died or failed, a
 rank hung, ranks disagree (some skipped, some ran), all skipped. Of several deaths and failures, the verdict names the
 earliest that is not a consequence of another. A phase that has passed on all ranks still fails for a failed subtest
-(call, teardown), and for a mismatch of collectives, an error in stale fixtures or a leak (teardown).
+(call, teardown), and for a mismatch of collectives, groups or messages, an error in stale fixtures or a leak
+(teardown).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
 from pytest_accel.rank import rank_data
 from pytest_accel.verdict import report_text
 from pytest_accel.verdict.infra_failures import outside_cause
+from pytest_accel.verdict.message_counts import are_pending, unmatched_messages
 from pytest_accel.verdict.phase_verdict import Verdict
 from pytest_accel.verdict.remote_exceptions import (
     LeftBehind,
@@ -104,8 +106,12 @@ def judge(phase: Phase) -> Verdict:
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
         # If ranks end the phase, or a subtest, differently, one may have sent a message that its receiver has not read.
-        retire=phase.when != "teardown"
-        and (len({one.ending for one in outcomes}) > 1 or phase.subtest_problem is not None),
+        # Or a wider fixture has, and the next test that uses this world need not have this fixture.
+        retire=(
+            phase.when != "teardown"
+            and (len({one.ending for one in outcomes}) > 1 or phase.subtest_problem is not None)
+        )
+        or are_pending(phase.finished),
     )
 
 
@@ -122,18 +128,22 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     finished = phase.finished.values()
     leaks = _leaks(phase.finished)
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
-    mismatch = compare_collectives(phase.finished)
-    problems = [] if mismatch is None else [mismatch]
-    problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
+    mismatch = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
+    mismatch += unmatched_messages(phase.finished, phase.folders)
+    problems = mismatch + [left.late_teardown_error for left in finished if left.late_teardown_error]
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
         error = RanksDisagree if mismatch else RankError if problems else LeftBehind
         verdict = _with_problems(verdict, error, problems + failing_leaks, phase)
-    differ = len({left.groups for left in finished}) > 1
+    kill_reason = mismatch[0] if mismatch else None
+    if kill_reason is None and len({left.groups for left in finished}) > 1:
+        kill_reason = "its ranks made different numbers of process groups"
+    if kill_reason is None and any(messages.failed for left in finished for messages in left.messages.values()):
+        kill_reason = "a point-to-point operation of the test failed, and its connection may be closed"
     return structs.replace(
         verdict,
         warnings=tuple(warning for left in finished for warning in left.warnings),
         leak_warnings=tuple(leaks) if phase.leaks == "warn" else (),
-        kill_reason=mismatch or ("its ranks made different numbers of process groups" if differ else None),
+        kill_reason=kill_reason,
     )
 
 
@@ -210,20 +220,36 @@ def _end_properties(finished: Mapping[int, Finished], size: int) -> list[tuple[s
     ]
 
 
-def compare_collectives(finished: Mapping[int, Finished]) -> str | None:
-    """Return a message if ranks issued different numbers of collectives in a process group, else None."""
+def compare_collectives(finished: Mapping[int, Finished]) -> list[str]:
+    """Return a line for each process group in which the ranks issued different numbers of collectives."""
+    lines = []
     groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for rank, left in finished.items():
         for name, (members, number) in left.collectives.items():
-            groups.setdefault((name, members), {})[rank] = number
+            if number is not None:
+                groups.setdefault((name, members), {})[rank] = number
     for (name, members), numbers in groups.items():
         if len(set(numbers.values())) > 1:
-            counts = ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
-            return (
+            lines.append(
                 f"the ranks issued different numbers of collectives in {group_label(name)} "
-                f"({ranks_text(members)}), counted since the group was made: {counts}"
+                f"({ranks_text(members)}), counted since the group was made: {_by_rank(numbers)}"
             )
-    return None
+    return lines
+
+
+def compare_groups(finished: Mapping[int, Finished]) -> list[str]:
+    """Return a line if the ranks made different numbers of process groups in the test."""
+    numbers = {rank: left.groups_by_test for rank, left in finished.items()}
+    if len(set(numbers.values())) <= 1:
+        return []
+    return [
+        f"the ranks made different numbers of process groups: {_by_rank(numbers)}; every rank must call "
+        "dist.new_group, also one that is no member, unless use_local_synchronization=True"
+    ]
+
+
+def _by_rank(numbers: Mapping[int, int]) -> str:
+    return ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
 
 
 def _leaks(finished: Mapping[int, Finished]) -> list[str]:

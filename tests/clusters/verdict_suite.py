@@ -104,6 +104,24 @@ TESTS = """
         assert (head, tail) != ("a", "b-c")
 
 
+    SENT = []
+
+
+    @distributed(2, backend="gloo")
+    def test_message_that_nobody_receives(rank):
+        value = torch.full((1,), 7.0)
+        SENT.append((value, dist.isend(value, 1 - rank)))
+
+
+    @distributed(2, backend="gloo")
+    def test_message_of_its_own(rank):
+        value, received = torch.full((1,), 9.0), torch.zeros(1)
+        work = dist.isend(value, 1 - rank)
+        dist.recv(received, 1 - rank)
+        work.wait()
+        assert received.item() == 9
+
+
     @devices(9)
     def test_too_large():
         pass
@@ -129,6 +147,8 @@ VERDICTS = {
     "test_twins[a-b-c]": "FAILED PASSED",
     "test_twins[a-c]": "PASSED",
     "test_twins[a-b-b-c]": "PASSED",
+    "test_message_that_nobody_receives": "PASSED ERROR",
+    "test_message_of_its_own": "PASSED",
     "test_too_large": "SKIPPED",
     "test_unmarked": "PASSED",
 }

@@ -75,10 +75,10 @@ def test_retires_and_leaves_a_file(rank):
 def test_files_that_a_rank_had_open_are_named_and_not_removed(suite: BackgroundSuite) -> None:
     (suite.path / "test_it.py").write_text(SUITE.replace("RUN_ID", suite.run_id))
     run = suite.run("-p", "no:randomly", "-W", "ignore::pytest_accel.LeftoverWarning")
-    run.expect(dict.fromkeys(run.outcomes(), "PASSED"))
     left = {name.removeprefix(f"{suite.run_id}_") for name in os.listdir("/dev/shm") if suite.run_id in name}
     for name in left:
         os.unlink(f"/dev/shm/{suite.run_id}_{name}")
+    run.expect(dict.fromkeys(run.outcomes(), "PASSED"))
     assert left == {"earlier", "used", "closed", "made_0", "made_1", "retired_0", "retired_1"}
     torchs = tuple((suite.path / f"torch_{rank}").read_text() for rank in range(2))
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(torchs)]

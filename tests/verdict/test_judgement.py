@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -504,14 +504,14 @@ def test_properties_are_labelled_by_rank_if_the_ranks_differ() -> None:
     assert properties([with_properties(0, ("mine", 1)), died(1)]) == [("mine[rank 0]", 1)]
 
 
-def finished(*counts: dict[str, tuple[tuple[int, ...], int]]) -> dict[int, Finished]:
+def finished(*counts: Mapping[str, tuple[tuple[int, ...], int | None]]) -> dict[int, Finished]:
     return {rank: Finished(1, collectives) for rank, collectives in enumerate(counts)}
 
 
 def test_equal_numbers_of_collectives_have_no_message() -> None:
-    assert compare_collectives({}) is None
-    assert compare_collectives(finished({}, {})) is None
-    assert compare_collectives(finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 4)})) is None
+    assert compare_collectives({}) == []
+    assert compare_collectives(finished({}, {})) == []
+    assert compare_collectives(finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 4)})) == []
 
 
 def test_different_numbers_of_collectives_are_reported() -> None:
@@ -520,21 +520,20 @@ def test_different_numbers_of_collectives_are_reported() -> None:
         "the ranks issued different numbers of collectives in the default process group (ranks 0-2), "
         "counted since the group was made: rank 0: 4, rank 1: 3, rank 2: 4"
     )
-    assert (
-        compare_collectives({rank: Finished(1, {"default_pg": (world, 3 + (rank != 1))}) for rank in world}) == message
-    )
+    counts = {rank: Finished(1, {"default_pg": (world, 3 + (rank != 1))}) for rank in world}
+    assert compare_collectives(counts) == [message]
 
 
 def test_groups_with_the_same_name_and_different_members_are_different_groups() -> None:
     """Give each pair of ranks its own group. A rank knows only the groups that it belongs to."""
     left, right, world = (0, 1), (2, 3), (0, 1, 2, 3)
     counts = [{"0": (world, 1), "1": (pair, number)} for pair, number in ((left, 5), (left, 5), (right, 6), (right, 6))]
-    assert compare_collectives(finished(*counts)) is None
+    assert compare_collectives(finished(*counts)) == []
     counts[3]["1"] = (right, 7)
-    assert compare_collectives(finished(*counts)) == (
+    assert compare_collectives(finished(*counts)) == [
         "the ranks issued different numbers of collectives in process group 1 (ranks 2-3), "
         "counted since the group was made: rank 2: 6, rank 3: 7"
-    )
+    ]
 
 
 def at_the_end(*ends: Finished, **more: Any) -> Verdict:
@@ -549,7 +548,13 @@ def test_different_numbers_of_collectives_fail_the_teardown_and_end_the_world() 
     assert verdict.kill_reason == verdict.message
 
 
-def test_different_numbers_of_groups_end_the_world_without_a_failure() -> None:
+def test_different_numbers_of_groups_fail_the_test_that_has_made_them() -> None:
+    verdict = at_the_end(Finished(1, {}, groups=2, groups_by_test=1), Finished(1, {}, groups=1))
+    assert (verdict.outcome, verdict.error, verdict.kill_reason) == ("failed", RanksDisagree, verdict.message)
+    assert verdict.message.startswith("the ranks made different numbers of process groups: rank 0: 1, rank 1: 0; ")
+
+
+def test_different_numbers_of_other_groups_end_the_world_without_a_failure() -> None:
     verdict = at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=2))
     assert (verdict.outcome, verdict.kill_reason) == ("passed", "its ranks made different numbers of process groups")
     assert at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=1)).kill_reason is None
