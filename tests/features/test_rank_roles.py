@@ -34,8 +34,9 @@ _NOT_CALLED_IN_RANKS = {
     "pytest_report_teststatus",
     "pytest_terminal_summary",
     "pytest_runtestloop",
+    "pytest_ignore_collect",
 }
-"""Hooks that a rank does not call: it has no terminal reporter, and uses only its own ``pytest_runtestloop``."""
+"""Hooks that a rank does not call: it has no terminal reporter, its own ``pytest_runtestloop``, and lists no folder."""
 
 _MAKE_HOOKS = """
     import os
