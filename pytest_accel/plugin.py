@@ -310,7 +310,7 @@ class UnmarkedFailureHooks:
 
 
 class LateMarkHooks:
-    """Fails a test whose marks have changed since its collection: it does not run as they say. Not in ranks.
+    """Fails a test whose marks have changed since its collection: it does not run as they say. Not used in ranks.
 
     A test that is marked too late would run in one process, and could pass there.
     """

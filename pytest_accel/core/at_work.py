@@ -48,7 +48,7 @@ def _running_times(pid: int) -> dict[str, float]:
     """
     found = {}
     for thread in _threads(pid):
-        with suppress(OSError, IndexError):  # It has ended, or the kernel does not count the time.
+        with suppress(OSError, IndexError):  # The thread has ended, or the kernel counts no time.
             if _state(thread) in _AT_WORK:
                 found[thread.name] = int((thread / "schedstat").read_text().split()[0]) / 1e9
     return found

@@ -240,7 +240,7 @@ def complete_last_test(scheduler: Any, node: Any, index: int) -> None:
     """Have an xdist scheduler that would run the last test of a dead worker again count that test as completed.
 
     These are the schedulers of ``--dist loadscope``, ``loadfile`` and ``loadgroup``. They would also send the worker's
-    completed groups of tests to another worker, which waits for ever if it gets no other group.
+    completed groups of tests to another worker, which waits forever if it gets no other group.
     """
     from xdist.scheduler import LoadScopeScheduling
 

@@ -111,7 +111,7 @@ class Driver:
             world = self._world = World(
                 grant, self._pool_client, self._debugger_relay(grant), self._log_tail(grant), on_quiet
             )
-        except BaseException as error:  # Not returned, the world would keep its devices and slots.
+        except BaseException as error:  # Return the world: it would keep its devices and slots.
             self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
             if not isinstance(error, OSError):
                 raise

@@ -253,7 +253,7 @@ class World:
     def close(self) -> None:
         """Give the world back to the pool, which kills it if its ranks still run a test."""
         self.closed = True
-        with ExitStack() as stack:  # Whatever raises, the world is returned.
+        with ExitStack() as stack:  # Return the world after any error.
             stack.callback(self._release)
             stack.callback(self._monitor.close)
             if self._log_tail is not None:

@@ -186,7 +186,7 @@ def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> N
     except BaseException:
         traceback.print_exc()
     finally:
-        if getpid() == pid:  # Not in a forked child that an error has led here.
+        if getpid() == pid:  # A forked child with an error also comes here.
             clean_up(spec)
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 

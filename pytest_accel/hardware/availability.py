@@ -65,8 +65,8 @@ class Guard:
     """Decides which `devices` of one kind may be leased now. Thread-safe.
 
     Only a fault that the driver itself reports sets a device aside. Everything that is inferred, such as from memory in
-    use, makes a test wait for a bounded time and is reported (`missing`): it may be due to processes that are none of
-    this session's business, or to the session's own main process.
+    use, makes a test wait for a bounded time and is reported (`missing`): the cause may be processes of other programs,
+    or the session's own main process.
 
     `session` is the pid of the session's main process. `waits` is ``--accel-busy wait``: a device that other processes
     use may not be leased until they have finished.

@@ -406,17 +406,17 @@ class Pool:
 
     def _granted(self, request: WorldRequest, leases: dict[int, NodeLease], place: Place | None = None) -> None:
         request.lease_request = None
-        with ExitStack() as undo:  # Whatever raises, the leases are returned.
+        with ExitStack() as undo:  # Return the leases after any error.
             undo.callback(self._give_back, leases, place)
             try:
                 if not self._manager.closing:
                     self._provide_world(request, leases, place)
                     undo.pop_all()
-            except Exception as error:  # This may be the broker's thread: nobody would answer the driver.
+            except Exception as error:  # The broker's thread may run this: the driver would get no answer.
                 self._fail(request, error)
 
     def _give_back(self, leases: Mapping[int, NodeLease], place: Place | None) -> None:
-        with ExitStack() as rest:  # The return of one may raise.
+        with ExitStack() as rest:  # Returning one lease may raise.
             rest.callback(self._release_place, place)
             for lease in leases.values():
                 rest.callback(lease.give_back)

@@ -34,7 +34,7 @@ class CollectionWatch:
     def __init__(self) -> None:
         """Call this when the rank has its environment, before any file of the suite is imported."""
         self._active = "torch" in sys.modules
-        """False if the rank has imported nothing ahead, because the test or the session asks for that."""
+        """False if the rank began without torch, because its test or the session asks for that."""
         self._original = _values()
         self._changed: list[str] = []
         self._imports: list[tuple[str, float]] = []

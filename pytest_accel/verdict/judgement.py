@@ -106,7 +106,7 @@ def judge(phase: Phase) -> Verdict:
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
         # If ranks end the phase, or a subtest, differently, one may have sent a message that its receiver has not read.
-        # Or a wider fixture has, and the next test that uses this world need not have this fixture.
+        # A wider fixture may have done so, too, and the next test that uses this world need not have this fixture.
         retire=(
             phase.when != "teardown"
             and (len({one.ending for one in outcomes}) > 1 or phase.subtest_problem is not None)

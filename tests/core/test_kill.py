@@ -39,7 +39,7 @@ def test_a_process_that_cannot_be_killed_is_given_up(monkeypatch: pytest.MonkeyP
     now = [100.0]
 
     def wait(processes: list[Sleeping], timeout: float) -> None:
-        assert sleeping.kills < 1000, "the process is killed for ever"
+        assert sleeping.kills < 1000, "the process is killed forever"
         now[0] += timeout
 
     sleeping = Sleeping()

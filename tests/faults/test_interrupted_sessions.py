@@ -85,7 +85,7 @@ ENDLESS_TESTS = """
 
 
 def start_waiting_session(suite: BackgroundSuite, *args: str, in_teardown: bool = False) -> BackgroundSession:
-    """Start a session and return it when its ranks wait for ever in the call of ``test_endless``, or its teardown."""
+    """Start a session and return it when its ranks wait forever in the call of ``test_endless``, or its teardown."""
     tests = ENDLESS_TESTS.replace("RUN-", f"{suite.run_id}-")
     if in_teardown:
         tests = tests.replace(
@@ -110,7 +110,7 @@ def test_an_interrupt_leaves_nothing_behind(suite: BackgroundSuite, workers: lis
 
 
 def write_driver_hooks(suite: BackgroundSuite, hooks: str) -> None:
-    """Make `hooks` a plugin of the driver. Its ``wait()`` writes the file ``driver`` and waits for ever."""
+    """Make `hooks` a plugin of the driver. Its ``wait()`` writes the file ``driver`` and waits forever."""
     suite.write(
         "conftest.py",
         """

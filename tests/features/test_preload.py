@@ -175,7 +175,7 @@ def test_what_is_set_before_an_import_has_its_effect_in_ranks(
     assert warnings[0].endswith("accel_preload = none")
 
 
-def test_nothing_is_imported_ahead_with_none(preload_suite: Suite) -> None:
+def test_nothing_is_imported_before_the_fork_with_none(preload_suite: Suite) -> None:
     preload_suite.ini("accel_preload = none")
     preload_suite.write(
         "test_none.py",

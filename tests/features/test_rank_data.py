@@ -90,7 +90,7 @@ def test_data_of_each_phase_and_rank_is_merged(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_data_of_a_phase_that_is_reported_before_the_test_ends_is_merged(suite: Suite) -> None:
-    """The driver learns from the ranks' progress files that a phase has passed; the data sent with it is not lost."""
+    """Ranks send the report of a phase that has passed while the test still runs; the data sent with it is merged."""
     suite.write(
         "conftest.py",
         """

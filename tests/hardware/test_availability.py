@@ -28,9 +28,9 @@ WHOLE = f"memory {16 * GIB} {16 * GIB}"
         # The driver lists the killed process.
         (16 * GIB, Health(memory_free=15 * GIB, pids=frozenset({7})), 10.0 + RECOVERY_TIMEOUT - 0.1, "waiting"),
         (16 * GIB, Health(memory_free=15 * GIB, pids=frozenset({7})), 10.0 + RECOVERY_TIMEOUT, "missing"),
-        # It lists others, and all of them can be seen.
+        # The driver lists others, and all of them can be seen.
         (16 * GIB, Health(memory_free=1, pids=frozenset({8}), sees_users=True), 10.0, "missing"),
-        # It lists no process, or some of another pid namespace.
+        # The driver lists no process, or some of another pid namespace.
         (16 * GIB, Health(memory_free=15 * GIB), 11.0 + SETTLE_TIME - 0.1, "waiting"),
         (16 * GIB, Health(memory_free=15 * GIB, pids=frozenset({8})), 11.0 + SETTLE_TIME - 0.1, "waiting"),
         (16 * GIB, Health(memory_free=15 * GIB), 11.0 + SETTLE_TIME, "missing"),
@@ -102,7 +102,7 @@ def test_a_device_whose_memory_is_not_released_is_leased_after_a_while_and_repor
 
 
 def test_processes_that_are_alive_are_not_waited_for(on_machine: OnMachine) -> None:
-    """They are the session's main process, a process that it has started, and one of another program."""
+    """The processes are the session's main process, one that it has started, and one of another program."""
     steps = f"""
 import subprocess, sys
 worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

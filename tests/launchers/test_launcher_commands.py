@@ -14,7 +14,7 @@ from pytest_accel.launch.launchers import LAUNCHERS
 GPUS = tuple(Device("cuda", f"GPU-{index}{index}", index, "H200") for index in (3, 1))
 ON_GPUS = Job(
     launcher="torchrun",
-    script="/work/trainer.py",
+    script="/suite/trainer.py",
     args=("--epochs", "1"),
     nproc=2,
     module=False,
@@ -32,7 +32,7 @@ ON_GPUS = Job(
 ON_CPU = replace(ON_GPUS, kind="cpu", accelerated=False, devices=(), mask_variables=(), environ={"MINE": "1"})
 OPEN_MPI = "mpirun (Open MPI) 4.1.4\n"
 HYDRA = "HYDRA build details:\n    Version: 4.0.2\n"
-TRAINER = ("/work/trainer.py", "--epochs", "1")
+TRAINER = ("/suite/trainer.py", "--epochs", "1")
 
 
 def plan(launcher: str, job: Job = ON_GPUS, **changes: object) -> Plan:
@@ -57,7 +57,7 @@ def test_a_module_is_started_by_its_name(launcher: str) -> None:
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "python"])
 def test_launcher_arguments_come_before_the_script(launcher: str) -> None:
     made = plan(launcher, launcher_args=("--more", "flags")).command
-    assert made.index("--more") < made.index("/work/trainer.py")
+    assert made.index("--more") < made.index("/suite/trainer.py")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
