@@ -22,7 +22,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import Folders, folders_of
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import PhaseReported, TestStarted
-from pytest_accel.core.shims import worker_of_starting_test
+from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.terminal_file import TerminalFile
 from pytest_accel.core.units import count_text
@@ -107,7 +107,7 @@ class LiveHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not hasattr(report, "context"):  # A subtest's report.
+        if not is_subtest(report):
             worker = getattr(report, "worker_id", "")
             self._events(PhaseReported(report.nodeid, report.when, report.outcome, report.start, report.stop, worker))
 

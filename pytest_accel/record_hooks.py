@@ -24,7 +24,7 @@ from pytest_accel.core.record_events import (
     SessionStarted,
     TestStarted,
 )
-from pytest_accel.core.shims import worker_of_starting_test
+from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, RETRIED
 from pytest_accel.core.truncation import cut
@@ -155,7 +155,7 @@ class RecordHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._lacks_hardware |= hasattr(report, "accel_missing")
-        if not hasattr(report, "context"):  # A subtest's report; a failed subtest fails its test.
+        if not is_subtest(report):  # A failed subtest fails its test.
             self._record(phase_reported(report, self._root, self._process))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

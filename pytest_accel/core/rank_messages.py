@@ -31,9 +31,7 @@ class RunTest(Struct, frozen=True):
 
 
 class RunCall(Struct, frozen=True):
-    """Begin the call of test `serial`. A rank that does not wait for that, after its setup, ignores the message."""
-
-    serial: int
+    """Begin the call of the running test. A rank that does not wait for that, after its setup, ignores the message."""
 
 
 class Retire(Struct, frozen=True):

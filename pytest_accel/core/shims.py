@@ -71,6 +71,15 @@ def forget_sections(item: pytest.Item) -> None:
     item._report_sections.clear()
 
 
+def is_subtest(report: pytest.TestReport) -> bool:
+    """Return True if `report` is that of a subtest, of pytest or of pytest-subtests.
+
+    Both have a class for it, below that of the other reports. Its attributes do not tell: a suite may set any of them
+    in a report of a phase.
+    """
+    return any(base.__name__ in ("SubtestReport", "SubTestReport") for base in type(report).__mro__)
+
+
 def captured_streams(config: pytest.Config) -> dict[str, Any]:
     """Return the files into which pytest captures, by name (``stdout``, ``stderr``); empty without capturing.
 

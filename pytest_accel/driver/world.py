@@ -149,7 +149,7 @@ class World:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
         if self._call_began is None:
             self._call_began = monotonic()
-            self._send(RunCall(self._monitor.serial))
+            self._send(RunCall())
 
     def _send(self, message: object) -> None:
         data = dumps(message)

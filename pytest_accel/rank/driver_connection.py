@@ -21,8 +21,6 @@ class DriverConnection:
         """Wait until a driver connects to `listener`."""
         self._connection = Connection(unix_sockets.accept(listener).detach())
         self._pid = getpid()
-        self._called = 0
-        """Serial of the last test whose call the driver has asked for."""
 
     def receive(self) -> RunTest | Retire:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
@@ -31,14 +29,13 @@ class DriverConnection:
             request = self._connection.recv()
         return request
 
-    def wait_for_call(self, serial: int) -> None:
-        """Wait until the driver asks for the call of test `serial`; end the test if it has closed the connection.
+    def wait_for_call(self) -> None:
+        """Wait until the driver asks for the call of the test; end the test if it has closed the connection.
 
-        No-op if the driver has asked before: a plugin may set a test up twice.
+        The driver asks once for each test.
         """
         try:
-            while self._called < serial:
-                self._called = self._connection.recv().serial
+            self._connection.recv()
         except (EOFError, OSError):
             pytest.exit("the driver does not wait for the test any more")
 

@@ -29,7 +29,7 @@ from pytest_accel.core.rank_messages import (
 )
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch, sketch_warning
-from pytest_accel.core.shims import forget_sections
+from pytest_accel.core.shims import forget_sections, is_subtest
 from pytest_accel.core.stash_keys import DEVICE_PEAKS
 from pytest_accel.rank import group_state, rank_data, report_serialization, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
@@ -306,7 +306,9 @@ class TestRunner:
         test.driver.exit_if_forked(report)
         self._debugger.end()
         serial = test.request.serial
-        if test.in_phase or report.when in test.reported or hasattr(report, "context"):  # Subtests have a context.
+        # The driver waits for the first report of a phase. If a plugin runs the test once more and logs that too, a
+        # failure of either attempt counts, as in pytest: the later report must not replace the first.
+        if test.in_phase or report.when in test.reported or is_subtest(report):
             test.only_passed &= not report.failed
             data = report_serialization.serialize(self._config, report, whole=True)
             test.driver.send(ExtraReport(serial, test.phase, data))
@@ -338,7 +340,7 @@ class TestRunner:
             return
         test.driver.send(phase_report)
         if report.when == "setup":
-            test.driver.wait_for_call(serial)
+            test.driver.wait_for_call()
 
     def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:
         """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""

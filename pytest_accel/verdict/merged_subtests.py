@@ -22,6 +22,8 @@ _T = TypeVar("_T", bound=Hashable)
 _CONTEXT = "_subtest.context"
 """Key of a subtest's description, in the serialized reports of pytest and of pytest-subtests."""
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+\b")
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)*)")
+"""A number in a description. ``1.5`` and ``2.1.0`` are one number, so that no part of it is taken for a rank's."""
 
 
 class _Subtest(NamedTuple):
@@ -64,23 +66,41 @@ def problem(merged: Iterable[dict[str, Any]]) -> str | None:
 def _match(reports: Iterable[tuple[int, dict[str, Any]]], ranks: int) -> list[_Subtest]:
     """Return the subtests to which `reports` of `ranks` ranks belong.
 
-    Ranks have the same subtest if its description is the same. It may also differ in the rank's own number and in
-    addresses of objects: ``subtests.test(rank=rank)``, ``self.subTest(model=model)``.
+    Ranks have the same subtest if its description is the same. What is left then may also differ in the rank's own
+    number and in addresses of objects: ``subtests.test(rank=rank)``, ``self.subTest(model=model)``.
     """
     same = _grouped((rank, repr(data[_CONTEXT]), data) for rank, data in reports)
     complete = [_Subtest(number, group) for (_, number), group in same.items() if len(group) == ranks]
-    rest = _grouped(
-        (rank, (_neutral_description(rank, data), number), data)
+    rest = [
+        (rank, number, data)
         for (_, number), group in same.items()
         if len(group) < ranks
         for rank, data in group.items()
+    ]
+    neutral = _neutral_descriptions([(rank, repr(data[_CONTEXT])) for rank, _, data in rest])
+    similar = _grouped(
+        (rank, (description, number), data) for description, (rank, number, data) in zip(neutral, rest, strict=True)
     )
-    return complete + [_Subtest(number, group) for ((_, number), _), group in rest.items()]
+    return complete + [_Subtest(number, group) for ((_, number), _), group in similar.items()]
 
 
-def _neutral_description(rank: int, data: dict[str, Any]) -> str:
-    """Return the description of a subtest without addresses and without the number of `rank`."""
-    return re.sub(rf"(?<![0-9.]){rank}(?![0-9.])", "RANK", _ADDRESS.sub("ADDRESS", repr(data[_CONTEXT])))
+def _neutral_descriptions(descriptions: Sequence[tuple[int, str]]) -> list[tuple[str, ...]]:
+    """Return the `descriptions` of ranks, split at numbers, without addresses and without the ranks' own numbers.
+
+    A single description does not tell whether a number that equals its rank is the rank's own: on rank 0,
+    ``(rank=0, seed=0)`` has two. So a place in the text counts as the rank's own only if each description that differs
+    in numbers alone has its own rank there.
+    """
+    split = [(rank, _NUMBER.split(_ADDRESS.sub("ADDRESS", text))) for rank, text in descriptions]
+    own: dict[tuple[str, ...], set[int]] = {}
+    """The places of the ranks' own numbers, by the text between all numbers."""
+    for rank, parts in split:
+        places = {place for place in range(1, len(parts), 2) if parts[place] == str(rank)}
+        own.setdefault(tuple(parts[::2]), places).intersection_update(places)
+    return [
+        tuple("RANK" if place in own[tuple(parts[::2])] else part for place, part in enumerate(parts))
+        for _, parts in split
+    ]
 
 
 def _grouped(entries: Iterable[tuple[int, _T, dict[str, Any]]]) -> dict[tuple[_T, int], dict[int, dict[str, Any]]]:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel import read_record
+from pytest_accel.record.timeline import sessions_of
+
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
@@ -99,6 +102,14 @@ _TESTS = """
             dist.barrier()  # Rank 0 has reported the subtest of its teardown before rank 1 ends its call.
 
 
+    def test_numbers(subtests, rank):
+        with subtests.test(rank=rank, seed=0):
+            pass
+        for i in range(2):
+            with subtests.test(rank=rank, i=i):
+                pass
+
+
     def test_skips_everywhere(subtests):
         with subtests.test("a"):
             pytest.skip("by hand")
@@ -139,6 +150,50 @@ _TESTS = """
         check(False, "passed")
         dist.barrier()
         assert rank == 0, "by hand"
+
+
+    def test_reports_have_a_context():
+        pass
+
+
+    @pytest.fixture
+    def fails_in_the_first_attempt(request):
+        yield
+        assert request.node.attempt == 2, "by hand"
+
+
+    @pytest.mark.distributed(1)
+    def test_runs_twice(fails_in_the_first_attempt):
+        pass
+    """
+
+_CONFTEST = """
+    import os
+
+    import pytest
+    from _pytest.runner import runtestprotocol
+
+
+    class OwnPhaseReport(pytest.TestReport):
+        pass
+
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(item):
+        report = yield
+        if item.name == "test_reports_have_a_context":
+            report.context = "a suite's own"
+            if "RANK" in os.environ:  # xdist cannot send a suite's own class.
+                report.__class__ = OwnPhaseReport
+        return report
+
+
+    def pytest_runtest_protocol(item, nextitem):
+        if item.name == "test_runs_twice" and "RANK" in os.environ:
+            for item.attempt in (1, 2):
+                item._initrequest()
+                runtestprotocol(item, nextitem=nextitem)
+            return True
     """
 
 _RESULTS = {
@@ -147,17 +202,20 @@ _RESULTS = {
     "test_fails": "SUBFAILED FAILED",
     "test_has_none": "SUBFAILED FAILED",
     "test_has_more": "SUBPASSED SUBFAILED FAILED",
-    "test_has_another": "SUBPASSED SUBFAILED SUBFAILED FAILED",
+    "test_has_another": "SUBFAILED SUBFAILED SUBFAILED SUBFAILED FAILED",
     "test_unittest_skips": "SUBFAILED SUBFAILED FAILED",
     "test_unittest_has_none": "SUBFAILED FAILED",
     "test_unittest_passes": "SUBPASSED PASSED",
     "test_teardown": "PASSED SUBFAILED ERROR",
     "test_passes_at_different_times": "SUBPASSED PASSED SUBPASSED",
+    "test_numbers": "SUBPASSED SUBPASSED SUBPASSED PASSED",
     "test_skips_everywhere": "SUBSKIPPED PASSED",
     "test_expected_to_disagree": "XFAIL",
     "test_check_fails": "FAILED FAILED",
     "test_check_passes": "PASSED PASSED",
     "test_fails_after_a_check": "PASSED FAILED",
+    "test_reports_have_a_context": "PASSED",
+    "test_runs_twice": "PASSED PASSED ERROR",
 }
 _SHOWN_BY_XDIST = re.compile(r"\bSUB[A-Z]+ ?")
 """The results of subtests, whose lines are not read from the output of xdist."""
@@ -167,8 +225,9 @@ _SHOWN_BY_XDIST = re.compile(r"\bSUB[A-Z]+ ?")
 @pytest.mark.long(except_for="alone")
 @pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="xdist")])
 def test_ranks_disagree_on_subtests_as_on_tests(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
+    suite.write("conftest.py", _CONFTEST)
     suite.write("test_parts.py", _TESTS)
-    run = suite.run("--accel", "none", *options)
+    run = suite.run("--accel", "none", "--accel-record=record.jsonl", *options)
     expected = {name: _SHOWN_BY_XDIST.sub("", words).strip() if options else words for name, words in _RESULTS.items()}
     run.expect(expected)
     disagree = "the ranks disagree in this subtest: "
@@ -182,9 +241,13 @@ def test_ranks_disagree_on_subtests_as_on_tests(suite: BackgroundSuite, options:
         "TestOfUnittest.test_unittest_skips [b]": (f"{disagree}rank 1 skipped, rank 0 ran",),
         "TestOfUnittest.test_unittest_has_none [a]": (f"{disagree}rank 1 did not report it, rank 0 ran",),
         "test_teardown": ("contains 1 failed subtest",),
+        "test_runs_twice": ("AssertionError: by hand",),
         "test_check_fails": ("rank 1 of 2", "by hand", "contains 1 failed check"),
     }.items():
         failure = run.failure(headline)
         for text in texts:
             assert text in failure, f"the failure of {headline} lacks {text!r}\n{failure}"
+    (session,) = sessions_of([read_record(suite.path / "record.jsonl")])
+    recorded = {test.test.rpartition("::")[2]: test.verdict for test in session.tests}
+    assert recorded["test_reports_have_a_context"] == "passed"
     suite.expect_nothing_left()

@@ -51,14 +51,13 @@ def test_messages_are_sent_together_in_order(connected: ConnectedRank) -> None:
 
 
 def test_a_call_begins_when_the_driver_asks_for_it(connected: ConnectedRank) -> None:
-    connected.request(RunCall(1), RunCall(2), REQUEST)
-    connected.rank.wait_for_call(2)
-    connected.rank.wait_for_call(2)  # A plugin may set a test up twice.
+    connected.request(RunCall(), REQUEST)
+    connected.rank.wait_for_call()
     assert connected.rank.receive() == REQUEST
 
 
 def test_the_request_for_a_call_is_ignored_after_a_test_that_had_none(connected: ConnectedRank) -> None:
-    connected.request(REQUEST, RunCall(1), Retire())
+    connected.request(REQUEST, RunCall(), Retire())
     assert connected.rank.receive() == REQUEST
     assert connected.rank.receive() == Retire()
 
@@ -66,7 +65,7 @@ def test_the_request_for_a_call_is_ignored_after_a_test_that_had_none(connected:
 def test_a_rank_without_a_driver_does_not_begin_a_call(connected: ConnectedRank) -> None:
     connected.driver.close()
     with pytest.raises(pytest.exit.Exception):
-        connected.rank.wait_for_call(1)
+        connected.rank.wait_for_call()
 
 
 def test_receive_fails_if_the_driver_has_closed_the_connection(connected: ConnectedRank) -> None:

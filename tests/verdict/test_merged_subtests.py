@@ -24,6 +24,7 @@ def phase(*endings: Ending, **more: Any) -> Phase:
 
 
 TWO_PASSED = phase("passed", "passed")
+THREE_PASSED = phase("passed", "passed", "passed")
 
 
 def sent(rank: int, outcome: str, message: str | None = "a", **report: Any) -> Sent:
@@ -105,6 +106,28 @@ def test_ranks_report_a_subtest_equally_often() -> None:
     assert first["outcome"] == "passed"
     assert text(second)[0] == "the ranks disagree in this subtest: rank 1 reported it only 1 time, rank 0 ran"
     assert text(third)[0] == "the ranks disagree in this subtest: rank 1 reported it only 2 times, rank 0 ran"
+
+
+def numbered(*descriptions: str) -> list[Sent]:
+    """Return reports of passed subtests; each description begins with the rank."""
+    return [sent(int(text[0]), "passed", f"rank={text}") for text in descriptions]
+
+
+def test_a_number_that_only_some_ranks_share_with_their_own_is_no_difference() -> None:
+    assert outcomes(*numbered("0, seed=0", "1, seed=0")) == ["passed"]
+    assert outcomes(*numbered("0, int8, size=2", "1, int8, size=2", "2, int8, size=2"), of=THREE_PASSED) == ["passed"]
+    assert outcomes(*numbered("0, lr=1.5, v1.0.1.", "1, lr=1.5, v1.0.1.")) == ["passed"]
+    assert outcomes(*numbered("0 of 2: 0", "1 of 2: 1")) == ["passed"]
+
+
+def test_a_number_that_is_the_ranks_own_in_one_subtest_only_tells_subtests_apart() -> None:
+    merged = merge([*numbered("0, i=0", "0, i=1"), *numbered("1, i=0", "1, i=1")], TWO_PASSED)
+    assert [(one["outcome"], one["_subtest.context"]["msg"]) for one in merged] == [
+        ("passed", "rank=0, i=0"),
+        ("passed", "rank=0, i=1"),
+    ]
+    assert outcomes(*numbered("0, i=0", "0, i=1", "1, i=0")) == ["passed", "failed"]
+    assert outcomes(*numbered("0, i=0", "1, i=1")) == ["passed"]  # No other subtest tells what `i` is.
 
 
 def test_descriptions_may_differ_in_the_ranks_own_number_and_in_addresses() -> None:
