@@ -82,8 +82,6 @@ class World:
         """Seconds by which the grace is extended, because the ranks could not use it."""
         self._call_began: float | None = None
         """Time at which the ranks were told to begin the call of the current test; None: they have not been told."""
-        self._due = math.inf
-        """Time at which this object, which waits for the ranks, wanted to look at them again (`clock.monotonic`)."""
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
         self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
@@ -103,14 +101,11 @@ class World:
         Raise :class:`LostWorld` if a rank of a warm world has died: the next test has nothing to do with that.
         """
         began, limit = monotonic(), START_TIMEOUT
-        self._due = math.inf
         while unready := [rank for rank in self._ranks if rank.end is None and rank.rank not in self._monitor.ready]:
             if limit == START_TIMEOUT and any(rank.end is not None for rank in self._ranks):
                 began, limit = monotonic(), GRACE
-            PAUSES.notice(self._due)
             looked, deadline = monotonic(), began + limit + PAUSES.since(began)
-            self._due = min(deadline, looked + PAUSES.LONGEST_SLEEP)
-            if not self._monitor.pump(self._due) and looked >= deadline:
+            if not self._monitor.pump(min(deadline, looked + PAUSES.LONGEST_SLEEP)) and looked >= deadline:
                 spent = self._grace()._replace(seconds=GRACE)
                 self._give_up(unready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT), spent)
         ends = [rank.end for rank in self._ranks if rank.end is not None]
@@ -167,7 +162,7 @@ class World:
         that does not is counted as hung, and the world is killed afterwards. Then wait for all ranks, to report their
         ends with the failure.
         """
-        self._held_up, self._due = 0.0, math.inf
+        self._held_up = 0.0
         if when != "setup":
             self._begin_call()
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
@@ -204,8 +199,6 @@ class World:
 
         Before that, look for messages once more: this process may have been delayed.
         """
-        PAUSES.notice(self._due)
-        self._due = math.inf
         if self._debugger.serve(self._ranks, partial(self._monitor.pump, math.inf)):
             return
         began = max(beginning(when, self._ranks, self._began(when)), self._debugger.ended)
@@ -215,8 +208,7 @@ class World:
         shown = self._log_tail is not None and self._log_tail.show()
         interval = 0.0 if shown else _INTERVAL if self._log_tail is None else _LOG_INTERVAL
         looked = monotonic()
-        self._due = looked + interval
-        if self._monitor.pump(min(end, self._due)):
+        if self._monitor.pump(min(end, looked + interval)):
             return
         if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
             self._quiet = self._monitor.serial, when
@@ -234,7 +226,7 @@ class World:
 
     def _extend_grace(self, since: float) -> None:
         """Extend the grace by the time since `since` if ranks waited for a processor, or this process itself did."""
-        passed = monotonic() - since
+        passed = monotonic() - since - PAUSES.since(since)  # `_grace` adds the pauses.
         lost = passed if self._monitor.is_any_held_up() else max(0.0, passed - 2 * _INTERVAL)
         self._held_up = min(self._held_up + lost, _LONGEST_EXTENSION)
 

@@ -39,6 +39,8 @@ class CollectionWatch:
         self._changed: list[str] = []
         self._imports: list[tuple[str, float]] = []
         """Name and seconds of each import of an installed package by a module that is not installed."""
+        self._looked_at = 0
+        """Number of imports that were known at the end of the last :meth:`take_slow_imports`."""
 
     @contextmanager
     def timing_imports(self) -> Generator[None, None, None]:
@@ -78,12 +80,15 @@ class CollectionWatch:
 
         Modules whose import was short are left out.
         """
+        if len(self._imports) == self._looked_at:
+            return {}
         by_package: dict[str, dict[str, float]] = {}
         for name, seconds in self._imports:
             modules = by_package.setdefault(name.partition(".")[0], {})
             modules[name] = modules.get(name, 0.0) + seconds
         slow = {package: modules for package, modules in by_package.items() if sum(modules.values()) >= SLOW}
         self._imports[:] = [(name, seconds) for name, seconds in self._imports if name.partition(".")[0] not in slow]
+        self._looked_at = len(self._imports)
         return {
             package: {name: seconds for name, seconds in modules.items() if seconds >= _SHORT}
             for package, modules in slow.items()

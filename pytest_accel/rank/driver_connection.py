@@ -29,15 +29,23 @@ class DriverConnection:
             request = self._connection.recv()
         return request
 
-    def wait_for_call(self) -> None:
+    def wait_for_call(self) -> BaseException | None:
         """Wait until the driver asks for the call of the test; end the test if it has closed the connection.
 
-        The driver asks once for each test.
+        The driver asks once for each test. Return the exception of a signal handler that has run meanwhile, such as a
+        timeout of the suite; the caller raises it in the call. None: there is none.
         """
-        try:
-            self._connection.recv()
-        except (EOFError, OSError):
-            pytest.exit("the driver does not wait for the test any more")
+        interruption: BaseException | None = None
+        while True:
+            try:
+                self._connection.poll(None)  # A handler that raises here interrupts no message.
+                self._connection.recv()
+                return interruption
+            except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
+                # Errors of the kernel have a number.
+                if isinstance(error, EOFError) or (isinstance(error, OSError) and error.errno is not None):
+                    pytest.exit("the driver does not wait for the test any more")
+                interruption = interruption or error
 
     def send(self, *messages: object) -> None:
         """Send `messages` together, unless the driver has exited."""

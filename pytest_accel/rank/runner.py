@@ -63,6 +63,8 @@ class _Test:
     """Set if the test may run examples of Hypothesis."""
     phase: When = "setup"
     """The phase that runs, or that ran last."""
+    interruption: BaseException | None = None
+    """The exception of a signal handler that ran while the rank waited to begin the call."""
     in_phase: bool = False
     """True while a phase runs: a report that is made then is not that of the phase."""
     reported: set[str] = field(default_factory=set)
@@ -236,14 +238,17 @@ class TestRunner:
         """Warn about variables that the collection of the test's file has changed too late."""
         path = self._test.request.node.path
         for name in self._collector.watch.take_changed():
-            warn_explicit(
+            text = (
                 f"{relpath(path, self._config.rootpath)} sets {name}, which torch reads when it is imported: no effect "
                 "in ranks, which are forked from a process that has imported torch. Set it in the mark's env=, or "
-                "where pytest is started, or use accel_preload = none",
-                PreloadWarning,
-                path,
-                1,
+                "where pytest is started, or use accel_preload = none"
             )
+            try:
+                warn_explicit(text, PreloadWarning, path, 1)
+            except PreloadWarning:
+                # Show it, and go on: which test comes first in a new world must not decide which one fails.
+                category = PreloadWarning.__name__
+                self._test.warnings.append(WarningSketch(text, PreloadWarning.__module__, category, path, 1, None))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
@@ -251,6 +256,8 @@ class TestRunner:
         __tracebackhide__ = True
         try:
             with self._run_in_lockstep():
+                if self._test.interruption is not None:
+                    raise self._test.interruption
                 result = yield
             torch_devices.wait_for_devices(self._context)
             return result
@@ -340,7 +347,7 @@ class TestRunner:
             return
         test.driver.send(phase_report)
         if report.when == "setup":
-            test.driver.wait_for_call()
+            test.interruption = test.driver.wait_for_call()
 
     def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:
         """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -66,6 +68,31 @@ def test_a_rank_without_a_driver_does_not_begin_a_call(connected: ConnectedRank)
     connected.driver.close()
     with pytest.raises(pytest.exit.Exception):
         connected.rank.wait_for_call()
+
+
+def test_an_exception_of_a_signal_handler_is_returned_when_the_driver_asks_for_the_call(
+    connected: ConnectedRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(number: int, frame: object) -> None:
+        connected.request(RunCall(1))
+        raise TimeoutError("of the suite")
+
+    poll = connected.rank._connection.poll
+
+    def interrupted(timeout: float | None = 0.0) -> bool:
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return poll(timeout)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        monkeypatch.setattr(connected.rank._connection, "poll", interrupted)
+        error = connected.rank.wait_for_call(1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert isinstance(error, TimeoutError)
+    connected.request(REQUEST)
+    assert connected.rank.receive() == REQUEST
 
 
 def test_receive_fails_if_the_driver_has_closed_the_connection(connected: ConnectedRank) -> None:
