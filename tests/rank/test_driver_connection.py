@@ -74,7 +74,7 @@ def test_an_exception_of_a_signal_handler_is_returned_when_the_driver_asks_for_t
     connected: ConnectedRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def handle(number: int, frame: object) -> None:
-        connected.request(RunCall(1))
+        connected.request(RunCall())
         raise TimeoutError("of the suite")
 
     poll = connected.rank._connection.poll
@@ -87,7 +87,7 @@ def test_an_exception_of_a_signal_handler_is_returned_when_the_driver_asks_for_t
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         monkeypatch.setattr(connected.rank._connection, "poll", interrupted)
-        error = connected.rank.wait_for_call(1)
+        error = connected.rank.wait_for_call()
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert isinstance(error, TimeoutError)
