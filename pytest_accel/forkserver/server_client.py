@@ -177,12 +177,12 @@ class ForkServerClient:
         while True:
             try:
                 arrived = is_readable(self._connection.fileno(), max(0.0, tick - monotonic()))
+                PAUSES.notice(tick)  # Before the callbacks: while they run, this process is not paused.
                 message = self._connection.recv() if arrived else None
             except (EOFError, OSError):
                 break
             if arrived:
                 self._callbacks.on_message(message)
-            PAUSES.notice(tick)
             if monotonic() >= tick:
                 self._callbacks.on_tick()
                 tick = monotonic() + _TICK_INTERVAL
