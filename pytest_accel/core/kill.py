@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from multiprocessing import resource_tracker
 from os import getpgid, kill, killpg
 from signal import SIGKILL
@@ -20,8 +22,12 @@ SHM_MANAGER = "torch_shm_manager"
 It removes files that its clients have left in shared memory, and exits 2 s after its last client (torch,
 ``lib/libshm/manager.cpp``, SHUTDOWN_TIMEOUT).
 """
-_TRACKERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker")
-"""Modules of resource trackers, as they occur in command lines. A tracker cleans up and exits after its clients."""
+_TRACKER = re.compile(r"from (multiprocessing|([\w.]+\.)?loky\.backend)\.resource_tracker import ")
+"""Start of the source that resource trackers of Python and of loky run with ``python -c``.
+
+A tracker cleans up and exits after its clients. The module's name elsewhere in a command line proves nothing: it may be
+part of a warning filter, which each Python process passes on to those that it starts.
+"""
 _CLEANING_TIMEOUT = 5.0
 """Seconds within which torch's manager and the trackers must clean up and exit."""
 KILL_TIMEOUT = 10.0
@@ -51,23 +57,22 @@ class Survivor(NamedTuple):
 
 
 def kill_tree(pid: int) -> set[psutil.Process]:
-    """Kill a process, its process group and all its descendants, except those that clean up (`_cleans_up`).
+    """Kill a process, whatever it is; of its process group and its descendants, kill those that do not clean up.
 
-    Return these processes, so that the caller can find out which of them do not exit (:func:`living`). Never raise:
-    the process of another user cannot be killed.
+    A process cleans up if :func:`cleans_up` says so. Return the killed processes, so that the caller can find out which
+    of them do not exit (:func:`living`). Never raise: the process of another user cannot be killed.
     """
     found: set[psutil.Process] = set()
     with suppress(psutil.Error):
         root = psutil.Process(pid)
-        for process in (*root.children(recursive=True), root):
+        found.add(root)
+        for process in root.children(recursive=True):
             with suppress(psutil.Error):
                 if not _cleans_up(process) and process.is_running():
                     found.add(process)
-                    if process != root:
-                        _kill(process.pid)
+                    _kill(process.pid)
     found |= kill_group(pid)
-    if any(process.pid == pid for process in found):  # Last, so that it does not react to the death of the others.
-        _kill(pid)
+    _kill(pid)  # Last, so that it does not react to the death of the others. Even if psutil cannot inspect it.
     return found
 
 
@@ -126,17 +131,18 @@ def session_of(environ: Mapping[str, str]) -> str:
     return environ.get(MARK, "").rpartition("/")[0]
 
 
-def kill_marked(directory: str, server: int | None = None, owner: int | None = None) -> tuple[Survivor, ...]:
-    """Kill every process of the session in `directory`, orphans included, except those that clean up (`_cleans_up`).
+def kill_marked(
+    directory: str, server: int | None = None, owner: int | None = None, timeout: float = KILL_TIMEOUT
+) -> tuple[Survivor, ...]:
+    """Kill every process of the session in `directory`, orphans included, but none that :func:`cleans_up`.
 
-    Repeat until none is found. Give up after `KILL_TIMEOUT`, and return the processes that live on. With `server`, kill
-    only that fork server and what descends from it; with `owner`, only processes that this user alone controls. The
-    processes are found by :data:`MARK` in the environment with which their program was started.
+    Repeat until none is found. Give up after `timeout` seconds, and return the processes that live on. With `server`,
+    kill only that fork server and what descends from it; with `owner`, only processes that this user alone controls.
+    The processes are found by :data:`MARK` in the environment with which their program was started.
     """
-    deadline = monotonic() + KILL_TIMEOUT
-    found: list[psutil.Process] = []
-    while monotonic() < deadline:
-        found = []
+    deadline = monotonic() + timeout
+    while True:
+        found: list[psutil.Process] = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 environ = process.environ()
@@ -149,13 +155,14 @@ def kill_marked(directory: str, server: int | None = None, owner: int | None = N
                 process.kill()
                 found.append(process)
         if not found:
-            break
-        psutil.wait_procs(found, timeout=1)
-    return survivors(found)
+            return ()
+        psutil.wait_procs(found, timeout=max(0.0, min(1.0, deadline - monotonic())))
+        if monotonic() >= deadline:
+            return survivors(found)
 
 
 def kill_group(pid: int) -> set[psutil.Process]:
-    """Kill the remaining processes of the process group `pid`, except those that clean up (`_cleans_up`).
+    """Kill the remaining processes of the process group `pid`, except those that clean up (:func:`cleans_up`).
 
     Return these processes.
     """
@@ -191,7 +198,7 @@ def _members(group: int) -> set[int]:
 def kill_descendants() -> None:
     """Kill all descendants of this process and wait until they have exited, at most `_DESCENDANTS_TIMEOUT` seconds.
 
-    Those that clean up (`_cleans_up`) are killed only after `_CLEANING_TIMEOUT`, and the resource tracker of this
+    Those that clean up (:func:`cleans_up`) are killed only after `_CLEANING_TIMEOUT`, and the resource tracker of this
     process is never killed. Processes of other users, which this one may not kill, are left.
     """
     tracker = resource_tracker_pid()
@@ -209,13 +216,21 @@ def kill_descendants() -> None:
         psutil.wait_procs(children, timeout=1)
 
 
+def cleans_up(pid: int) -> bool:
+    """Return whether the process `pid` removes resources that other processes have left, and then exits by itself."""
+    with suppress(psutil.Error):
+        return _cleans_up(psutil.Process(pid))
+    return False
+
+
 def _cleans_up(process: psutil.Process) -> bool:
-    """Return whether `process` removes resources that other processes have left, and then exits by itself."""
     try:
         command = process.cmdline()
     except psutil.AccessDenied:
         return False
-    return command[:1] == [SHM_MANAGER] or any(tracker in part for part in command for tracker in _TRACKERS)
+    if command[:1] == [SHM_MANAGER]:
+        return True
+    return any(flag == "-c" and _TRACKER.match(source) for flag, source in pairwise(command))
 
 
 def identity(pid: int) -> str:

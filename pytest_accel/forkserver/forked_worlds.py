@@ -11,12 +11,11 @@ import psutil
 
 from pytest_accel.core import shared_memory
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import KILL_TIMEOUT, kill_group, kill_tree, living, survivors
+from pytest_accel.core.kill import KILL_TIMEOUT, cleans_up, kill_group, kill_tree, living, survivors
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import RETIRED
 from pytest_accel.core.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.world_sockets import NoLoopbackError, WorldSockets, open_sockets
 from pytest_accel.rank.leaked_processes import children_of
@@ -39,8 +38,6 @@ class _ForkedWorld:
     """Time of the next look at whether `killed` live; None: none is planned."""
     survivors: bool = False
     """True if the pool was told of processes that live on."""
-    files: frozenset[SharedFile] = frozenset()
-    """Files in shared memory that the ranks had open when they were killed."""
 
 
 class ForkedWorlds:
@@ -65,8 +62,11 @@ class ForkedWorlds:
         self._send = send
         self._other_children = other_children
         self._worlds: dict[int, _ForkedWorld] = {}
-        self._orphans: set[int] = set()
-        """The processes that ranks have left, as far as they are known."""
+        self._known = children_of(os.getpid())
+        """The children of this process that no rank has just left.
+
+        A plugin or the preloaded module may have started some before the first rank; ranks have left the others.
+        """
         self._earlier_files = shared_memory.files()
 
     def __len__(self) -> int:
@@ -117,7 +117,9 @@ class ForkedWorlds:
         for world in self._worlds.values():
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None
-                world.files |= shared_memory.opened_by(world.ranks, self._earlier_files)
+                files = shared_memory.opened_by(world.ranks, self._earlier_files)
+                if files and not self._session.remote:
+                    self._send(FilesOpened(tuple(files)))
                 for pid in world.ranks:
                     world.killed |= kill_tree(pid)
                 if world.look_at is None and not world.survivors:
@@ -126,36 +128,54 @@ class ForkedWorlds:
     def reap(self, on_other: Callable[[int], None]) -> None:
         """Collect the exit statuses of all children that have exited, and send those of ranks.
 
-        What a rank has left running in its process group is killed. ``on_other(pid)`` is called for other children.
+        What a rank has left running in its process group is killed, and so is what it has moved elsewhere, unless all
+        these ranks have retired. ``on_other(pid)`` is called for other children.
         """
+        exits = self._collect_exits(on_other)
+        if not exits:
+            return
+        crashed = [number for number, ended in exits.items() if any(status != RETIRED << 8 for _, status in ended)]
+        orphans = self._new_orphans()
+        if crashed:
+            # An orphan does not tell whose it was. One that lives on counts for each of these worlds.
+            killed = {process for pid in orphans if not cleans_up(pid) for process in kill_tree(pid)}
+            for number in crashed:
+                self._worlds[number].killed |= killed
+        for number, ended in exits.items():
+            world = self._worlds[number]
+            if not world.ranks:
+                self._report_survivors(number, world)  # First: the world has not ended if there are any.
+                if not world.survivors:
+                    del self._worlds[number]
+            for rank, status in ended:
+                self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
+
+    def _collect_exits(self, on_other: Callable[[int], None]) -> dict[int, list[tuple[int, int]]]:
+        """Reap all children that have exited, and kill the process groups of ranks.
+
+        Return the ranks among them with their statuses, by the number of their world.
+        """
+        exits: dict[int, list[tuple[int, int]]] = {}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return exits
             if pid == 0:
-                return
+                return exits
             number = self.world_by_pid.get(pid)
             if number is None:
                 on_other(pid)
                 continue
             world = self._worlds[number]
-            rank = world.ranks.pop(pid)
+            exits.setdefault(number, []).append((world.ranks.pop(pid), status))
             world.killed |= kill_group(pid)
-            orphans = self._new_orphans()
-            if status != RETIRED << 8:
-                world.killed.update(*map(kill_tree, orphans))
-            if not world.ranks:
-                self._report_survivors(number, world)  # First: the world has not ended if there are any.
-            self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
-            if not world.ranks and not world.survivors:
-                self._remove(number, world)
 
     def _new_orphans(self) -> frozenset[int]:
-        """Return the processes that a rank, which has just been reaped, has left: this process adopts them."""
+        """Return the processes that ranks, which have just been reaped, have left: this process adopts them."""
         children = children_of(os.getpid()).difference(self.world_by_pid, self._other_children())
-        new = children - self._orphans
-        self._orphans = set(children)
+        new = children - self._known
+        self._known = children
         return new
 
     def look(self) -> None:
@@ -165,7 +185,7 @@ class ForkedWorlds:
             if world.look_at is not None and world.look_at <= now:
                 self._report_survivors(number, world)
                 if not world.ranks and not world.survivors:
-                    self._remove(number, world)
+                    del self._worlds[number]
 
     def _report_survivors(self, number: int, world: _ForkedWorld) -> None:
         """Tell the pool which processes live on although they were killed, unless nothing has changed."""
@@ -174,9 +194,3 @@ class ForkedWorlds:
         if (world.killed and not world.survivors) or (world.survivors and world.killed != before):
             world.survivors = bool(world.killed)
             self._send(Survivors(number, self._session.server, survivors(world.killed)))
-
-    def _remove(self, number: int, world: _ForkedWorld) -> None:
-        """Forget a world whose processes have ended."""
-        del self._worlds[number]
-        if world.files and not self._session.remote:
-            self._send(FilesOpened(tuple(world.files)))

@@ -146,7 +146,7 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
     for pid in sorted(pids):
         with suppress(psutil.Error):
             child = psutil.Process(pid)
-            words = " ".join(child.cmdline())
+            words = " ".join(_without_filters(child.cmdline()))
             if (
                 child.status() != psutil.STATUS_ZOMBIE
                 and pid != resource_tracker_pid()
@@ -154,6 +154,12 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
             ):
                 found.append(child)
     return found
+
+
+def _without_filters(command: list[str]) -> list[str]:
+    """Return a command line without warning filters, which may name a module of a library."""
+    pairs = zip(("", *command), command, strict=False)
+    return [part for before, part in pairs if before != "-W" and not part.startswith("-W")]
 
 
 def _is_tree_at_work(pid: int) -> bool:

@@ -10,11 +10,13 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_accel.core import shared_memory
 from pytest_accel.core.kill import KILL_TIMEOUT, Survivor
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import RETIRED
-from pytest_accel.core.server_messages import RankExited, StartFailed, Survivors, WorldStarted
+from pytest_accel.core.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver import forked_worlds
@@ -22,6 +24,10 @@ from pytest_accel.forkserver.forked_worlds import ForkedWorlds
 from pytest_accel.forkserver.world_sockets import WorldSockets
 
 OTHER = 99
+HELPER = 98
+"""A child that the fork server had before its first rank."""
+TRACKER = 97
+"""A resource tracker that a rank has left."""
 
 
 class Processes:
@@ -60,11 +66,12 @@ class Processes:
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     """Yield the processes and worlds of a fork server, with no limit on the number of ranks."""
     with tempfile.TemporaryDirectory() as directory:  # `tmp_path` may be too long for the path of a socket.
+        monkeypatch.setattr(forked_worlds, "children_of", lambda parent: frozenset({HELPER}))
         made = Processes(directory)
         monkeypatch.setattr(os, "waitpid", made.waitpid)
         monkeypatch.setattr(forked_worlds, "kill_tree", made.kill)
         monkeypatch.setattr(forked_worlds, "kill_group", made.kill)
-        monkeypatch.setattr(forked_worlds, "children_of", lambda parent: frozenset())
+        monkeypatch.setattr(forked_worlds, "cleans_up", lambda pid: pid == TRACKER)
         yield made
         monkeypatch.undo()
 
@@ -186,12 +193,38 @@ def test_a_rank_that_cannot_be_killed_is_reported(processes: Processes, monkeypa
 def test_what_a_dead_rank_has_left_is_killed(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     worlds = processes.worlds
     processes.start(1, ranks=2)
-    left = {7}  # A process that a rank has left which ended in good order.
+    left = {HELPER, 7}  # A process that a rank has left which ended in good order.
     monkeypatch.setattr(forked_worlds, "children_of", lambda parent: frozenset(left))
     processes.exits = [(100, RETIRED << 8)]
     worlds.reap(processes.killed.remove)
     assert processes.killed == [100]
-    left.add(8)
+    left |= {8, TRACKER}
     processes.exits = [(101, 9)]
     worlds.reap(processes.killed.remove)
     assert processes.killed == [100, 101, 8]
+
+
+@pytest.mark.parametrize("crashed", [0, 1])
+def test_what_a_dead_rank_has_left_is_killed_if_another_one_retires_at_the_same_time(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, crashed: int
+) -> None:
+    processes.start(1, ranks=1)
+    processes.start(2, ranks=1)
+    monkeypatch.setattr(forked_worlds, "children_of", lambda parent: frozenset({HELPER, 8}))
+    processes.exits = [(100 + world, 9 if world == crashed else RETIRED << 8) for world in range(2)]
+    processes.worlds.reap(processes.killed.remove)
+    assert processes.killed == [100, 101, 8]
+    assert [(message.world, message.rank) for message in processes.sent[2:]] == [(1, 0), (2, 0)]
+    assert not processes.worlds
+
+
+def test_the_files_of_a_killed_rank_are_reported_before_its_exit(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SharedFile("nccl-1", 5)
+    monkeypatch.setattr(shared_memory, "opened_by", lambda ranks, before: frozenset({file}))
+    processes.start(1, ranks=1)
+    processes.worlds.kill(1)
+    processes.exits = [(100, 9)]
+    processes.worlds.reap(processes.killed.remove)
+    assert processes.sent[1:] == [FilesOpened((file,)), RankExited(1, 0, exited(-9))]

@@ -46,3 +46,17 @@ def test_a_process_that_runs_code_for_too_long_is_killed(monkeypatch: pytest.Mon
     assert line.startswith(f"left process {child.pid} running (")
     assert line.endswith("; it has been killed")
     assert not threads
+
+
+def test_a_warning_filter_that_names_a_library_does_not_hide_a_process() -> None:
+    known = leaked_processes.find()
+    command = [
+        sys.executable,
+        "-Wignore::UserWarning:multiprocessing.resource_tracker",
+        "-W",
+        "ignore::UserWarning:loky.backend.x",
+    ]
+    with subprocess.Popen([*command, "-c", "input()"], stdin=subprocess.PIPE):
+        [line], lasting = leaked_processes.kill_new(known)
+    assert line.startswith("left process")
+    assert lasting == []
