@@ -33,6 +33,11 @@ _LONGEST_RECORD = 1 << 14
 """Bytes of a record; a path has 4096 characters at most."""
 _TIMEOUT = 5.0
 """Seconds after which no further folder of a dead session is removed."""
+_KILL_TIMEOUT = 1.0
+"""Seconds for which a session waits for the exit of what a dead session has left.
+
+Nearly always they take milliseconds. If a process is in uninterruptible sleep, each later session tries again.
+"""
 _claims: dict[str, tuple[int, os.stat_result]] = {}
 """The locked lock file of each folder that this process uses: its descriptor, and what it is."""
 
@@ -147,11 +152,14 @@ def remove_dead() -> None:
             for name in os.listdir(parent):
                 if name.startswith(_PREFIX) and monotonic() < deadline:
                     with contextlib.suppress(OSError):
-                        _remove_if_dead(os.path.join(parent, name))
+                        _remove_if_dead(os.path.join(parent, name), deadline)
 
 
-def _remove_if_dead(path: str) -> None:
-    """Remove the folder `path`, and what its session has left, if it belongs to a dead session. May raise OSError."""
+def _remove_if_dead(path: str, deadline: float) -> None:
+    """Remove the folder `path`, and what its session has left, if it belongs to a dead session. May raise OSError.
+
+    Wait for the exit of killed processes until `deadline` (`clock.monotonic`) at most.
+    """
     facts = os.lstat(path)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         return
@@ -167,23 +175,28 @@ def _remove_if_dead(path: str) -> None:
             return
         known = isinstance(directory, str) and surroundings is not None
         if known and surroundings == _surroundings() and os.path.realpath(directory) == os.path.realpath(path):
-            _remove_session(directory)
+            _remove_session(directory, deadline)
     finally:
         os.close(descriptor)
 
 
-def _remove_session(directory: str) -> None:
-    """Remove the folder of a dead session, and all that the session has left."""
+def _remove_session(directory: str, deadline: float) -> None:
+    """Kill what a dead session has left running, and remove its folder, unless a process lives on at `deadline`."""
     import psutil  # Imported here, like the modules below, because it is rarely needed.
 
     from pytest_accel.core import kill
 
-    this = psutil.Process()
-    for process in (this, *this.parents()):
-        with contextlib.suppress(psutil.Error):
-            if kill.session_of(process.environ()) == directory:
-                return  # A test of the dead session has started the program that has started this session.
-    kill.kill_marked(directory, owner=os.geteuid())
+    try:
+        this = psutil.Process()
+        for process in (this, *this.parents()):
+            with contextlib.suppress(psutil.AccessDenied):  # Another user's, and so not a process of the dead session.
+                if kill.session_of(process.environ()) == directory:
+                    return  # A test of the dead session has started the program that has started this session.
+        timeout = min(_KILL_TIMEOUT, deadline - monotonic())
+        if kill.kill_marked(directory, owner=os.geteuid(), timeout=timeout):
+            return
+    except psutil.Error:
+        return  # An ancestor is unknown, as one that has just ended. It may be a process of the dead session.
     for name in os.listdir(directory):
         if name != _LOCK:  # Removed last: without it, the next session could not tell what the rest is.
             path = os.path.join(directory, name)
