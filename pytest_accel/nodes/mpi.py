@@ -22,9 +22,8 @@ from traceback import format_exc
 
 import psutil
 
-from pytest_accel.core import prctl, unix_sockets
+from pytest_accel.core import prctl, session_folder, unix_sockets
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
@@ -84,7 +83,7 @@ class MpiJob:
         """Set when the job is to end, or its fork servers have ended."""
         self._log = server_log_path(spec.directory, world.servers[0])
         self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
-        ensure_own_folder(spec.directory)
+        session_folder.ensure(spec.directory)
         self._listener = unix_sockets.listen(self._path, world.ranks)
         self._process = self._start(launcher)
         self._thread = threading.Thread(target=self._run, name=f"accel-mpi-{world.world}", daemon=True)

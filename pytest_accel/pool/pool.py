@@ -654,7 +654,8 @@ class Pool:
         for rank, pid in world.alive.items():
             pids[world.spec.node_of(rank)].append(pid)
         for server, processes in world.survivors.items():
-            pids[nodes[server]] += [process.pid for process in processes]
+            node = nodes.get(server, world.spec.node_of(0))  # An MPI job has servers of its own, on this machine.
+            pids[node] += [process.pid for process in processes]
         for node, lease in world.leases.items():
             with suppress(LockFolderError):  # This session keeps the lease.
                 lease.describe(pids[node])

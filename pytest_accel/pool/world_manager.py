@@ -407,6 +407,9 @@ class WorldManager:
     def _own_starter_ended(self, world: PooledWorld) -> None:
         """Handle the end of the starter of one world; called with the lock held."""
         self._own_starters.pop(world.spec.world)
+        for server in tuple(world.survivors):  # No server is left that would report their end.
+            self._summary.add_left(world.survivors[server])
+            world.record_survivors(server, ())
         if world.state in (WorldState.GONE, WorldState.IN_USE):
             return  # The exit of each rank has been reported, and the driver returns the world.
         starting = world.state is WorldState.STARTING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import importlib.util
 import os
 import re
@@ -277,6 +278,8 @@ def test_a_job_whose_fork_servers_cannot_be_started_fails_only_its_own_world(
     ended = threading.Event()
     callbacks = ServerCallbacks(messages.append, lambda *_: None, lambda: None, failures.append)
     job = MpiJob(spec, callbacks, threading.RLock(), "mpirun", world, ended.set)
+    with open(directory / "session.lock") as file, pytest.raises(BlockingIOError):  # This session counts as alive.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     job._thread.join(60)
     assert failures == []
     assert ended.is_set()

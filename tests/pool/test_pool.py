@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.kill import Survivor
 from pytest_accel.core.record_events import Event, Recorders, RequestEnded
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
@@ -212,3 +213,17 @@ def test_a_lease_that_is_wanted_before_its_world_exists_is_given_up_after_one_te
     assert driver.wanted == [driver.acquired().spec.world]
     driver.release()
     assert states(pool) == []
+
+
+def test_the_survivors_of_an_mpi_job_are_forgotten_with_the_job(pool: Pool) -> None:
+    driver = ListDriver(pool)
+    driver.acquire(TWO)
+    number = driver.acquired().spec.world
+    manager = pool._manager
+    world = manager.worlds[number]
+    world.record_survivors(5, (Survivor(71, 5.0, "process 71"),))
+    pool.on_survivors(world)
+    manager._own_starters[number] = manager._servers
+    manager._own_starter_ended(world)
+    assert not world.survivors  # Otherwise the world would not count as ended when its driver returns it.
+    assert manager._summary.errors == ["process 71 could not be killed"]
