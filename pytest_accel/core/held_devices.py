@@ -63,8 +63,8 @@ def held_here() -> HeldDevices | None:
     """Return the devices of the rank that is this process or its nearest ancestor with a record; None without one."""
     import psutil  # Imported here, because only sessions with marked tests need it.
 
-    this = psutil.Process()
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error):  # Without /proc, no rank can be started either.
+        this = psutil.Process()
         for process in (this, *this.parents()):
             with contextlib.suppress(psutil.Error):  # The process of another user, or one that has ended.
                 directory = session_of(process.environ())

@@ -213,14 +213,17 @@ class TestRunner:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_setup")
     def pytest_phase_setup(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
         return (yield from self._phase("setup"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_call")
     def pytest_phase_call(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
         return (yield from self._phase("call"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_teardown")
     def pytest_phase_teardown(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
         return (yield from self._phase("teardown"))
 
     def _phase(self, when: When) -> Generator[None, object, object]:
