@@ -165,18 +165,46 @@ class PointToPointCounter:
                 add(operations, channel, tag, work, tensors)
             return work
 
+        monitored_barrier, uncounted = dist.ProcessGroup.monitored_barrier, self._uncounted
+
+        @wraps(monitored_barrier)
+        def uncounted_barrier(self: ProcessGroup, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            with uncounted(self):
+                return monitored_barrier(self, *args, **named)
+
         skip = eval_frame._FrameAction.SKIP
-        methods: tuple[Any, ...] = counted_send, counted_recv, counted_recv_anysource
+        methods: tuple[Any, ...] = counted_send, counted_recv, counted_recv_anysource, uncounted_barrier
         for method in methods:
             # torch.compile must not compile the method, nor what it calls.
             eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
             setattr(dist.ProcessGroup, method.__name__, method)
 
+    def _operations(self, group: ProcessGroup) -> _Operations:
+        operations = self._groups.get(group)
+        return self._groups.setdefault(group, _Operations()) if operations is None else operations
+
+    @contextmanager
+    def _uncounted(self, group: ProcessGroup) -> Iterator[None]:
+        """Leave out the messages that gloo itself sends in the ``with`` block.
+
+        In a monitored barrier, rank 0 exchanges messages with each other rank, so their numbers differ.
+        """
+        operations = self._operations(group)
+        with operations.lock:
+            operations.begun += 1
+        with operations:
+            before = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+            try:
+                yield
+            finally:
+                after = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+                with operations.lock:
+                    operations.on_cpu += after - before
+
     def _issuing(self, group: ProcessGroup, channel: Channel) -> _Operations:
         """Return the operations in `group`, a context manager in which the next one is issued on `channel`."""
-        operations = self._groups.get(group)
-        if operations is None:
-            operations = self._groups.setdefault(group, _Operations())
+        operations = self._operations(group)
         with operations.lock:
             operations.begun += 1
             if (thread := self._older_thread()) is not None:

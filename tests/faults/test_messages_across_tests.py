@@ -158,6 +158,11 @@ def test_one_rank_sends_to_all_others(rank):
 
 
 @pytest.mark.distributed(3, backend="gloo", timeout=20)
+def test_waits_in_a_monitored_barrier():
+    dist.monitored_barrier()
+
+
+@pytest.mark.distributed(3, backend="gloo", timeout=20)
 def test_two_ranks_send_and_one_is_not_heard(rank):
     if rank == 2:
         dist.recv(number(), None)
