@@ -34,14 +34,14 @@ VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "base_vendor")}
 
 RUNS_IN_A_RANK = {
     *("rank/main.py", "rank/process_group.py", "rank/group_rendezvous.py", "rank/group_state.py"),
-    *("rank/leaked_groups.py", "rank/point_to_point.py", "rank/store_keys.py"),
+    *("rank/leaked_groups.py", "rank/pending_work.py", "rank/point_to_point.py", "rank/store_keys.py"),
     *("rank/torch_devices.py", "rank/torch_harness.py"),
 }
 
 RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
-    *("rank/captured_output", "rank/point_to_point", "rank/store_keys", "forkserver/fork_exit"),
+    *("rank/captured_output", "rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/fork_exit"),
     *("core/kill", "core/serialization", "core/unix_sockets"),
 )
 """The modules whose functions a rank calls when it has run a test."""

@@ -145,6 +145,14 @@ class CallSite(Struct, frozen=True):
     line: int
 
 
+class UnawaitedCollective(Struct, frozen=True):
+    """A collective that a test has started and not waited for, and that has failed or does not complete."""
+
+    place: CallSite
+    error: str | None
+    """Text of the error; None: it has not completed."""
+
+
 class MessageCount(Struct, frozen=True):
     """The point-to-point operations of a test in one rank, in one group, that can meet the same ones of another."""
 
@@ -191,6 +199,7 @@ class Finished(Struct, frozen=True):
     """Number of these that the test has created."""
     messages: Mapping[str, GroupMessages] = field(default_factory=dict)
     """The point-to-point operations in each process group in which the rank has issued any."""
+    unawaited: tuple[UnawaitedCollective, ...] = ()
     properties: Mapping[str, Any] = field(default_factory=dict)
     slow_imports: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By package: the seconds of the slow imports of its modules that the suite's files have made before the test."""

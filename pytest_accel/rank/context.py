@@ -13,6 +13,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.hardware import shares
 from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.rank.pending_work import PendingWork
 from pytest_accel.rank.point_to_point import PointToPointCounter
 from pytest_accel.rank.store_keys import StoreKeys
 
@@ -43,6 +44,7 @@ class RankContext:
         self.variables: dict[bytes, bytes | None] = {}
         """The environment variables that pytest-accel has set for this rank; None: unset."""
         self.operations = PointToPointCounter()
+        self.pending_work = PendingWork(self.operations.in_test)
         self.store_keys = StoreKeys()
         self.recorder_started = False
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.watch`)."""

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 from pytest_accel.core.rank_messages import CallSite, Channel, GroupMessages, MessageCount
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from torch import Tensor
     from torch.distributed import ProcessGroup, Work
@@ -52,13 +52,7 @@ class _Count:
     def add(self, method: str, frame: FrameType) -> None:
         """Count an operation of the group's `method`, which was called in `frame`."""
         self.number += 1
-        self.function = method
-        caller: FrameType | None = frame
-        while caller is not None and (module := caller.f_globals.get("__name__", "")).startswith(_SKIPPED):
-            if module == _TORCH and caller.f_code.co_name[0] != "_":
-                self.function = f"dist.{caller.f_code.co_name}"
-            frame, caller = caller, caller.f_back
-        self.code, self.line = (caller or frame).f_code, (caller or frame).f_lineno
+        self.function, self.code, self.line = find_place(method, frame)
 
     def place(self) -> CallSite:
         """Return the line of the suite with the last operation, and the function of torch that it calls."""
@@ -131,7 +125,6 @@ class PointToPointCounter:
     def install(self) -> None:
         """Count the operations of all process groups from now on."""
         import torch.distributed as dist
-        from torch._C._dynamo import eval_frame
 
         send, recv = dist.ProcessGroup.send, dist.ProcessGroup.recv
         recv_anysource = dist.ProcessGroup.recv_anysource
@@ -173,12 +166,9 @@ class PointToPointCounter:
             with uncounted(self):
                 return monitored_barrier(self, *args, **named)
 
-        skip = eval_frame._FrameAction.SKIP
         methods: tuple[Any, ...] = counted_send, counted_recv, counted_recv_anysource, uncounted_barrier
         for method in methods:
-            # torch.compile must not compile the method, nor what it calls.
-            eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
-            setattr(dist.ProcessGroup, method.__name__, method)
+            replace_method(dist.ProcessGroup, method.__name__, method)
 
     def _operations(self, group: ProcessGroup) -> _Operations:
         operations = self._groups.get(group)
@@ -216,12 +206,16 @@ class PointToPointCounter:
         thread = self._older_threads.get(get_ident())
         return thread if thread is not None and thread.is_alive() else None  # Identifiers are used again.
 
+    def in_test(self) -> bool:
+        """Return whether the running test has called this method, and not a wider fixture or a thread of one."""
+        return self._in_test and self._older_thread() is None
+
     def _add(self, operations: _Operations, channel: Channel, tag: int, work: Work, tensors: list[Tensor]) -> None:
         on_cpu = tensors[0].is_cpu
         with operations.lock:
             operations.on_cpu += on_cpu
             operations.issued[channel] = operations.issued.get(channel, 0) + 1
-            if self._in_test and self._older_thread() is None:
+            if self.in_test():
                 key = channel, tag
                 count = operations.by_test.get(key)
                 if count is None:
@@ -259,6 +253,32 @@ class PointToPointCounter:
         """End the operations of the test, and return those in `groups`, without groups that had none."""
         self._in_test = False
         return [(group, self._groups[group].end(group)) for group in groups if group in self._groups]
+
+
+def replace_method(owner: type, name: str, method: Any) -> None:
+    """Replace the method `name` of a class of torch, written in C++, with the function `method`, which calls it."""
+    from torch._C._dynamo import eval_frame
+
+    # pybind11 recognizes by this name that a method of a subclass calls its original, and then does not call it again.
+    method.__code__ = method.__code__.replace(co_name=name)
+    # torch.compile must not compile the method, nor what it calls.
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    setattr(owner, name, method)
+
+
+def find_place(method: str, frame: FrameType) -> tuple[str, CodeType, int]:
+    """Return the function of torch that the suite has called, or `method`, and the code and line of the call.
+
+    `frame` is the caller of the process group's `method`.
+    """
+    function = method
+    caller: FrameType | None = frame
+    while caller is not None and (module := caller.f_globals.get("__name__", "")).startswith(_SKIPPED):
+        if module == _TORCH and caller.f_code.co_name[0] != "_":
+            function = f"dist.{caller.f_code.co_name}"
+        frame, caller = caller, caller.f_back
+    return function, (caller or frame).f_code, (caller or frame).f_lineno
 
 
 def _has_failed(work: Work) -> bool:

@@ -176,11 +176,12 @@ class TestRunner:
         try:
             leaks = self._leak_check.end(closed_streams=test.closed_streams)
             collectives, groups = group_state.collectives(context), group_state.created_count()
+            unawaited = context.pending_work.end()
             messages, groups_by_test = group_state.messages(context), self._leak_check.groups_by_test
             peaks = [torch_devices.peak_memory(device) for device in self._measured_devices]
         except Exception as error:
             leaks, collectives, groups, peaks = check_failed(error), {}, 0, [None]
-            messages, groups_by_test = {}, 0
+            messages, groups_by_test, unawaited = {}, 0, ()
         finished = Finished(
             test.request.serial,
             collectives,
@@ -191,6 +192,7 @@ class TestRunner:
             groups=groups,
             groups_by_test=groups_by_test,
             messages=messages,
+            unawaited=unawaited,
             properties={} if None in peaks else self._memory_properties(peaks),
             slow_imports=self._collector.watch.take_slow_imports(),
             retire=leaks.retire,

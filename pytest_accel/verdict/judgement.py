@@ -32,7 +32,7 @@ from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
 from pytest_accel.rank import rank_data
 from pytest_accel.verdict import report_text
 from pytest_accel.verdict.infra_failures import outside_cause
-from pytest_accel.verdict.message_counts import are_pending, unmatched_messages
+from pytest_accel.verdict.message_counts import are_pending, unawaited_collectives, unmatched_messages
 from pytest_accel.verdict.phase_verdict import Verdict
 from pytest_accel.verdict.remote_exceptions import (
     LeftBehind,
@@ -130,11 +130,13 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
     mismatch = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
     mismatch += unmatched_messages(phase.finished, phase.folders)
-    problems = mismatch + [left.late_teardown_error for left in finished if left.late_teardown_error]
+    # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
+    unawaited = [] if mismatch else unawaited_collectives(phase.finished, phase.folders)
+    problems = mismatch + unawaited + [left.late_teardown_error for left in finished if left.late_teardown_error]
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
         error = RanksDisagree if mismatch else RankError if problems else LeftBehind
         verdict = _with_problems(verdict, error, problems + failing_leaks, phase)
-    kill_reason = mismatch[0] if mismatch else None
+    kill_reason = next(iter(mismatch + unawaited), None)
     if kill_reason is None and len({left.groups for left in finished}) > 1:
         kill_reason = "its ranks made different numbers of process groups"
     if kill_reason is None and any(messages.failed for left in finished for messages in left.messages.values()):

@@ -1,4 +1,4 @@
-"""Comparison of the messages that the ranks have sent and received in a test. Pure functions.
+"""Comparison of the messages that the ranks have sent and received in a test, and collectives left. Pure functions.
 
 Operations on one channel, and with one tag, meet in the order in which they were issued. So it is enough to compare
 numbers: those beyond the smaller one are without a counterpart.
@@ -95,6 +95,16 @@ def unmatched_messages(finished: Mapping[int, Finished], folders: Folders) -> li
         lines += receiver.lines("" if name == DEFAULT_GROUP else f" in {group_label(name)}", folders)
     more = len(lines) - _SHOWN
     return lines if more <= 0 else [*lines[:_SHOWN], f"... and {more} more of this kind"]
+
+
+def unawaited_collectives(finished: Mapping[int, Finished], folders: Folders) -> list[str]:
+    """Return lines about the collectives of the test that it has not waited for, and that did not succeed."""
+    ranks: dict[str, list[int]] = {}
+    for rank, left in sorted(finished.items()):
+        for one in left.unawaited:
+            end = "has not completed" if one.error is None else f"failed: {one.error.strip().partition(chr(10))[0]}"
+            ranks.setdefault(f"{_at(one.place, folders)}, for which the test did not wait, {end}", []).append(rank)
+    return [f"{ranks_text(waiting)}: {line}" for line, waiting in ranks.items()]
 
 
 def are_pending(finished: Mapping[int, Finished]) -> bool:

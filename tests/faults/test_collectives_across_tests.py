@@ -1,0 +1,128 @@
+"""Tests of collectives that a test starts and does not wait for."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.background_suite import BackgroundSuite
+
+SUITE = """
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.distributed(2, backend="gloo", timeout=20)
+
+
+def ones(number=3):
+    return torch.ones(number)
+
+
+def each_expects_the_other(rank, group=None):
+    return dist.broadcast(ones(), src=1 - rank, group=group, async_op=True)
+
+
+def impatient_group():
+    return dist.new_group(timeout=timedelta(milliseconds=50))
+
+
+def test_does_not_wait():
+    for number in (1, 100_000):
+        dist.all_reduce(ones(number), async_op=True)
+    dist.barrier(async_op=True)
+
+
+def test_is_in_the_same_process(rank):
+    counts = [None, None]
+    dist.all_gather_object(counts, dist.group.WORLD._get_sequence_number_for_group())
+    assert counts == [3, 3]
+
+
+def test_waits(rank):
+    received = ones()
+    work = dist.all_reduce(received, async_op=True)
+    dist.barrier()
+    work.wait()
+    assert received.tolist() == [2, 2, 2]
+
+
+def test_expects_the_failure(rank):
+    group = impatient_group()
+    work = each_expects_the_other(rank, group)
+    with pytest.raises(RuntimeError):
+        work.wait()
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def test_different_shapes(rank):
+    dist.all_reduce(ones(3 + 1000 * rank), async_op=True)
+
+
+def test_after_different_shapes():
+    dist.barrier()
+
+
+def test_does_not_complete(rank):
+    each_expects_the_other(rank)
+
+
+def test_after_one_that_does_not_complete():
+    dist.barrier()
+
+
+def test_does_not_see_the_failure(rank):
+    group = impatient_group()
+    work = each_expects_the_other(rank, group)
+    while not work.is_completed():
+        pass
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def test_one_rank(rank):
+    if rank == 0:
+        dist.all_reduce(ones(), async_op=True)
+
+
+@pytest.fixture(scope="class")
+def started(rank):
+    return dist.all_reduce(ones(), async_op=True) if rank == 0 else None
+
+
+@pytest.mark.usefixtures("started")
+class TestWiderFixture:
+    def test_joins_what_the_fixture_started(self, rank):
+        if rank == 1:
+            dist.all_reduce(ones())
+
+
+def test_last():
+    dist.barrier()
+"""
+ERRORS = {
+    "test_different_shapes": "rank 0 was killed by SIGABRT",  # by gloo
+    "test_does_not_complete": (
+        "ranks 0-1: dist.broadcast at test_it.py:16, for which the test did not wait, has not completed"
+    ),
+    "test_does_not_see_the_failure": "dist.broadcast at test_it.py:16, for which the test did not wait, failed: ",
+    "test_one_rank": "the ranks issued different numbers of collectives",
+}
+
+
+def test_collectives_for_which_a_test_does_not_wait_are_judged_with_it(suite: BackgroundSuite) -> None:
+    suite.write("test_it.py", SUITE)
+    run = suite.start("--accel", "none", "-p", "no:randomly").finish()
+    tests = re.findall(r"def (test_\w+)", SUITE)
+    expected = {test: "PASSED ERROR" if test in ERRORS else "PASSED" for test in tests}
+    if run.outcomes().get("test_different_shapes") == "FAILED":  # gloo has aborted before the end of the call.
+        expected["test_different_shapes"] = "FAILED"
+    run.expect(expected)
+    for test, text in ERRORS.items():
+        assert text in run.failure(test)
+    assert "did not wait" not in run.failure("test_one_rank")
+    suite.expect_nothing_left()
