@@ -158,7 +158,8 @@ class PointToPointCounter:
                 add(operations, channel, tag, work, tensors)
             return work
 
-        monitored_barrier, uncounted = dist.ProcessGroup.monitored_barrier, self._uncounted
+        uncounted = self._uncounted
+        monitored_barrier = dist.ProcessGroup.monitored_barrier  # type: ignore[attr-defined]
 
         @wraps(monitored_barrier)
         def uncounted_barrier(self: ProcessGroup, *args: Any, **named: Any) -> Any:
