@@ -258,13 +258,14 @@ class PointToPointCounter:
 
 def replace_method(owner: type, name: str, method: Any) -> None:
     """Replace the method `name` of a class of torch, written in C++, with the function `method`, which calls it."""
-    from torch._C._dynamo import eval_frame
-
     # pybind11 recognizes by this name that a method of a subclass calls its original, and then does not call it again.
     method.__code__ = method.__code__.replace(co_name=name)
-    # torch.compile must not compile the method, nor what it calls.
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    with suppress(ImportError, AttributeError):  # Not public. Without it, torch.compile may break its graph here.
+        from torch._C._dynamo import eval_frame
+
+        # torch.compile must not compile the method, nor what it calls.
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
     setattr(owner, name, method)
 
 
