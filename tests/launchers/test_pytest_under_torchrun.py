@@ -129,14 +129,14 @@ def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Backgr
             "test_passes": "PASSED",
             "test_part_skipped_by_one_rank": "SUBFAILED FAILED" if HAS_SUBTESTS else "FAILED",
             "test_marked_too_late": "FAILED",
-            "test_collected_otherwise[a]": "PASSED",
+            "test_collected_otherwise[a]": "ERROR",
             "test_collected_otherwise[b]": "ERROR",
         }
     )
     assert "rank 1: failed at test_it.py:13\n" in run.failure("test_fails")
     assert "rank 1 was killed by SIGKILL" in run.failure("test_dies")
     assert "rank 1 has not reached" in run.failure("test_hangs")
-    assert "has no test test_collected_otherwise[b] in this rank" in run.failure("test_collected_otherwise[b]")
+    assert "has collected 1 of test_collected_otherwise, and the driver 2" in run.failure("test_collected_otherwise[b]")
     assert "the mark distributed(2) was added after collection" in run.failure("test_marked_too_late")
     assert run.text.count(f"{5 + HAS_SUBTESTS} failed, 2 passed, 1 error") == 1
     assert run.ret == 1
