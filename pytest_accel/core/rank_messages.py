@@ -134,7 +134,7 @@ class WarningSketch(Struct, frozen=True):
 
 
 Channel = tuple[bool, int | None]
-"""Whether a rank receives, and the group's rank at the other end; None: it receives from any rank."""
+"""Direction (True: the rank receives) and the group's rank at the other end; None: a receive from any rank."""
 
 
 class CallSite(Struct, frozen=True):

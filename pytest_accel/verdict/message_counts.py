@@ -56,7 +56,7 @@ class _Receiver:
 
     @property
     def total(self) -> tuple[_Operations, _Operations]:
-        """What was sent and received altogether."""
+        """All messages that were sent and received."""
         return sum(self.sent.values(), _Operations()), sum(self.received.values(), self.from_any)
 
     @property

@@ -31,7 +31,7 @@ HELD = []
 
 
 def share(name):
-    # As a C++ extension does it, of which Python knows nothing.
+    # A C++ extension does the same without Python's knowledge.
     descriptor = LIBC.shm_open(f"{RUN}_{name}".encode(), os.O_CREAT | os.O_RDWR, 0o600)
     assert descriptor >= 0, os.strerror(ctypes.get_errno())
     os.ftruncate(descriptor, 4096)
