@@ -16,8 +16,8 @@ _THREAD = re.compile(r"^(?=Thread )", re.MULTILINE)
 _LONGEST = 160
 """Maximum number of characters of a line; the name of a C++ template can have thousands."""
 _PYTHON_FRAME = re.compile(r"\(.*\.py:\d+\)$")
-_SAYS_NOTHING = re.compile(r"^ +(?:0x[0-9a-f]+ \(|pybind11::)")
-"""Frames without a name, and of the binding between C++ and Python."""
+_SAYS_NOTHING = re.compile(r"^ +(?:0x[0-9a-f]+ \(|pybind11::)|\(pytest_accel/rank/.*\.py:\d+\)$")
+"""Frames without a name, of the binding between C++ and Python, and of this package's methods in torch's place."""
 
 
 def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
@@ -56,9 +56,9 @@ def shorten(dump: str) -> str:
     """
     threads = []
     for thread in _THREAD.split(dump)[1:]:
-        heading, *frames = thread.rstrip().splitlines()
+        heading, *every = thread.rstrip().splitlines()
+        frames = [frame for frame in every if not _SAYS_NOTHING.search(frame)]
         python = next((at for at, frame in enumerate(frames) if _PYTHON_FRAME.search(frame)), len(frames))
-        native = [frame for frame in frames[:python] if not _SAYS_NOTHING.match(frame)]
-        if native and not any("rank/flight_recorder.py" in frame for frame in frames):
-            threads += [cut_end(line, _LONGEST) for line in (heading, *native, *frames[python : python + 1])]
+        if python and not any("rank/flight_recorder.py" in frame for frame in every):
+            threads += [cut_end(line, _LONGEST) for line in (heading, *frames[: python + 1])]
     return "\n".join(threads)
