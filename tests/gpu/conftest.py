@@ -12,12 +12,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.background_suite import suite
+
 if TYPE_CHECKING:
     from pytest_accel.core.device import Device
     from pytest_accel.fixtures import Accel
 
+__all__ = ["suite"]
+
 _TIMEOUT = 240.0
 """Seconds after which a session counts as hung; shorter than the timeout of a test."""
+_FIRST = "test_gpu_suites.py"
+"""The file whose tests run first: a run that has to end early should have shown the most."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of the first file in front."""
+    items.sort(key=lambda item: item.path.name != _FIRST)
 
 
 class Inner:
