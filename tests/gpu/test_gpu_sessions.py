@@ -1,4 +1,4 @@
-"""Tests of whole sessions on a GPU: masks, turns of several workers, memory, and errors."""
+"""Tests of whole sessions on a GPU: masks, turns of several workers, memory, time, and busy devices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_accel.core.device import Device
+    from tests.background_suite import BackgroundSuite
     from tests.gpu.conftest import Inner
 
 pytestmark = pytest.mark.devices(kind="cuda")
 
 MIB = 1024**2
+TIMEOUT = 200.0
+"""Seconds after which a session counts as hung; shorter than the timeout of a test."""
 
 STATE = """
     import contextlib
@@ -83,6 +86,7 @@ def test_the_controller_has_no_cuda_context(inner: Inner) -> None:
 
 SEEN = """
     import json
+    import os
     from pathlib import Path
 
     import pytest
@@ -90,7 +94,7 @@ SEEN = """
 
     def write(name):
         gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        Path(__file__).with_name(name).write_text(json.dumps([f"GPU-{gpu.uuid}" for gpu in gpus]))
+        Path(os.environ["SEEN"], name).write_text(json.dumps([f"GPU-{gpu.uuid}" for gpu in gpus]))
 
     def test_unmarked():
         write("unmarked.json")
@@ -102,38 +106,38 @@ SEEN = """
     """
 
 
-@pytest.mark.parametrize("form", ["uuid", "start of the uuid", "index", "index, then none", "uuid, then nonsense"])
-def test_an_inherited_mask_is_kept(inner: Inner, card: Device, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    masks = {
-        "uuid": card.id,
-        "start of the uuid": card.id[:20],
-        "index": str(card.index),
-        "index, then none": f"{card.index},-1",
-        "uuid, then nonsense": f"{card.id},GPU-nonsense",
-    }
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", masks[form])
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    inner.write(test_it=SEEN)
-    result = inner.run()
-    result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines([rf"accel: cuda, 1 device: .*, CUDA_VISIBLE_DEVICES={masks[form]} leaves 1 of \d+"])
-    # Unmarked tests run with the inherited mask, so torch shows in them what that mask means.
-    assert json.loads((inner.path / "unmarked.json").read_text()) == [card.id]
-    assert json.loads((inner.path / "marked.json").read_text()) == [card.id]
-
-
-@pytest.mark.parametrize("form", ["empty", "-1", "repeated"])
-def test_an_inherited_mask_may_hide_every_gpu(
-    inner: Inner, card: Device, monkeypatch: pytest.MonkeyPatch, form: str
+def test_an_inherited_mask_is_kept(
+    suite: BackgroundSuite, card: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    mask = {"empty": "", "-1": "-1", "repeated": f"{card.id},{card.id}"}[form]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
-    inner.write(test_it=SEEN)
-    result = inner.run()
-    result.assert_outcomes(passed=1, skipped=1)
-    assert json.loads((inner.path / "unmarked.json").read_text()) == []
-    result.stdout.re_match_lines([rf"accel: cuda, no devices, .*CUDA_VISIBLE_DEVICES={mask} leaves none of \d+"])
-    result.stdout.fnmatch_lines(["*accel: 1 skipped for missing hardware*", "    1  needs 1 *"])
+    leaving_one = [card.id, card.id[:20], str(card.index), f"{card.index},-1", f"{card.id},GPU-nonsense"]
+    leaving_none = ["", "-1", f"{card.id},{card.id}"]
+    suite.write("pytest.ini", "[pytest]\naccel = cuda\n")
+    suite.write("test_it.py", SEEN)
+    sessions = []
+    for mask in (*leaving_one, *leaving_none):
+        seen = tmp_path_factory.mktemp("seen")
+        variables = {
+            "CUDA_VISIBLE_DEVICES": mask,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "SEEN": str(seen),
+            "PYTEST_ACCEL_LOCK_DIR": str(seen / "locks"),  # The sessions run side by side, on the same GPU.
+        }
+        sessions.append((mask, seen, suite.start(environment=variables)))
+    for mask, seen, session in sessions:
+        run = session.finish(TIMEOUT)
+        is_left = mask in leaving_one
+        run.expect({"test_unmarked": "PASSED", "test_marked": "PASSED" if is_left else "SKIPPED"})
+        # Unmarked tests run with the inherited mask, so torch shows in them what that mask means.
+        expected = [card.id] if is_left else []
+        assert json.loads((seen / "unmarked.json").read_text()) == expected, run.text
+        found = "1 device: " if is_left else "no devices, "
+        left = "1" if is_left else "none"
+        line = rf"^accel: cuda, {found}.*CUDA_VISIBLE_DEVICES={re.escape(mask)} leaves {left} of \d+"
+        assert re.search(line, run.text, re.MULTILINE), run.text
+        if is_left:
+            assert json.loads((seen / "marked.json").read_text()) == expected, run.text
+        else:
+            assert re.search(r"accel: 1 skipped for missing hardware.*\n\s+1  needs 1 ", run.text), run.text
 
 
 def test_two_workers_on_one_gpu_take_turns(inner: Inner) -> None:
@@ -196,34 +200,6 @@ def test_each_test_has_its_own_memory_peak(inner: Inner) -> None:
     assert MIB <= peaks["test_little"] < 256 * MIB
 
 
-def test_leaked_memory_is_reported_and_freed(inner: Inner) -> None:
-    inner.write(
-        test_it=f"""
-            import pytest
-            import torch
-
-            pytestmark = pytest.mark.devices(kind="cuda")
-            KEPT = []
-
-            @pytest.fixture(scope="module")
-            def wider():
-                yield torch.empty({256 * MIB}, dtype=torch.uint8, device="cuda:0")
-
-            def test_wider_keeps(wider):
-                pass
-
-            def test_leaks(device):
-                KEPT.append(torch.empty({256 * MIB}, dtype=torch.uint8, device=device))
-
-            def test_is_another_process(device):
-                assert not KEPT
-        """
-    )
-    result = inner.run("--accel-leaks=fail")
-    result.assert_outcomes(passed=3, errors=1)
-    result.stdout.fnmatch_lines(["*left 256 MiB more allocated on cuda:0 than it had found*"])
-
-
 TIMES = """
     import json
     import time
@@ -275,32 +251,6 @@ def test_a_warm_test_is_fast(inner: Inner, record_property: Any) -> None:
     warm = _milliseconds(inner)
     print(f"a plain CUDA test {plain:.2f} ms, a warm devices(1) test {warm:.2f} ms, {warm / plain:.2f} times as long")
     record_property("gpu_test_ms", {"plain": round(plain, 3), "warm": round(warm, 3), "ratio": round(warm / plain, 2)})
-
-
-def test_a_failed_assertion_in_a_kernel_fails_its_test_only(inner: Inner) -> None:
-    inner.write(
-        test_it="""
-        import pytest
-        import torch
-
-        pytestmark = pytest.mark.devices(1)
-
-
-        def test_before(device):
-            assert torch.ones(1, device=device).item() == 1
-
-
-        def test_that_does_not_wait(device):
-            torch.zeros(1, device=device)[torch.tensor([5], device=device)]
-
-
-        def test_after(device):
-            assert torch.ones(1, device=device).item() == 1
-        """
-    )
-    run = inner.run("--accel=cuda")
-    run.assert_outcomes(passed=2, failed=1)
-    run.stdout.fnmatch_lines(["*device-side assert triggered*", "FAILED test_it.py::test_that_does_not_wait*"])
 
 
 def test_a_gpu_that_another_process_uses_is_busy(inner: Inner) -> None:

@@ -19,6 +19,7 @@ from tests.run import Run
 
 if TYPE_CHECKING:
     from pytest_accel.core.device import Device
+    from pytest_accel.fixtures import Accel
     from tests.background_suite import BackgroundSuite
     from tests.gpu.conftest import Inner
 
@@ -209,14 +210,14 @@ PARALLEL = """
     """
 
 
-def test_an_ordinary_suite_passes(suite: BackgroundSuite, card: Device) -> None:
+def test_an_ordinary_suite_passes(suite: BackgroundSuite, accel: Accel, card: Device) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = cuda\n")
     suite.write("conftest.py", CONFTEST)
     suite.write("kernels.py", KERNELS)
     suite.write("children.py", CHILDREN)
     suite.write("test_ordinary.py", ORDINARY)
     suite.write("test_parallel.py", PARALLEL)
-    run = suite.start("--accel-leaks=fail", "--accel-timeout=120").finish(TIMEOUT)
+    run = suite.start("--accel-leaks=fail", "--accel-timeout=120", environment=accel.mask).finish(TIMEOUT)
     names = {name for text in (ORDINARY, PARALLEL) for name in re.findall(r"def (test_\w+)", text)}
     expected = dict.fromkeys(names, "PASSED") | {"test_on_future_cards": "SKIPPED"}
     if (card.capability or (0, 0)) < (8, 0):
@@ -387,18 +388,18 @@ wait("end")
 """
 
 
-def test_each_fault_fails_its_test_only(suite: BackgroundSuite) -> None:
+def test_each_fault_fails_its_test_only(suite: BackgroundSuite, accel: Accel) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = cuda\n")
     suite.write("conftest.py", CONFTEST)
     suite.write("test_faults.py", FAULTS)
     with subprocess.Popen([sys.executable, "-c", OTHER_PROCESS, str(suite.path)]) as other:
         try:
-            run = suite.start("--accel-leaks=fail", "--accel-timeout=90").finish(TIMEOUT)
+            run = suite.start("--accel-leaks=fail", "--accel-timeout=90", environment=accel.mask).finish(TIMEOUT)
         finally:
             other.kill()
     failed = {
         "test_unexpected_assert": r"device-side assert triggered[\s\S]*test_faults\.py:\d+: ",
-        "test_assert_without_wait": r"device-side assert triggered[\s\S]*CUDA_LAUNCH_BLOCKING=1",
+        "test_assert_without_wait": r"CUDA_LAUNCH_BLOCKING=1 pytest test_faults\.py::test_assert_without_wait",
         "test_killed_rank": r"the test's process was killed by SIGKILL",
         "test_illegal_access": r"illegal memory access",
         "test_endless_kernel": r"timed out after 10 s: the test's process is at test_faults\.py:\d+",
@@ -453,12 +454,12 @@ WORKERS = """
     """
 
 
-def test_four_workers_use_one_card(suite: BackgroundSuite) -> None:
+def test_four_workers_use_one_card(suite: BackgroundSuite, accel: Accel) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = cuda\n")
     suite.write("conftest.py", CONFTEST)
     for name in "abcd":
         suite.write(f"test_{name}.py", WORKERS)
-    run = suite.start("-n4", "--accel-leaks=fail", "--accel-timeout=90").finish(TIMEOUT)
+    run = suite.start("-n4", "--accel-leaks=fail", "--accel-timeout=90", environment=accel.mask).finish(TIMEOUT)
     failed = [name for name, words in run.results.items() if words != ["PASSED"]]
     assert sorted(failed) == [f"test_{name}.py::test_killed_rank" for name in "abcd"], run.text
     assert run.count() == {"PASSED": 28, "FAILED": 4}, run.text
