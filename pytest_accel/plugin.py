@@ -24,6 +24,7 @@ from pytest_accel.core.marks import (
     world_sizes,
 )
 from pytest_accel.core.node_refs import PlaceRecorder
+from pytest_accel.core.source_files import record_conftest, record_file
 from pytest_accel.core.stash_keys import LAUNCHED, MARKED, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
@@ -76,6 +77,10 @@ _MOST_WORKERS = 64
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hooks)
+
+
+def pytest_plugin_registered(plugin: object, plugin_name: str) -> None:
+    record_conftest(plugin, plugin_name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -372,7 +377,10 @@ class CollectionHooks:
         `pytest_collect_file` would be too early: pytest calls it for all files in the folder of a file that the command
         line names.
         """
-        if not self._runs_tests or not isinstance(collector, pytest.File) or collector.path.suffix != ".py":
+        if not self._runs_tests or not isinstance(collector, pytest.File):
+            return
+        record_file(collector)
+        if collector.path.suffix != ".py":
             return
         text = _text_of(collector.path)
         marks = marks_in(text)

@@ -55,9 +55,9 @@ class RuntestHooks:
             same_key = following is not None and following.missing is None and following.key == marked.key
             marked.following = following if same_key and not marked.key.fresh else None
             marked.last = marked.key.fresh
-        if not any(item.iter_markers("skip")):
-            self._driver.prepare(marked)
         try:
+            if not any(item.iter_markers("skip")):
+                self._driver.prepare(marked)
             return (yield)
         except KeyboardInterrupt:
             if not self._session.is_forked_copy:

@@ -33,6 +33,10 @@ class NodePlace(NamedTuple):
     """Digest of the family's function and names. Their order counts only if the names do not tell the members apart."""
 
 
+TestFamily = tuple[bytes | str, ...]
+"""The tests that one collector has made of one function; see `NodeRef.family`."""
+
+
 class NodeRef(NamedTuple):
     """A reference to a test: the file to collect, and the places of its nodes in that file."""
 
@@ -45,6 +49,19 @@ class NodeRef(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The names of the nodes below the file, down to the test itself."""
         return tuple(place.name for place in self.places)
+
+    @property
+    def function(self) -> tuple[str, ...]:
+        """The path and the names of the nodes, without the parameters of the test."""
+        return (self.path, *self.names[:-1], self.names[-1].partition("[")[0])
+
+    @property
+    def family(self) -> TestFamily:
+        """A value that the references to all tests of one function share. It is made of the names of all these tests.
+
+        So a process that has collected this family has collected each of its tests.
+        """
+        return (self.collector, *(place.digest or place.name for place in self.places))
 
 
 class _Children:

@@ -7,14 +7,29 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from pytest_accel.core.node_refs import NodeRef
+from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.record_events import CollectiveCall
+from pytest_accel.core.source_files import SourceState
 
 When = Literal["setup", "call", "teardown"]
 Location = tuple[str, int | None, str]
 """File, line and name of a test, as in `pytest.Item.location`."""
 
 # Driver to rank
+
+
+class CollectFile(Struct, frozen=True):
+    """Collect the file of the test `node` unless that has been done, and find the test. The answer is `Collected`."""
+
+    node: NodeRef
+    sources: tuple[SourceState, ...] = ()
+    """The states of the file and of its conftests when the driver has collected them."""
+    devices: int | None = None
+    """Number of the session's devices of the test's kind; None if there is no such kind."""
+    lists: bool = True
+    """False if the driver has already shown which tests of the function a rank has collected."""
+    explains: bool = True
+    """False if the driver has already shown, for a test of the file, why ranks may lack one."""
 
 
 class RunTest(Struct, frozen=True):
@@ -49,8 +64,17 @@ class Ready(Struct, frozen=True):
     """The rank can run tests."""
 
 
+class Collected(Struct, frozen=True):
+    """The answer to `CollectFile`. A rank that cannot import the file answers with `CannotRun` instead."""
+
+    families: frozenset[TestFamily] = frozenset()
+    """The families of tests that the rank has collected from the file."""
+    problem: str = ""
+    """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
+
+
 class CannotRun(Struct, frozen=True):
-    """The rank cannot run tests, or cannot find the requested one; `text` is the reason."""
+    """The rank cannot run any test; `text` is the reason."""
 
     text: str
     headline: str = ""

@@ -9,3 +9,5 @@ AFTER_DEATH = 0.6
 START_TIMEOUT = 120.0
 """Timeout in seconds for the fork server to fork ranks, for `mpirun` to start processes, and for a rank to import
 modules, configure pytest and join its process group."""
+COLLECTION_TIMEOUT = 600.0
+"""Timeout in seconds for ranks to collect the file of a test, which may import a large framework from a cold disk."""

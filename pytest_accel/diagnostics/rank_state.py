@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.rank_messages import Finished, PhaseReport, When
+from pytest_accel.core.rank_messages import Collected, Finished, PhaseReport, When
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
@@ -22,6 +22,8 @@ class HangCause(Enum):
     """The rank did not finish a phase within its timeout."""
     START_TIMEOUT = "start timeout"
     """The rank did not become ready for a test in time."""
+    COLLECTION_TIMEOUT = "collection timeout"
+    """The rank did not collect the test's file in time."""
     STALLED = "stalled"
     """The rank stopped in the middle of a message."""
     UNREAD = "unread"
@@ -82,13 +84,17 @@ class RankState:
     rank: int
     reports: dict[When, PhaseReport] = field(default_factory=dict)
     finished: Finished | None = None
+    collected: Collected | None = None
+    """The rank's answer to the request to collect the test's file; None if there is none."""
+    not_run: RankOutcome | None = None
+    """Set if the test is not sent to the rank, because it or another rank cannot run it."""
     end: RankOutcome | None = None
     """Set when the rank will send nothing more, in any phase."""
 
     @property
     def done(self) -> bool:
         """True if no more messages about the current test are expected from the rank."""
-        return self.finished is not None or self.end is not None
+        return self.finished is not None or self.end is not None or self.not_run is not None
 
     @property
     def has_failed(self) -> bool:
@@ -98,7 +104,7 @@ class RankState:
     def begin(self) -> None:
         """Reset the state for the next test."""
         self.reports.clear()
-        self.finished = None
+        self.finished = self.collected = self.not_run = None
 
     def forget_reports(self, when: When) -> None:
         """Forget the reports of phase `when` and of those after it: the rank has not passed them after all."""
@@ -133,6 +139,8 @@ class RankState:
             return RankOutcome(self.rank, ending, report.at, report, later=self.end)
         if self.end is not None:
             return self.end
+        if self.not_run is not None:
+            return self.not_run
         if when == "call" and self._has_no_call:
             return RankOutcome(self.rank, "passed")  # There is no call phase after a setup that did not pass.
         return RankOutcome(self.rank, "unstarted", text=f"finished the test without a report of its {when}")

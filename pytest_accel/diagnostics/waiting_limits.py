@@ -41,6 +41,12 @@ class TimeLimits:
         """Limit all phases together to `seconds` from now on; None: remove this limit."""
         self._test = None if seconds is None else (seconds, monotonic())
 
+    def leave_out(self, since: float) -> None:
+        """Leave the time since `since` out of the limit of all phases: the test waited for a world."""
+        if self._test is not None:
+            seconds, began = self._test
+            self._test = seconds, began + monotonic() - since
+
     def of_phase(self) -> PhaseLimit:
         """Return the limit of a phase that begins now or has just begun."""
         if self._test is not None:

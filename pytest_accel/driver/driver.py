@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.frames import folders_of
-from pytest_accel.core.rank_messages import When
+from pytest_accel.core.rank_messages import CollectFile, When
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
@@ -47,9 +47,17 @@ class Driver:
         self._world: World | None = None
         self._error: BaseException | None = None
         self._running: MarkedTest | None = None
+        self._listed: set[tuple[str, ...]] = set()
+        """The functions of which a report has listed what a rank has collected (`NodeRef.function`)."""
+        self._explained: set[str] = set()
+        """Paths of files of which a report has said why a rank may lack tests with parameters."""
 
     def prepare(self, marked: MarkedTest) -> None:
-        """Wait for the test's world before its phases begin, so that the timeouts of other plugins exclude the wait."""
+        """Wait until the test's ranks have collected it, before its phases begin.
+
+        So no timeout of a test includes the wait for devices, or the imports of its file.
+        """
+        self._running = marked
         if marked.missing is None:
             try:
                 self._ensure_world(marked)
@@ -57,11 +65,13 @@ class Driver:
                 self._error = error  # Raised in the setup phase, where pytest reports it as an error of this test.
 
     def begin(self, marked: MarkedTest) -> World:
-        """Start the test in its world, and return the world. Replace a world that must not be used again."""
+        """Start the test in its world, and return the world. Replace a world that must not be used again.
+
+        If a rank cannot run the test, the test is not started, and the outcome of its setup says why.
+        """
         error, self._error = self._error, None
         if error is not None:
             raise error
-        self._running = marked
         world = self._ensure_world(marked)
         following = marked.following.node if marked.following else None
         world.send(marked.node, marked.item.location, following, last=marked.last)
@@ -79,8 +89,13 @@ class Driver:
         )
 
     def _ensure_world(self, marked: MarkedTest) -> World:
-        """Return a world in which the test can run: the current one if possible, else another from the pool."""
-        world = self._world
+        """Return a world whose ranks have collected the test: the current one if possible, else another from the pool.
+
+        If a rank cannot run the test, the world refuses it.
+        """
+        world, node = self._world, marked.node
+        if world is not None and world.refuses(node):
+            return world
         if world is not None and (
             world.grant.spec.key != marked.key
             or (marked.key.fresh and world.used)
@@ -94,6 +109,18 @@ class Driver:
                 world = self._acquire(marked)
             except LostWorld:
                 self.close()
+        try:
+            lists, explains = node.function not in self._listed, node.path not in self._explained
+            world.collect(CollectFile(node, marked.sources, marked.plan.devices, lists, explains))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            self.end_world("its driver did not wait until its ranks had collected a file")
+            raise
+        if world.refuses(node):
+            self._listed.add(node.function)
+            if node.places[-1].members > 1:
+                self._explained.add(node.path)
         return world
 
     def _acquire(self, marked: MarkedTest) -> World:

@@ -31,6 +31,8 @@ class ItemPlan:
     """Timeout of each phase in seconds; None: the session's."""
     missing: str | None = None
     """Reason to skip the test, because this session can never run it; None if it can run."""
+    devices: int | None = None
+    """Number of the session's devices of the kind that the test uses, or else of the session's kind; None: no kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,13 @@ def plan_item(
     else:
         assert need is not None
         key = _process_key(need, resources, fresh=any(requests), turn=turn)
-    return ItemPlan(key, timeout, _missing(key, resources))
+    return ItemPlan(key, timeout, _missing(key, resources), _number_of_devices(key, resources))
+
+
+def _number_of_devices(key: WorldKey, resources: Resources) -> int | None:
+    """Return the number for `ItemPlan.devices`."""
+    kind = resources.machine.session_kind if key.need is None else key.kind
+    return None if kind in (None, "none", "cpu") else len(resources.inventory(kind).devices)
 
 
 def needs_of(plan: ItemPlan, resources: Resources) -> Needs:

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.node_refs import NodeRef, reference
+from pytest_accel.core.source_files import sources_of
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
 
@@ -18,6 +19,8 @@ class MarkedTest:
         self.item = item
         self.marks = marks
         self.plan = plan
+        self.sources = sources_of(item)
+        """The states of the test's file and of its conftests when this process has collected them."""
         self.following: MarkedTest | None = None
         """The next test that uses a world of the same key, as far as the order is known."""
         self.last = False

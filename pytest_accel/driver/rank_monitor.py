@@ -11,6 +11,7 @@ from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
     CannotRun,
+    Collected,
     ExitRequest,
     ExtraReport,
     Finished,
@@ -84,7 +85,7 @@ class RankMonitor:
         self._selector.close()
 
     def begin(self, now: float) -> None:
-        """Make the next test the current one; it begins at the time `now`."""
+        """Make a test the current one; it begins at the time `now`. Called for its collection, too."""
         self.serial += 1
         self.began = now
         self._debugger.begin()
@@ -146,6 +147,8 @@ class RankMonitor:
     def _handle(self, rank: RankConnection, message: object) -> None:
         if isinstance(message, Ready):
             self.ready.add(rank.rank)
+        elif isinstance(message, Collected):
+            rank.collected = message
         elif isinstance(message, CannotRun):
             self._record_end(rank, "unstarted", message.text, headline=message.headline)
         elif isinstance(message, ForkReturned):

@@ -9,8 +9,9 @@ from functools import partial
 from pickle import dumps
 
 from pytest_accel.core.clock import PAUSES, monotonic
-from pytest_accel.core.node_refs import NodeRef
+from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.rank_messages import (
+    CollectFile,
     ExitRequest,
     ExtraReport,
     Finished,
@@ -19,9 +20,9 @@ from pytest_accel.core.rank_messages import (
     RunTest,
     When,
 )
-from pytest_accel.core.timeouts import GRACE, START_TIMEOUT
+from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import Findings
-from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.log_tail import LogTail
@@ -80,6 +81,14 @@ class World:
         self._pool_client = pool_client
         self._held_up = 0.0
         """Seconds by which the grace is extended, because the ranks could not use it."""
+        self._families: dict[str, frozenset[TestFamily]] = {}
+        """By path of a file: the families of tests that all ranks have collected from it."""
+        self._refused: NodeRef | None = None
+        """The test that a rank cannot run, until :meth:`send` is called for it."""
+        self._busy = False
+        """True from the request to collect a file to its answer, and once a test has been sent."""
+        self.used = False
+        """True if this driver has sent the world a test."""
         self._call_began: float | None = None
         """Time at which the ranks were told to begin the call of the current test; None: they have not been told."""
         self._reported_ends: set[int] = set()
@@ -100,19 +109,65 @@ class World:
 
         Raise :class:`LostWorld` if a rank of a warm world has died: the next test has nothing to do with that.
         """
-        began, limit = monotonic(), START_TIMEOUT
-        while unready := [rank for rank in self._ranks if rank.end is None and rank.rank not in self._monitor.ready]:
-            if limit == START_TIMEOUT and any(rank.end is not None for rank in self._ranks):
-                began, limit = monotonic(), GRACE
-            looked, deadline = monotonic(), began + limit + PAUSES.since(began)
-            if not self._monitor.pump(min(deadline, looked + PAUSES.LONGEST_SLEEP)) and looked >= deadline:
-                spent = self._grace()._replace(seconds=GRACE)
-                self._give_up(unready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT), spent)
+        self._await(lambda rank: rank.rank in self._monitor.ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             raise LostWorld
         self._reported_ends |= {end.rank for end in ends}
         return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
+
+    def collect(self, request: CollectFile) -> None:
+        """Have every rank collect the file of the requested test, unless all are known to have the test.
+
+        This takes the time that the imports of the file take, which is no part of any limit of the test. If a rank
+        cannot run the test, the outcome of its setup says why.
+        """
+        node = request.node
+        if node.family in self._families.get(node.path, ()):
+            return
+        self._monitor.begin(monotonic())
+        self._call_began = self._refused = None
+        self._busy = True
+        self._send(request)
+        self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, COLLECTION_TIMEOUT))
+        self._busy = False
+        answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
+        if len(answers) == self.size:
+            self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
+            if not any(answer.problem for answer in answers):
+                return
+        self._refused = node
+        for rank in self._ranks:
+            problem = "" if rank.collected is None else rank.collected.problem
+            ending: Ending = "unstarted" if problem else "passed"
+            headline = "" if problem else "could run the test"
+            rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=problem, headline=headline)
+
+    def refuses(self, node: NodeRef) -> bool:
+        """Return True if a rank cannot run the test `node`, and that has not been reported yet."""
+        return self._refused == node
+
+    def _await(self, is_ready: Callable[[RankConnection], bool], hang: Hang) -> None:
+        """Wait until each living rank is ready; count those that are not in time as hung.
+
+        Once a rank has ended, the others have the grace time, since they may wait for it.
+        """
+        self._held_up = 0.0
+        began, limit = monotonic(), hang.seconds
+        while pending := [rank for rank in self._ranks if rank.end is None and not is_ready(rank)]:
+            if limit == hang.seconds and any(rank.end is not None for rank in self._ranks):
+                began, limit = monotonic(), GRACE
+            looked, deadline = monotonic(), began + limit + PAUSES.since(began) + self._held_up
+            shown = self._log_tail is not None and self._log_tail.show()
+            interval = 0.0 if shown else _INTERVAL if self._log_tail is None else _LOG_INTERVAL
+            if self._monitor.pump(min(deadline, looked + interval)):
+                continue
+            if hang.cause is HangCause.COLLECTION_TIMEOUT:
+                self._show_if_quiet("setup", began, hang.seconds)
+            if looked >= deadline:
+                self._give_up(pending, hang, self._grace()._replace(seconds=GRACE))
+            elif limit == GRACE:
+                self._extend_grace(looked)
 
     @property
     def findings(self) -> Findings:
@@ -129,20 +184,22 @@ class World:
         waited, self._waited = self._waited, 0.0
         return waited
 
-    @property
-    def used(self) -> bool:
-        """True if this driver has sent the world a test."""
-        return self._monitor.serial > 0
-
     def send(self, node: NodeRef, location: Location, following: NodeRef | None, *, last: bool) -> None:
-        """Have every rank set up the test `node` now. A rank that has passed the setup waits to begin the call."""
+        """Have every rank set up the test `node` now. A rank that has passed the setup waits to begin the call.
+
+        No-op if a rank cannot run the test.
+        """
+        if self._refused is not None:
+            self._refused = None
+            return
+        self.used = self._busy = True
         self._monitor.begin(monotonic())
         self._call_began = None
         self._send(RunTest(self._monitor.serial, node, location, following, last))
 
     def _begin_call(self) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
-        if self._call_began is None:
+        if self._call_began is None and not all(rank.done for rank in self._ranks):
             self._call_began = monotonic()
             self._send(RunCall())
 
@@ -210,15 +267,19 @@ class World:
         looked = monotonic()
         if self._monitor.pump(min(end, looked + interval)):
             return
-        if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
-            self._quiet = self._monitor.serial, when
-            places, collectives = self._monitor.progress()
-            self._on_quiet(when, monotonic() - began, limit.timeout, places, collectives)
+        self._show_if_quiet(when, began, limit.timeout)
         if looked >= end:
             timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
         elif spent.end < math.inf:
             self._extend_grace(looked)
+
+    def _show_if_quiet(self, when: When, began: float, timeout: float) -> None:
+        """Show what the ranks are doing if they are in phase `when` for `QUIET` seconds, once in each phase."""
+        if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
+            self._quiet = self._monitor.serial, when
+            places, collectives = self._monitor.progress()
+            self._on_quiet(when, monotonic() - began, timeout, places, collectives)
 
     def _began(self, when: When) -> float:
         """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
@@ -255,7 +316,7 @@ class World:
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks)
         kill_reason = self.condition.kill_reason
-        if kill_reason is None and self.used and not all(rank.done for rank in self._ranks):
+        if kill_reason is None and self._busy and not all(rank.done for rank in self._ranks):
             kill_reason = "its driver stopped waiting"  # For example, a plugin has called pytest.exit.
         retire = self.condition.retire or (kill_reason is not None and ended)
         self._pool_client.release(self.number, kill_reason, frozenset(self._reported_ends), retire)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_messages import Finished, When
 from pytest_accel.core.stash_keys import RETRIED, SLOW_IMPORTS
@@ -93,7 +94,9 @@ class WorldRun:
 
     def _start(self) -> None:
         __tracebackhide__ = True
+        began = monotonic()
         self._world = self._driver.begin(self._test)
+        self._limits.leave_out(began)
         self._ended_ranks = frozenset()
         spec = self.spec = self._world.grant.spec
         # For junit files and report hooks.

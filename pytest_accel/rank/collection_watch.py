@@ -36,7 +36,8 @@ class CollectionWatch:
         self._active = "torch" in sys.modules
         """False if the rank began without torch, because its test or the session asks for that."""
         self._original = _values()
-        self._changed: list[str] = []
+        self._changed: list[tuple[str, str]] = []
+        """Path of a test file, and a variable that torch has read before and that the file has changed."""
         self._imports: list[tuple[str, float]] = []
         """Name and seconds of each import of an installed package by a module that is not installed."""
         self._looked_at = 0
@@ -57,8 +58,8 @@ class CollectionWatch:
                 _interpreter._find_and_load = original
 
     @contextmanager
-    def watching(self) -> Generator[None, None, None]:
-        """Measure imports in this block, in which a test file is imported, and find variables that it changes."""
+    def watching(self, path: str) -> Generator[None, None, None]:
+        """Measure imports in this block, in which the test file `path` is imported, and find variables it changes."""
         before = _values()
         try:
             with self.timing_imports():
@@ -67,11 +68,16 @@ class CollectionWatch:
             if self._active:
                 after = _values()
                 self._changed += [
-                    name for name in sorted(READ_AT_IMPORT) if after[name] not in (before[name], self._original[name])
+                    (path, name)
+                    for name in sorted(READ_AT_IMPORT)
+                    if after[name] not in (before[name], self._original[name])
                 ]
 
-    def take_changed(self) -> list[str]:
-        """Return the variables that torch has read before and that have been changed since the last call."""
+    def take_changed(self) -> list[tuple[str, str]]:
+        """Return the variables that torch has read before and that have been changed since the last call.
+
+        Each comes with the path of the test file that has changed it.
+        """
         changed, self._changed = self._changed, []
         return changed
 

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.node_refs import NodeRef, are_copies, reference
+from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference
 from pytest_accel.core.rank_messages import RunTest
 from pytest_accel.core.serialization import exception_text
 from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
+from pytest_accel.core.source_files import SourceState, changed
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.rank.collection_watch import CollectionWatch
 
@@ -36,6 +37,17 @@ class NotCollected(Exception):
         """`headline` is the cause in one line, if it is known."""
         super().__init__(text)
         self.headline = headline
+
+
+class TestNotFound(LookupError):
+    """This rank has not collected the test that the driver requests, or its file has changed. The message says so."""
+
+    def __init__(self, text: str, found: str = "", *, has_others: bool = False) -> None:
+        """`found` says what the rank has collected."""
+        super().__init__(text)
+        self.found = found
+        self.has_others = has_others
+        """True if the rank has collected other tests of the same function."""
 
 
 class FileSkipped(Exception):
@@ -69,6 +81,8 @@ class RankCollector:
         self._directory_nodes: dict[Path, pytest.Collector] = {}
         self._collected_directories: set[Path] = set()
         """The directories that were part of any collection."""
+        self._skipped_files: dict[str, Any] = {}
+        """Path, line and reason, as in pytest's reports, by path of a file that was skipped as a whole."""
         self._files: dict[str, dict[NodeRef, pytest.Item | None]] = {}
         """The tests of each collected file; None if a reference does not identify a test."""
         self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
@@ -128,20 +142,33 @@ class RankCollector:
             why = text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}"
             self._import_error = f"{node.nodeid} cannot be imported in the ranks: {why}"
 
-    def find(self, session: pytest.Session, node: NodeRef) -> pytest.Item:
+    def find(self, session: pytest.Session, node: NodeRef, sources: Sequence[SourceState] = ()) -> pytest.Item:
         """Return the test `node`; collect its file if that has not been done.
 
-        Raise LookupError if this rank has no such test, :class:`NotCollected` if the collection of the file fails, and
-        :class:`FileSkipped` if the file is skipped as a whole.
+        `sources` are the states of the file and its conftests when the driver has collected them. Raise
+        :class:`TestNotFound` if this rank has no such test, or if one of these files has changed since,
+        :class:`NotCollected` if the collection of the file fails, and :class:`FileSkipped` if the file is skipped as a
+        whole.
         """
+        if node.path in self._skipped_files:
+            raise FileSkipped(self._skipped_files[node.path])
+        root = session.config.rootpath
         if node.path not in self._files:
+            if (edited := changed(sources, session.config)) is not None:
+                text = "has changed since the session collected its tests; run the session again"
+                raise TestNotFound(f"{relpath(edited, root)} {text}")
             self._collect(session, node.path)
         tests = self._files[node.path]
         found = tests.get(node)
         if found is None:
-            file = relpath(node.path, session.config.rootpath)
-            raise LookupError(f"{file}: {_difference(node, tests)}")
+            raise _not_found(node, tests, relpath(node.path, root))
         return found
+
+    def families(self, path: str) -> frozenset[TestFamily]:
+        """Return the families of tests of the file `path` of which this rank can find each test."""
+        tests = self._files.get(path, {})
+        unclear = {node.family for node, item in tests.items() if item is None}
+        return frozenset(node.family for node in tests) - unclear
 
     def _collect(self, session: pytest.Session, path: str) -> None:
         """Collect the file `path`; raise :class:`NotCollected` or :class:`FileSkipped` as `find` does."""
@@ -153,7 +180,7 @@ class RankCollector:
         self._file = Path(path)
         self._announce_conftests(session.config)
         try:
-            with suppress(pytest.UsageError), self.watch.watching():
+            with suppress(pytest.UsageError), self.watch.watching(path):
                 session.perform_collect([_argument(path, session.config.invocation_params.dir)])
                 # Some plugins add items when the collection has finished (anyio).
                 known = set(map(id, self._collected))
@@ -166,7 +193,8 @@ class RankCollector:
         if self.errors:
             raise NotCollected("\n".join(self.errors), self._import_error)
         if self._skipped and not self._collected:
-            raise FileSkipped(next(iter(self._skipped.values())))
+            longrepr = self._skipped_files[path] = next(iter(self._skipped.values()))
+            raise FileSkipped(longrepr)
         tests: dict[NodeRef, pytest.Item | None] = {}
         for item in self._collected:
             node = reference(item)
@@ -258,23 +286,25 @@ def _name(node: NodeRef | None, root: Path) -> str:
     return "a later test" if node is None else "::".join((relpath(node.path, root), *node.names))
 
 
-def _difference(node: NodeRef, tests: Iterable[NodeRef]) -> str:
-    """Return how `tests`, the tests of this rank, differ from those of the driver, which has the test `node`."""
+def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFound:
+    """Return an error that says how `tests`, those of `file` in this rank, differ from the driver's test `node`."""
     if node in tests:
-        return f"several tests that a plugin has added have the name {_shown(node.names)}; give them different names"
+        text = f"several tests that a plugin has added have the name {_shown(node.names)}; give them different names"
+        return TestNotFound(f"{file}: {text}")
     found = [test.names for test in tests]
     function = _function(node.names)
     same = [names for names in found if _function(names) == function]
     members = node.places[-1].members
     if not same:
-        return f"this rank has not collected {_shown(node.names)}, as the driver has; it has {_listed(found)}"
+        text = f"{file}: this rank has not collected {_shown(node.names)}, as the driver has"
+        return TestNotFound(text, f"it has {_listed(found)}")
     if len(same) != members:
         what = f"this rank has collected {len(same)} of {_shown(function)}, and the driver {members}"
     elif node.names not in same:
         what = f"this rank has not collected {_shown(node.names)}, as the driver has"
     else:
         what = f"this rank has collected {_shown(function)} with other names, or in another order, than the driver"
-    return f"{what}; it has {_listed(same)}. The parameters of a test must be the same in every process"
+    return TestNotFound(f"{file}: {what}", f"it has {_listed(same)}", has_others=True)
 
 
 def _function(names: tuple[str, ...]) -> tuple[str, ...]:

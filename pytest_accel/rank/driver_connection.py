@@ -11,7 +11,7 @@ from socket import socket
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import ForkReturned, Retire, RunCall, RunTest
+from pytest_accel.core.rank_messages import CollectFile, ForkReturned, Retire, RunCall, RunTest
 
 
 class DriverConnection:
@@ -22,9 +22,9 @@ class DriverConnection:
         self._connection = Connection(unix_sockets.accept(listener).detach())
         self._pid = getpid()
 
-    def receive(self) -> RunTest | Retire:
+    def receive(self) -> CollectFile | RunTest | Retire:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
-        request: RunTest | Retire | RunCall = self._connection.recv()
+        request: CollectFile | RunTest | Retire | RunCall = self._connection.recv()
         while isinstance(request, RunCall):  # The last test had not passed its setup here.
             request = self._connection.recv()
         return request

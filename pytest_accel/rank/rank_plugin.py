@@ -19,7 +19,7 @@ import pytest
 
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
-from pytest_accel.core.rank_messages import CannotRun, Ready, Retire
+from pytest_accel.core.rank_messages import CannotRun, CollectFile, Ready, Retire
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.rank import process_group, torch_devices
 from pytest_accel.rank.collection_watch import CollectionWatch
@@ -196,4 +196,7 @@ class RankPlugin:
             if isinstance(request, Retire):
                 self.retired = True
                 return
-            self._runner.run(session, driver, request)
+            if isinstance(request, CollectFile):
+                self._runner.collect(session, driver, request)
+            else:
+                self._runner.run(session, driver, request)

@@ -16,8 +16,11 @@ import pytest
 from pytest_accel import PreloadWarning
 from pytest_accel.core import torch_errors
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.rank_messages import (
     CannotRun,
+    Collected,
+    CollectFile,
     ExceptionSketch,
     ExitRequest,
     ExtraReport,
@@ -33,7 +36,7 @@ from pytest_accel.core.shims import forget_sections, is_subtest
 from pytest_accel.core.stash_keys import DEVICE_PEAKS
 from pytest_accel.rank import group_state, rank_data, report_serialization, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
-from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
+from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
@@ -102,6 +105,10 @@ class TestRunner:
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
+        self._devices: int | None = None
+        """Number of the session's devices of the test's kind; None if there is no such kind, or before any test."""
+        self._logged: NodeRef | None = None
+        """The test for which the log has been begun by its collection; None once the test has begun."""
         self._test: _Test
         """The running test, or the last one."""
 
@@ -116,16 +123,57 @@ class TestRunner:
         self._debugger.install(session.config)
         return (yield)
 
+    def collect(self, session: pytest.Session, driver: DriverConnection, request: CollectFile) -> None:
+        """Collect the file of a test that `driver` is about to request, and answer whether the rank has the test."""
+        node, problem = request.node, ""
+        self._devices = request.devices
+        self._log.begin(node)
+        self._logged = node
+        try:
+            try:
+                self._collector.find(session, node, request.sources)
+            except TestNotFound as error:
+                problem = self._describe(error, request)
+            unprepared = self._prepare()
+        except FileSkipped:
+            driver.send(Collected(frozenset([node.family])))
+        except NotCollected as error:
+            driver.send(CannotRun(str(error), error.headline))
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            driver.send(_exit_request(0, error))
+        except Exception:
+            driver.send(CannotRun(format_exc()))
+        else:
+            driver.send(unprepared or Collected(self._collector.families(node.path), problem))
+
+    def _describe(self, error: TestNotFound, request: CollectFile) -> str:
+        """Return the text of `error`. What other reports have said, and `request` does not ask for, is left out."""
+        text = str(error)
+        if error.found and request.lists:
+            text += f"; {error.found}"
+        if error.has_others and request.explains:
+            text += ". The parameters of a test must be the same in every process"
+            text += "" if self._hidden_devices is None else f": {self._hidden_devices}"
+        return text
+
+    @property
+    def _hidden_devices(self) -> str | None:
+        """A sentence on the devices that the driver sees and this rank does not; None if there is no difference."""
+        context = self._context
+        seen = 0 if context.spec.key.kind == "cpu" else len(context.visible_devices)
+        if self._devices is None or seen == self._devices:
+            return None
+        return f"this rank sees {seen} of the session's {self._devices} devices"
+
     def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> None:
-        """Run the test that `driver` has requested, and send its results."""
+        """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
         self._context.tests += 1
-        self._log.begin(request.node)
+        if self._logged != request.node:
+            self._log.begin(request.node)
+        self._logged = None
         test = self._test = _Test(driver, request)
         try:
             item = self._collector.find(session, request.node)
-            if (problem := self._prepare()) is not None:
-                driver.send(problem)
-                return
             for device in self._measured_devices:
                 torch_devices.reset_peak_memory(device)
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
@@ -133,17 +181,12 @@ class TestRunner:
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
             self._leak_check.begin(self._collector.activity)
+            test.warnings += self._variable_warnings()
             self._report_skipped(skipped.longrepr)
             self._finish(test)
             return
-        except NotCollected as error:
-            driver.send(CannotRun(str(error), error.headline))
-            return
-        except LookupError as error:
-            driver.send(CannotRun(str(error)))
-            return
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(_exit_request(request, error))
+            driver.send(_exit_request(request.serial, error))
             return
         except Exception:
             driver.send(CannotRun(format_exc()))
@@ -156,7 +199,7 @@ class TestRunner:
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(_exit_request(request, error))
+            driver.send(_exit_request(request.serial, error))
             return
         finally:
             self._debugger.end()
@@ -241,19 +284,31 @@ class TestRunner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         """Warn about variables that the collection of the test's file has changed too late."""
-        path = self._test.request.node.path
-        for name in self._collector.watch.take_changed():
-            text = (
-                f"{relpath(path, self._config.rootpath)} sets {name}, which torch reads when it is imported: no effect "
-                "in ranks, which are forked from a process that has imported torch. Set it in the mark's env=, or "
-                "where pytest is started, or use accel_preload = none"
-            )
+        for warning in self._variable_warnings():
             try:
-                warn_explicit(text, PreloadWarning, path, 1)
+                warn_explicit(warning.message, PreloadWarning, warning.filename, warning.lineno)
             except PreloadWarning:
                 # Show it, and go on: which test comes first in a new world must not decide which one fails.
-                category = PreloadWarning.__name__
-                self._test.warnings.append(WarningSketch(text, PreloadWarning.__module__, category, path, 1, None))
+                self._test.warnings.append(warning)
+
+    def _variable_warnings(self) -> list[WarningSketch]:
+        """Return a warning for each variable that the collection of a file has changed too late; none in later calls.
+
+        A test gets those of another file if the rank has run no test of that file.
+        """
+        return [
+            WarningSketch(
+                f"{relpath(path, self._config.rootpath)} sets {name}, which torch reads when it is imported: no effect "
+                "in ranks, which are forked from a process that has imported torch. Set it in the mark's env=, or "
+                "where pytest is started, or use accel_preload = none",
+                PreloadWarning.__module__,
+                PreloadWarning.__name__,
+                path,
+                1,
+                None,
+            )
+            for path, name in self._collector.watch.take_changed()
+        ]
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
@@ -305,11 +360,24 @@ class TestRunner:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        self._explain_skip(item, report)
         failure = call.excinfo.value if call.excinfo is not None and report.failed else None
         self._test.exception = None if failure is None else sketch(failure)
         if failure is not None and (explanation := self._torch_failures.explain(failure)) is not None:
             torch_errors.add_headline(report.longrepr, explanation)
         return report
+
+    def _explain_skip(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Add to the reason of a mark that skips in ranks only that these see other devices than the driver.
+
+        The driver has evaluated the test's marks before: a condition that is true there does not get here.
+        """
+        longrepr = report.longrepr
+        if report.when != "setup" or not report.skipped or not isinstance(longrepr, tuple):
+            return
+        if self._hidden_devices is not None and any(item.get_closest_marker(name) for name in ("skip", "skipif")):
+            path, line, reason = longrepr
+            report.longrepr = path, line, f"{reason} ({self._hidden_devices})"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -361,8 +429,8 @@ class TestRunner:
         return group_state.collectives_between(report.start, report.stop)
 
 
-def _exit_request(request: RunTest, error: BaseException) -> ExitRequest:
+def _exit_request(serial: int, error: BaseException) -> ExitRequest:
     """Return the message for `error`, that of `pytest.exit` or a KeyboardInterrupt, which ends the session."""
     if isinstance(error, pytest.exit.Exception):
-        return ExitRequest(request.serial, str(error.msg), error.returncode)
-    return ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None)
+        return ExitRequest(serial, str(error.msg), error.returncode)
+    return ExitRequest(serial, "KeyboardInterrupt was raised in the test", None)

@@ -47,14 +47,14 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collectio
 
 def test_the_outermost_imports_of_installed_packages_are_measured_once(watch: CollectionWatch) -> None:
     """An import that brings a package which does not survive a fork must not be preloaded."""
-    with watch.watching():
+    with watch.watching("test_it.py"):
         importlib.import_module("watched_own")
     slow = watch.take_slow_imports()
     assert {package: list(modules) for package, modules in slow.items()} == {
         "watched_package": ["watched_package.part"]
     }
     assert watch.take_slow_imports() == {}
-    with watch.watching():
+    with watch.watching("test_it.py"):
         importlib.import_module("watched_own")
     assert watch.take_slow_imports() == {}
 
@@ -62,7 +62,7 @@ def test_the_outermost_imports_of_installed_packages_are_measured_once(watch: Co
 def test_measuring_leaves_no_trace(watch: CollectionWatch) -> None:
     before = sys.modules["_frozen_importlib"]._find_and_load
     finders = list(sys.meta_path)
-    with watch.watching(), pytest.raises(ZeroDivisionError) as raised:
+    with watch.watching("test_it.py"), pytest.raises(ZeroDivisionError) as raised:
         import watched_broken  # type: ignore[import-not-found]  # noqa: F401
     assert [Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)] == [
         "test_collection_watch.py",
@@ -75,17 +75,17 @@ def test_measuring_leaves_no_trace(watch: CollectionWatch) -> None:
 def test_variables_that_the_block_changes_are_found_once(
     watch: CollectionWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with watch.watching():
+    with watch.watching("test_it.py"):
         monkeypatch.setenv("PYTORCH_JIT", "1")
         monkeypatch.setenv("MINE", "1")
     assert watch.take_changed() == []
-    with watch.watching():
+    with watch.watching("test_it.py"):
         monkeypatch.setenv("PYTORCH_JIT", "0")
         monkeypatch.setenv("TORCH_LOGS", "dynamo")
-    assert watch.take_changed() == ["PYTORCH_JIT", "TORCH_LOGS"]
-    with watch.watching():
+    assert watch.take_changed() == [("test_it.py", "PYTORCH_JIT"), ("test_it.py", "TORCH_LOGS")]
+    with watch.watching("test_it.py"):
         monkeypatch.setenv("PYTORCH_JIT", "0")
     assert watch.take_changed() == []
-    with watch.watching():
+    with watch.watching("test_it.py"):
         monkeypatch.setenv("PYTORCH_JIT", "1")
     assert watch.take_changed() == []

@@ -1,0 +1,96 @@
+"""The states of a suite's files at the time when a process has read them, so that another process can compare them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import pytest
+
+
+class SourceState(NamedTuple):
+    """The state of a file of the suite."""
+
+    path: str
+    size: int
+    modified: int
+    """Time of the last modification, in nanoseconds since the epoch."""
+    digest: bytes = b""
+    """Digest of the text; empty if it is not known."""
+
+
+_conftests: WeakKeyDictionary[ModuleType, SourceState] = WeakKeyDictionary()
+"""The state of each conftest that this process has imported."""
+_FILE: pytest.StashKey[SourceState] = pytest.StashKey()
+"""The state of a test file before it was imported, on its node."""
+_SOURCES: pytest.StashKey[tuple[SourceState, ...]] = pytest.StashKey()
+"""The states of a test file and of its conftests, on the node of the file."""
+
+
+def record_conftest(plugin: object, name: str) -> None:
+    """Record the state of the conftest `plugin`, which is registered under `name`; no-op for another plugin."""
+    if name.endswith("conftest.py") and isinstance(plugin, ModuleType) and (state := _look_at(name)) is not None:
+        _conftests[plugin] = state
+
+
+def record_file(file: pytest.File) -> None:
+    """Record the state of a test file. Call this before it is imported."""
+    if (state := _look_at(str(file.path))) is not None:
+        file.stash[_FILE] = state
+
+
+def sources_of(item: pytest.Item) -> tuple[SourceState, ...]:
+    """Return the states of the file of `item`, and of the conftests that apply to it, as this process has read them.
+
+    Call this soon after the collection: of a file that has changed since, the digest is not known.
+    """
+    file = next((node for node in item.listchain() if isinstance(node, pytest.File)), None)
+    if file is None:
+        return ()
+    if _SOURCES not in file.stash:
+        names = [str(folder / "conftest.py") for folder in file.path.parents]
+        conftests = [_imported(name, file.config) for name in names if file.config.pluginmanager.has_plugin(name)]
+        states = (file.stash.get(_FILE, None), *conftests)
+        file.stash[_SOURCES] = tuple(state._replace(digest=_digest(state)) for state in states if state is not None)
+    return file.stash[_SOURCES]
+
+
+def changed(sources: Sequence[SourceState], config: pytest.Config) -> Path | None:
+    """Return the first file of `sources` that this process has read, or would read, with another text; None if none."""
+    for then in sources:
+        was_imported = config.pluginmanager.has_plugin(then.path)
+        now = _imported(then.path, config) if was_imported else _look_at(then.path)
+        if now is None or (now.size, now.modified) == (then.size, then.modified):
+            continue
+        if not then.digest or now.size != then.size or _digest(now) != then.digest:
+            return Path(then.path)
+    return None
+
+
+def _imported(path: str, config: pytest.Config) -> SourceState | None:
+    """Return the state of the conftest `path` when this process has imported it; None if it is not known."""
+    plugin = config.pluginmanager.get_plugin(path)
+    return _conftests.get(plugin) if isinstance(plugin, ModuleType) else None
+
+
+def _look_at(path: str) -> SourceState | None:
+    """Return the present state of the file `path`, without its digest; None if there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return SourceState(path, found.st_size, found.st_mtime_ns)
+
+
+def _digest(state: SourceState) -> bytes:
+    """Return the digest of the text of a file; empty if it is not in the `state` any more, or cannot be read."""
+    try:
+        text = Path(state.path).read_bytes()
+    except OSError:
+        return b""
+    return blake2b(text, digest_size=16).digest() if _look_at(state.path) == state else b""

@@ -1,0 +1,205 @@
+"""Tests of what may differ between the collection in the driver and the one in ranks: its time, files and devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+
+def test_the_import_of_a_file_has_no_part_in_the_limits_of_its_tests(suite: Suite) -> None:
+    suite.plugin("pytest_timeout")
+    suite.write(
+        "conftest.py",
+        """
+        def pytest_runtest_logreport(report):
+            with open("durations.log", "a") as file:
+                print(report.duration, file=file)
+        """,
+    )
+    suite.write(
+        "test_slow_import.py",
+        """
+        import os
+        import time
+
+        import pytest
+
+        if os.environ.get("RANK") == "1":
+            time.sleep(4.5)
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_fails(rank):
+            assert rank == 1
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False, fresh=True, timeout=3)
+        def test_with_a_limit():
+            pass
+
+
+        @pytest.mark.timeout(3)
+        @pytest.mark.distributed(2, device="cpu", init=False, fresh=True)
+        def test_with_a_limit_of_a_plugin():
+            pass
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_fails": "FAILED", "test_with_a_limit": "PASSED", "test_with_a_limit_of_a_plugin": "PASSED"})
+    assert "rank 0: failed at test_slow_import.py:13\nrank 1: passed\n" in run.failure("test_fails")
+    assert max(map(float, suite.read("durations.log"))) < 3
+
+
+def test_an_import_that_does_not_end_has_a_limit_of_its_own(suite: Suite) -> None:
+    suite.write("conftest.py", "from pytest_accel.driver import world\n\nworld.COLLECTION_TIMEOUT = 2.0\n")
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import threading
+
+        import pytest
+
+        if "RANK" in os.environ:
+            threading.Event().wait()
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_it():
+            pass
+        """,
+    )
+    text = "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu', init=False)\ndef test_next():\n    pass\n"
+    suite.write("test_next.py", text)
+    run = suite.run()
+    run.expect({"test_it": "ERROR", "test_next": "PASSED"})
+    where = "ranks 0-1: did not import and collect the test's file within 2 s at test_it.py:8"
+    assert where in run.failure("test_it")
+
+
+def test_a_file_that_has_changed_since_its_collection_is_an_error_of_its_tests(suite: Suite) -> None:
+    suite.write(
+        "test_1.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_edits(rank):
+            if rank == 0:
+                changes = {"test_2.py": "''\\n", "test_4.py": "", "then/conftest.py": "\\n", "conftest.py": "\\n"}
+                for name, end in changes.items():
+                    with open(name) as file:
+                        text = file.read()
+                    with open(name, "w") as file:
+                        file.write(text + end)
+                os.utime("test_4.py", (0, 0))
+        """,
+    )
+    text = "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu', init=False)\ndef test_{}():\n    pass\n"
+    suite.write("test_2.py", text.format("edited") + text.format("edited_too").partition("\n\n\n")[2])
+    suite.write("test_4.py", text.format("touched"))
+    suite.write("conftest.py", "")  # The ranks have imported it before the change.
+    suite.write("then/conftest.py", "")
+    suite.write("then/test_5.py", text.format("below"))
+    run = suite.run()
+    run.expect(
+        {
+            "test_edits": "PASSED",
+            "test_edited": "ERROR",
+            "test_edited_too": "ERROR",
+            "test_below": "ERROR",
+            "test_touched": "PASSED",
+        }
+    )
+    changed = "has changed since the session collected its tests; run the session again"
+    assert f"ranks 0-1 could not run the test: test_2.py {changed}" in run.failure("test_edited")
+    assert f"ranks 0-1 could not run the test: test_2.py {changed}" in run.failure("test_edited_too")
+    assert f"then/conftest.py {changed}" in run.failure("test_below")
+
+
+def test_reports_name_the_devices_that_a_rank_does_not_see(suite: Suite) -> None:
+    """A rank that lacks a test is not replaced, and one report lists what it has collected."""
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+        COUNT = len(os.environ.get("SIM_VISIBLE_DEVICES", "0,1,2,3").split(","))
+
+
+        def record():
+            with open("pids.log", "a") as file:
+                print(os.getpid(), file=file)
+
+
+        @pytest.mark.devices(1)
+        def test_before():
+            record()
+
+
+        @pytest.mark.devices(1)
+        @pytest.mark.parametrize("number", range(COUNT))
+        def test_number(number):
+            pass
+
+
+        @pytest.mark.devices(1)
+        def test_after():
+            record()
+
+
+        @pytest.mark.devices(2)
+        @pytest.mark.skipif(COUNT < 4, reason="needs 4 devices")
+        def test_skipped():
+            pass
+        """,
+    )
+    run = suite.run("-rs")
+    run.expect(
+        {
+            "test_before": "PASSED",
+            **{f"test_number[{number}]": "ERROR" for number in range(4)},
+            "test_after": "PASSED",
+            "test_skipped": "SKIPPED",
+        }
+    )
+    assert (
+        "this rank has collected 1 of test_number, and the driver 4; it has test_number[0]. The parameters of a test "
+        "must be the same in every process: this rank sees 1 of the session's 4 devices"
+    ) in run.failure("test_number[0]")
+    assert "this rank has collected 1 of test_number, and the driver 4\n" in run.failure("test_number[3]")
+    assert run.text.count("The parameters of a test must be") == 1
+    assert len(set(suite.read("pids.log"))) == 1
+    assert "needs 4 devices (this rank sees 2 of the session's 4 devices)" in run.text
+
+
+def test_a_variable_that_a_skipped_file_has_set_is_reported_with_that_file(suite: Suite) -> None:
+    text = """
+        import os
+
+        import pytest
+
+        if "RANK" in os.environ:
+            {skips}
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_{name}():
+            pass
+        """
+    skips = 'os.environ["TORCH_LOGS"] = "+dynamo"; pytest.skip("not here", allow_module_level=True)'
+    suite.write("test_1.py", text.format(skips=skips, name="skipped"))
+    suite.write("test_2.py", text.format(skips="pass", name="next"))
+    run = suite.run()
+    run.expect({"test_skipped": "SKIPPED", "test_next": "PASSED"})
+    warning = "PreloadWarning: test_1.py sets TORCH_LOGS, which torch reads when it is imported"
+    assert run.text.count(warning) == 1
+    assert "test_1.py::test_skipped\n" in run.text
+    assert "test_2.py::test_next\n" not in run.text.partition("warnings summary")[2]
