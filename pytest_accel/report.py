@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.marks import foreign_marks
-from pytest_accel.core.stash_keys import DEVICE_ERROR, MARKED, RETRIED, SLOW_IMPORTS
+from pytest_accel.core.stash_keys import DEVICE_ERROR, EXPECTED_DEVICE_ERROR, MARKED, RETRIED, SLOW_IMPORTS
 from pytest_accel.core.terminal_lines import write_section
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import PRELOAD, is_distributed
@@ -131,6 +131,8 @@ class ReportHooks:
         }
         if unusable:
             self._show_unusable(terminalreporter, sorted(unusable))
+        if config.get_verbosity() > 0:
+            self._show_expected_errors(terminalreporter, reports)
         reruns = [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
         if reruns:
             terminalreporter.section("rerun", sep="-")
@@ -177,6 +179,19 @@ class ReportHooks:
         if found:
             terminalreporter.section("accel: slow imports in ranks", sep="-")
             for line in _slow_import_lines(found, () if named == "none" else named):
+                terminalreporter.write_line(line)
+
+    def _show_expected_errors(self, terminalreporter: Any, reports: Sequence[Any]) -> None:
+        """Show which tests have left a device unusable for their ranks by an error that they have seen."""
+        lines = {
+            f"{report.nodeid}: {error}"
+            for report in reports
+            for name, error in getattr(report, "user_properties", ())
+            if name.partition("[")[0] == EXPECTED_DEVICE_ERROR  # With several ranks, the name of each follows.
+        }
+        if lines:
+            terminalreporter.section("accel: ranks replaced after errors of devices that their tests expected", sep="-")
+            for line in sorted(lines):
                 terminalreporter.write_line(line)
 
     def _show_unusable(self, terminalreporter: Any, lines: Sequence[str]) -> None:

@@ -71,6 +71,11 @@ def forget_sections(item: pytest.Item) -> None:
     item._report_sections.clear()
 
 
+def forget_failures(item: pytest.Item) -> None:
+    """Discard the exceptions of a `unittest` test that has ended, which pytest keeps until it has reported them all."""
+    vars(item).pop("_excinfo", None)
+
+
 def is_subtest(report: pytest.TestReport) -> bool:
     """Return True if `report` is that of a subtest, of pytest or of pytest-subtests.
 

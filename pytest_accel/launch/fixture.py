@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from pytest_accel.launch.launch_api import Launch, LeasedDevices, missing
 from pytest_accel.launch.launchers import LAUNCHERS
 from pytest_accel.rank.context import RANK, RankContext
+from pytest_accel.rank.device_memory import empty_cache
 from pytest_accel.settings import options
 
 
@@ -16,6 +19,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Return a `Launch` for the test of `request`; skip the test if its parameter names a launcher that is absent."""
     context = request.config.stash.get(RANK, None)
     leased = LeasedDevices()
+    free_devices: Callable[[], None] = _no_devices
     if context is not None:
         if context.spec.grouped and context.spec.ranks > 1:
             pytest.fail(
@@ -31,6 +35,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             context.vendor.mask_variables,
             _own_variables(context),
         )
+        free_devices = partial(empty_cache, context)
 
     def skip(reason: str) -> None:
         __tracebackhide__ = True
@@ -43,7 +48,11 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     named = parameters.get("launcher")
     if isinstance(named, str) and named in LAUNCHERS and (reason := missing(named)) is not None:
         skip(reason)
-    return Launch(leased, lambda: tmp_path_factory.mktemp("launch"), request.path.parent, skip)
+    return Launch(leased, lambda: tmp_path_factory.mktemp("launch"), request.path.parent, skip, free_devices)
+
+
+def _no_devices() -> None:
+    """Free no memory: the test's process has no devices of its own."""
 
 
 def _own_variables(context: RankContext) -> dict[str, str | None]:

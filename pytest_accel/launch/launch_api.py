@@ -43,13 +43,23 @@ class Launch:
     """The fixture's value: call it to run a script."""
 
     def __init__(
-        self, leased: LeasedDevices, make_folder: Callable[[], Path], test_folder: Path, skip: Callable[[str], None]
+        self,
+        leased: LeasedDevices,
+        make_folder: Callable[[], Path],
+        test_folder: Path,
+        skip: Callable[[str], None],
+        free_devices: Callable[[], None],
     ) -> None:
-        """`test_folder` is the folder of the test file, and `skip` skips the test with a reason."""
+        """Make the value for a test.
+
+        `test_folder` is the folder of the test file, `skip` skips the test with a reason, and `free_devices` frees the
+        memory of the devices that the test's process does not need.
+        """
         self._leased = leased
         self._make_folder = make_folder
         self._test_folder = test_folder
         self._skip = skip
+        self._free_devices = free_devices
 
     def __call__(
         self,
@@ -114,6 +124,7 @@ class Launch:
                 program=program,
                 version=version_of(program) if launcher == "mpirun" else "",
             )
+            self._free_devices()
             return run(job, chosen, timeout, output=output)
 
 

@@ -15,6 +15,7 @@ from pytest_accel.hardware import shares
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.rank.pending_work import PendingWork
 from pytest_accel.rank.point_to_point import PointToPointCounter
+from pytest_accel.rank.raised_errors import RaisedErrors
 from pytest_accel.rank.store_keys import StoreKeys
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class RankContext:
         self.operations = PointToPointCounter()
         self.pending_work = PendingWork(self.operations.in_test)
         self.store_keys = StoreKeys()
+        self.raised_errors = RaisedErrors()
         self.recorder_started = False
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.watch`)."""
         self.kept_groups: set[str] = set()

@@ -21,7 +21,7 @@ from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Ready, Retire
 from pytest_accel.core.stash_keys import RANK_PLUGIN
-from pytest_accel.rank import process_group, torch_devices
+from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
@@ -192,6 +192,9 @@ class RankPlugin:
                 request = driver.receive()
             except (EOFError, OSError):
                 driver.close()
+                # While the world is idle, or warm for later tests, other processes may use its devices.
+                with suppress(Exception):  # A test that has replaced a function of torch must not cost the rank.
+                    device_memory.empty_cache(self.context)
                 return
             if isinstance(request, Retire):
                 self.retired = True

@@ -33,8 +33,9 @@ from pytest_accel.core.rank_messages import (
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch, sketch_warning
 from pytest_accel.core.shims import forget_sections, is_subtest
-from pytest_accel.core.stash_keys import DEVICE_PEAKS
-from pytest_accel.rank import group_state, rank_data, report_serialization, torch_devices
+from pytest_accel.core.stash_keys import DEVICE_PEAKS, EXPECTED_DEVICE_ERROR
+from pytest_accel.core.torch_errors import Explanation
+from pytest_accel.rank import device_memory, group_state, rank_data, report_serialization, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext
@@ -76,6 +77,10 @@ class _Test:
     """The exception of the phase whose report is made next."""
     only_passed: bool = True
     """False once a phase of the test did not pass, or a subtest failed."""
+    raised: bool = False
+    """True once a phase of the test or a subtest has failed, expectedly or not."""
+    late_error: RuntimeError | None = None
+    """The error of work on a device that the test has not waited for."""
     closed_streams: bool = False
     """True if the test has closed pytest's capture streams."""
     teardown: list[PhaseReport] = field(default_factory=list)
@@ -191,6 +196,7 @@ class TestRunner:
         except Exception:
             driver.send(CannotRun(format_exc()))
             return
+        self._context.raised_errors.begin()
         self._leak_check.begin(self._collector.activity)
         test.item = item
         session.items, session.testscollected = [item], 1
@@ -217,14 +223,22 @@ class TestRunner:
         """Send the result of a test that has run."""
         context = self._context
         try:
-            leaks = self._leak_check.end(closed_streams=test.closed_streams)
+            failed_work = torch_devices.failed_work(context)
+            if test.raised and failed_work is None:  # torch cannot free all memory of an unusable device.
+                device_memory.forget_failure(context, test.item)
+            leaks = self._leak_check.end(closed_streams=test.closed_streams, failed_work=failed_work)
             collectives, groups = group_state.collectives(context), group_state.created_count()
             unawaited = context.pending_work.end()
             messages, groups_by_test = group_state.messages(context), self._leak_check.groups_by_test
             peaks = [torch_devices.peak_memory(device) for device in self._measured_devices]
+            if leaks.kill_reason is None:
+                device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
         except Exception as error:
             leaks, collectives, groups, peaks = check_failed(error), {}, 0, [None]
-            messages, groups_by_test, unawaited = {}, 0, ()
+            messages, groups_by_test, unawaited, failed_work = {}, 0, (), None
+        properties = {} if None in peaks else self._memory_properties(peaks)
+        if failed_work is not None and failed_work.seen:
+            properties[EXPECTED_DEVICE_ERROR] = str(failed_work)
         finished = Finished(
             test.request.serial,
             collectives,
@@ -236,7 +250,7 @@ class TestRunner:
             groups_by_test=groups_by_test,
             messages=messages,
             unawaited=unawaited,
-            properties={} if None in peaks else self._memory_properties(peaks),
+            properties=properties,
             slow_imports=self._collector.watch.take_slow_imports(),
             retire=leaks.retire,
         )
@@ -319,7 +333,7 @@ class TestRunner:
                 if self._test.interruption is not None:
                     raise self._test.interruption
                 result = yield
-            torch_devices.wait_for_devices(self._context)
+            self._wait_for_devices()
             return result
         finally:
             # A test may have replaced the streams with objects of any kind.
@@ -333,8 +347,21 @@ class TestRunner:
         __tracebackhide__ = True
         result = yield
         if self._test.only_passed:
-            torch_devices.wait_for_devices(self._context)
+            self._wait_for_devices()
         return result
+
+    def _wait_for_devices(self) -> None:
+        """Wait for the work on the rank's devices; raise RuntimeError for an error that the test has not seen."""
+        __tracebackhide__ = True
+        failed = torch_devices.failed_work(self._context)
+        if failed is None or failed.seen:
+            return
+        node, test = self._test.request.node, self._test
+        path = relpath(node.path, self._config.invocation_params.dir)
+        test.late_error = RuntimeError(f"work that the test started on {failed.device} has failed: {failed.error}")
+        hint = torch_devices.hint_on_place(failed.device, "::".join((path, *node.names)))
+        torch_errors.add_hint(test.late_error, Explanation(hint))
+        raise test.late_error
 
     def _run_in_lockstep(self) -> AbstractContextManager[None]:
         """Return a context manager in which Hypothesis runs the same examples on all ranks.
@@ -365,6 +392,10 @@ class TestRunner:
         self._test.exception = None if failure is None else sketch(failure)
         if failure is not None and (explanation := self._torch_failures.explain(failure)) is not None:
             torch_errors.add_headline(report.longrepr, explanation)
+        traceback = getattr(report.longrepr, "reprtraceback", None)
+        if failure is not None and failure is self._test.late_error and traceback is not None:
+            # All frames are the plugin's own. `--full-trace`, which pytest suggests, shows nothing of the test.
+            traceback.extraline = None
         return report
 
     def _explain_skip(self, item: pytest.Item, report: pytest.TestReport) -> None:
@@ -390,9 +421,11 @@ class TestRunner:
         # failure of either attempt counts, as in pytest: the later report must not replace the first.
         if test.in_phase or report.when in test.reported or is_subtest(report):
             test.only_passed &= not report.failed
+            test.raised |= report.failed
             data = report_serialization.serialize(self._config, report, whole=True)
             test.driver.send(ExtraReport(serial, test.phase, data))
             return
+        test.raised |= report.failed or hasattr(report, "wasxfail")
         test.reported.add(report.when)
         self._log.end_phase()
         self._captured.end_phase()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_accel.core.device import MaskError
+from pytest_accel.rank.raised_errors import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +19,23 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 
+_BLOCKING = {"cuda": "CUDA_LAUNCH_BLOCKING=1", "hip": "AMD_SERIALIZE_KERNEL=3", "npu": "ASCEND_LAUNCH_BLOCKING=1"}
+"""By type of devices: the setting with which a call that starts work waits for it. torch's errors name it, too."""
 _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
 """The functions of torch's module for a type of devices that `sticky_error` needs. `torch.cpu` lacks some."""
+
+
+class FailedWork(NamedTuple):
+    """Work on a device that has failed."""
+
+    device: str
+    """torch's name of the device."""
+    error: RuntimeError
+    seen: bool
+    """True if torch has raised this error in the test, so that the test knows of it."""
+
+    def __str__(self) -> str:
+        return f"{self.device}: {first_line(self.error)}"
 
 
 def verify(context: RankContext) -> None:
@@ -81,29 +98,60 @@ def allocated_memory(context: RankContext) -> dict[str, int]:
     sizes = {}
     for device in context.own_devices:
         name = context.torch_name(device)
-        module = _memory_of(name)
+        module = memory_module(name)
         if hasattr(module, "memory_allocated"):
             sizes[name] = int(module.memory_allocated(name))
     return sizes
 
 
-def wait_for_devices(context: RankContext) -> None:
-    """Wait for all work on this rank's devices; raise RuntimeError if some of it has failed.
+def cached_memory(name: str) -> int | None:
+    """Return the bytes of the device `name` that torch has reserved and not allocated; None if it does not count."""
+    module = memory_module(name)
+    if not (hasattr(module, "memory_reserved") and hasattr(module, "memory_allocated")):
+        return None
+    return int(module.memory_reserved(name)) - int(module.memory_allocated(name))
+
+
+def failed_work(context: RankContext) -> FailedWork | None:
+    """Wait for all work on this rank's devices; return work that has failed, or None.
 
     The next call that waits for a device raises an error of earlier work, such as an index out of bounds in a kernel.
     Without this wait, that call may be in another test.
+
+    An error that torch has raised in the test is the test's own business: the test expects it, or has failed because of
+    it. After such an error every use of the device in this process raises it again, so that the device hides no other
+    one. Work on another device whose error the test has not seen is returned first.
     """
-    __tracebackhide__ = True
-    for device in context.own_devices:
-        name = context.torch_name(device)
-        if name.startswith("cpu"):
-            return
-        module = _module_of(name)
-        # Do not initialise a runtime that the test has not used.
-        if getattr(module, "is_initialized", lambda: True)() and hasattr(module, "synchronize"):
-            error = _failed_work(module, name)
-            if error is not None:
-                raise RuntimeError(f"work that the test started on {name} has failed: {error}")
+    found: FailedWork | None = None
+    with context.raised_errors.paused():
+        for device in context.own_devices:
+            name = context.torch_name(device)
+            if name.startswith("cpu"):
+                break
+            module = _module_of(name)
+            # Do not initialise a runtime that the test has not used.
+            if is_initialized(module) and hasattr(module, "synchronize"):
+                error = _failed_work(module, name)
+                if error is not None and (found is None or found.seen):
+                    found = FailedWork(name, error, context.raised_errors.has(error))
+    return found
+
+
+def hint_on_place(device: str, test: str) -> str:
+    """Return a hint on how to find the code that has started failed work on `device`; `test` is the test's id."""
+    import torch
+
+    kind = torch.device(device).type
+    setting = _BLOCKING.get("hip" if kind == "cuda" and torch.version.hip else kind)
+    hint = "the place in the code is unknown, since a device runs its work later"
+    if setting is None or setting.partition("=")[0] in os.environ:
+        return hint
+    return f"{hint}; to find it, run: {setting} pytest {quote(test)}"
+
+
+def is_initialized(module: Any) -> bool:
+    """Return whether this process has used the runtime of torch's `module` for a type of devices, or may have."""
+    return bool(getattr(module, "is_initialized", lambda: True)())
 
 
 def _failed_work(module: Any, name: str) -> RuntimeError | None:
@@ -135,26 +183,26 @@ def sticky_error(torch: Any) -> str | None:
             name = f"{kind}:{index}"
             # The first wait clears an error that is not sticky.
             if _failed_work(module, name) is not None and (error := _failed_work(module, name)) is not None:
-                return f"{name}: {str(error).strip().partition(chr(10))[0]}"
+                return f"{name}: {first_line(error)}"
     return None
 
 
 def reset_peak_memory(device: str) -> None:
     """Start measuring the peak of the allocated memory on `device`."""
-    module = _memory_of(device)
+    module = memory_module(device)
     if module is not None and hasattr(module, "reset_peak_memory_stats"):
         module.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: str) -> int | None:
     """Return the peak of the bytes allocated by torch on `device` in the test; None if torch does not count them."""
-    module = _memory_of(device)
+    module = memory_module(device)
     if module is None or not hasattr(module, "max_memory_allocated"):
         return None
     return int(module.max_memory_allocated(device))
 
 
-def _memory_of(device: str) -> Any:
+def memory_module(device: str) -> Any:
     """Return torch's module that counts the memory of a device; None for the CPU, and if torch has no such module."""
     if device.startswith("cpu"):
         return None

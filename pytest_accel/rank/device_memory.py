@@ -1,0 +1,90 @@
+"""Memory of devices that torch, its libraries and failed tests keep after a test. Runs in ranks only."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from gc import collect
+from typing import TYPE_CHECKING, Any
+
+from pytest_accel.core.shims import forget_failures
+from pytest_accel.rank import torch_devices
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_accel.rank.context import RankContext
+
+CACHE_LIMIT = 1 / 8
+"""Fraction of the rank's part of a device that torch may keep as a cache from one test to the next.
+
+To empty the cache, torch waits for the device and calls cudaFree for each block, and the next test calls cudaMalloc
+again; each call takes from some microseconds to a millisecond. So an ordinary test, which uses a few hundred MiB, must
+not reach the limit. Programs outside of torch see the cache as memory in use. With the limit, a process that the next
+test starts can still have the three quarters of a GPU that JAX takes by default.
+"""
+_LAST_FAILURE = ("last_exc", "last_type", "last_value", "last_traceback")
+"""The attributes of `sys` in which pytest keeps the exception of a failed test for a debugger."""
+
+
+def forget_failure(context: RankContext, item: pytest.Item | None) -> None:
+    """Release what keeps the frames of the failed test `item`, and so its tensors on devices, alive."""
+    for name in _LAST_FAILURE:
+        vars(sys).pop(name, None)
+    if item is not None:
+        forget_failures(item)
+    if not context.torch_device.startswith("cpu"):
+        collect()  # An exception that the test has stored in a variable is in a reference cycle with its traceback.
+
+
+def clear_workspaces() -> None:
+    """Free the workspaces of cuBLAS and cuBLASLt, or of their counterparts on ROCm; torch makes new ones when needed.
+
+    There is one of up to 32 MiB for each handle and stream, and threads have their own handles, such as that of
+    autograd. torch counts them as allocated, and its own leak check clears them with the same function.
+
+    Other caches need no treatment. Those of cuFFT's plans, NCCL's buffers and cuDNN's handles are not allocated by
+    torch, which does not count them. Workspaces of cuDNN, cuFFT and Triton are freed after each call. The pools of CUDA
+    graphs, also of Inductor's, belong to the compiled functions and graphs of the suite: while these live, their
+    memory is needed, and afterwards it is free.
+    """
+    torch = sys.modules.get("torch")
+    clear = getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
+    if clear is not None and not _has_private_pools(torch):
+        clear()
+
+
+def _has_private_pools(torch: Any) -> bool:
+    """Return whether memory pools of CUDA graphs exist, or may exist.
+
+    A graph that a wider fixture has captured uses the workspace that existed then, whenever it is replayed.
+    """
+    try:
+        segments = torch.cuda.memory_snapshot()
+    except RuntimeError:  # The allocator cudaMallocAsync has no snapshots.
+        return True
+    return any(tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0) for segment in segments)
+
+
+def empty_cache(context: RankContext, limit: float = 0.0) -> None:
+    """Return torch's cached memory to each device of the rank on which it exceeds `limit`.
+
+    `limit` is a fraction of the rank's part of the device. Where the size of the cache or of the device is unknown, the
+    cache is emptied only without a limit.
+    """
+    if "torch" not in sys.modules:
+        return
+    for device in context.own_devices:
+        name = context.torch_name(device)
+        module = torch_devices.memory_module(name)
+        if not hasattr(module, "empty_cache") or not torch_devices.is_initialized(module):
+            continue
+        cached = torch_devices.cached_memory(name)
+        part = None if device.memory is None else device.memory * context.fraction(device)
+        if limit == 0.0:
+            exceeds = cached is None or cached > 0
+        else:
+            exceeds = cached is not None and part is not None and cached > limit * part
+        if exceeds:
+            with suppress(RuntimeError):  # For example, while the test captures a graph. The memory stays in the cache.
+                module.empty_cache()

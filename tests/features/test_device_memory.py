@@ -1,0 +1,355 @@
+"""Tests of what tests and libraries leave on a rank's devices: workspaces, memory of failed tests, errors.
+
+The devices are simulated at torch's boundary: the functions of `torch.cuda` that the plugin calls are replaced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.features.test_published_kinds import Packages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.features.conftest import Suite
+
+_KIND = """
+from collections import Counter
+from dataclasses import replace
+
+from pytest_accel.hardware.vendors.sim import Sim
+
+GIB = 1 << 30
+WORKSPACE = 65 << 20
+
+
+class Block:
+    \"\"\"A tensor on the device.\"\"\"
+
+    def __init__(self, card, size):
+        self.card, self.size = card, size
+        card.allocated += size
+        card.reserved = max(card.reserved, card.allocated)
+
+    def __del__(self):
+        self.card.allocated -= self.size
+
+
+class Card:
+    \"\"\"A device of 16 GiB in this process, as torch shows it.\"\"\"
+
+    def __init__(self):
+        self.allocated = self.reserved = 0
+        self.workspace = None
+        self.pools = [(0, 0)]
+        self.calls = Counter()
+        self.errors = {}
+
+    def install(self, torch):
+        cuda = torch.cuda
+        cuda.card = self
+        cuda.is_initialized = lambda: True
+        cuda.set_device = lambda device: None
+        cuda.set_per_process_memory_fraction = lambda fraction, device: None
+        cuda.memory_allocated = lambda device: self.allocated
+        cuda.memory_reserved = lambda device: self.reserved
+        cuda.max_memory_allocated = lambda device: self.reserved
+        cuda.reset_peak_memory_stats = lambda device: None
+        cuda.memory_snapshot = lambda: [{"segment_pool_id": pool} for pool in self.pools]
+        cuda.synchronize = self.synchronize
+        cuda.empty_cache = self.empty_cache
+        torch._C._cuda_clearCublasWorkspaces = self.clear_workspaces
+
+    def multiply(self):
+        \"\"\"Do what needs a workspace.\"\"\"
+        self.workspace = self.workspace or Block(self, WORKSPACE)
+
+    def clear_workspaces(self):
+        self.calls["clear"] += 1
+        self.workspace = None
+
+    def empty_cache(self):
+        self.calls["empty"] += 1
+        self.reserved = self.allocated
+
+    def fail(self, device, text="device-side assert triggered"):
+        \"\"\"Start work that fails, and makes `device` unusable for this process.\"\"\"
+        self.errors.setdefault(str(device), f"CUDA error: {text}\\nCUDA kernel errors might be reported later")
+
+    def synchronize(self, device="cuda:0"):
+        import torch
+
+        if str(device) in self.errors:
+            raise torch.AcceleratorError(self.errors[str(device)])
+
+
+class Fake(Sim):
+    kind = "fake"
+    torch_type = "cuda"
+    torch_index = "mask"
+
+    def discover(self):
+        return tuple(replace(device, kind="fake", memory=16 * GIB) for device in super().discover())
+
+    def verify(self, devices, environ):
+        import torch
+
+        super().verify(devices, environ)
+        Card().install(torch)
+
+
+make = Fake.make
+"""
+
+
+@pytest.fixture
+def fake(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Provide a suite whose sessions can have devices of kind `fake`."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    Packages(folder).install("fake-accel", "fake = fake_accel:make", "fake_accel", _KIND)
+    return suite
+
+
+_MEMORY = """
+import os
+import sys
+
+import pytest
+import torch
+from fake_accel import GIB, Block
+
+pytestmark = pytest.mark.devices(1)
+KEPT = []
+
+
+@pytest.fixture
+def card():
+    return torch.cuda.card
+
+
+def note(name):
+    with open("ranks", "a") as file:
+        file.write(f"{name} {os.getpid()}\\n")
+
+
+def test_backward(card):
+    note("backward")
+    card.multiply()
+
+
+def test_nothing(card):
+    note("nothing")
+    assert card.calls == {"clear": 1}
+
+
+def test_small(card):
+    Block(card, GIB)
+
+
+def test_keeps_its_cache(card):
+    assert card.reserved == GIB
+    assert "empty" not in card.calls
+    Block(card, 3 * GIB)
+
+
+def test_finds_the_cache_emptied(card):
+    note("emptied")
+    assert (card.reserved, card.calls["empty"]) == (0, 1)
+
+
+def test_fails_with_a_full_card(card):
+    kept = [Block(card, 12 * GIB)]
+    raise MemoryError("CUDA out of memory")
+
+
+def test_finds_the_card_empty(card):
+    note("failed")
+    assert (card.allocated, card.reserved) == (0, 0)
+    assert not hasattr(sys, "last_value")
+
+
+def test_fails_in_a_cycle(card):
+    kept = [Block(card, 12 * GIB)]
+    with pytest.raises(MemoryError) as caught:
+        raise MemoryError("CUDA out of memory")
+    assert caught is None
+
+
+def test_finds_the_card_empty_again(card):
+    note("cycle")
+    assert (card.allocated, card.reserved) == (0, 0)
+
+
+@pytest.mark.xfail
+def test_fails_as_expected(card):
+    kept = [Block(card, 12 * GIB)]
+    raise MemoryError("CUDA out of memory")
+
+
+def test_finds_the_card_empty_still(card):
+    note("xfail")
+    assert (card.allocated, card.reserved) == (0, 0)
+
+
+def test_captures_a_graph(card):
+    note("before-graph")
+    card.pools.append((0, 1))
+    card.multiply()
+
+
+def test_leaks(card):
+    note("after-graph")
+    assert not card.calls
+    KEPT.append(Block(card, 16 * GIB))
+
+
+def test_last(card):
+    note("last")
+    assert card.allocated == 0
+"""
+
+
+def test_memory_after_a_test(fake: Suite) -> None:
+    fake.write("test_it.py", _MEMORY)
+    run = fake.run("--accel=fake:1", "--tb=short")
+    failed = {"test_fails_with_a_full_card", "test_fails_in_a_cycle"}
+    outcomes = run.outcomes()
+    assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == failed, run.text
+    assert outcomes["test_fails_as_expected"] == "XFAIL"
+    ranks = dict(line.split() for line in fake.read("ranks"))
+    # Neither a workspace nor a failed test costs the rank.
+    names = ["backward", "nothing", "emptied", "failed", "cycle", "xfail", "before-graph"]
+    assert len({ranks[name] for name in names}) == 1
+    assert len({ranks[name] for name in ("before-graph", "after-graph", "last")}) == 3
+    # A graph may use the workspace, which is therefore not cleared.
+    assert "left 65 MiB more allocated on cuda:0 than it had found" in run.failure("test_captures_a_graph")
+    assert "left 16384 MiB more allocated on cuda:0 than it had found" in run.failure("test_leaks")
+    assert [name for name, outcome in outcomes.items() if "ERROR" in outcome] == ["test_captures_a_graph", "test_leaks"]
+
+
+_WORLDS = """
+import subprocess
+import sys
+
+import pytest
+import torch
+from fake_accel import GIB, Block
+
+
+@pytest.mark.devices(1)
+def test_before_a_test_of_another_key():
+    Block(torch.cuda.card, GIB)
+
+
+@pytest.mark.distributed(1, device="cpu")
+def test_of_another_key():
+    pass
+
+
+@pytest.mark.devices(1)
+def test_of_the_first_key(launch):
+    card = torch.cuda.card
+    assert (card.reserved, card.calls["empty"]) == (0, 1)
+    Block(card, GIB)
+    launch("script.py", launcher="python")
+    assert (card.reserved, card.calls["empty"]) == (0, 2)
+"""
+
+
+def test_the_cache_is_emptied_for_other_worlds_and_launched_scripts(fake: Suite) -> None:
+    fake.write("test_it.py", _WORLDS)
+    fake.write("script.py", "")
+    run = fake.run("--accel=fake:1", "--accel-schedule=off")
+    assert run.count() == {"PASSED": 3}, run.text
+
+
+_ERRORS = """
+import os
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.devices(2)
+
+
+def note(name):
+    with open("ranks", "a") as file:
+        file.write(f"{name} {os.getpid()}\\n")
+
+
+def test_before():
+    note("before")
+
+
+def test_expects(devices):
+    note("expects")
+    torch.cuda.card.fail(devices[1])
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        torch.cuda.synchronize(devices[1])
+
+
+def test_after():
+    note("after")
+
+
+def test_does_not_wait(devices):
+    torch.cuda.card.fail(devices[0])
+
+
+def test_expects_one_of_two(devices):
+    torch.cuda.card.fail(devices[0])
+    torch.cuda.card.fail(devices[1], "an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        torch.cuda.synchronize(devices[0])
+
+
+def test_expects_another(devices):
+    with pytest.raises(torch.AcceleratorError):
+        raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+    torch.cuda.card.fail(devices[0])
+
+
+@pytest.fixture
+def expects_in_teardown(devices):
+    yield
+    torch.cuda.card.fail(devices[0])
+    with pytest.raises(RuntimeError):
+        torch.cuda.synchronize(devices[0])
+
+
+def test_with_fixture(expects_in_teardown):
+    pass
+
+
+def test_last():
+    note("last")
+"""
+
+
+def test_errors_of_devices_that_a_test_expects_and_others(fake: Suite) -> None:
+    fake.write("test_it.py", _ERRORS)
+    run = fake.run("--accel=fake:2")
+    failed = ["test_does_not_wait", "test_expects_one_of_two", "test_expects_another"]
+    assert [name for name, outcome in run.outcomes().items() if outcome != "PASSED"] == failed, run.text
+    ranks = dict(line.split() for line in fake.read("ranks"))
+    assert ranks["before"] == ranks["expects"]
+    assert len({ranks[name] for name in ("expects", "after", "last")}) == 3
+    text = run.failure("test_does_not_wait")
+    assert "RuntimeError: work that the test started on cuda:0 has failed: CUDA error: device-side assert" in text
+    assert "the place in the code is unknown" in text
+    assert "to find it, run: CUDA_LAUNCH_BLOCKING=1 pytest test_it.py::test_does_not_wait\n" in text
+    assert "traceback entries" not in run.text
+    assert "on cuda:1 has failed: CUDA error: an illegal memory access" in run.failure("test_expects_one_of_two")
+    title, *lines = run.text[run.text.index("accel: ranks replaced") :].splitlines()[:3]
+    assert title.startswith("accel: ranks replaced after errors of devices that their tests expected")
+    assert lines == [
+        "test_it.py::test_expects: cuda:1: CUDA error: device-side assert triggered",
+        "test_it.py::test_with_fixture: cuda:0: CUDA error: device-side assert triggered",
+    ]
+    run = fake.run("--accel=fake:2", "-k", "test_expects or test_after", quiet=True)
+    assert "ranks replaced" not in run.text
