@@ -42,7 +42,7 @@ RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
     *("rank/captured_output", "rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/fork_exit"),
-    *("core/kill", "core/serialization", "core/unix_sockets"),
+    *("rank/device_memory", "rank/raised_errors", "core/kill", "core/serialization", "core/unix_sockets"),
 )
 """The modules whose functions a rank calls when it has run a test."""
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (

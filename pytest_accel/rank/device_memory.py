@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from gc import collect
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core.shims import forget_failures
@@ -69,7 +70,7 @@ def _has_private_pools(torch: Any) -> bool:
 def empty_cache(context: RankContext, limit: float = 0.0) -> None:
     """Return torch's cached memory to each device of the rank on which it exceeds `limit`.
 
-    `limit` is a fraction of the rank's part of the device. Where the size of the cache or of the device is unknown, the
+    `limit` is a fraction of the rank's part of the device. If the size of the cache or of the device is unknown, the
     cache is emptied only without a limit.
     """
     if "torch" not in sys.modules:
@@ -79,12 +80,7 @@ def empty_cache(context: RankContext, limit: float = 0.0) -> None:
         module = torch_devices.memory_module(name)
         if not hasattr(module, "empty_cache") or not torch_devices.is_initialized(module):
             continue
-        cached = torch_devices.cached_memory(name)
-        part = None if device.memory is None else device.memory * context.fraction(device)
-        if limit == 0.0:
-            exceeds = cached is None or cached > 0
-        else:
-            exceeds = cached is not None and part is not None and cached > limit * part
-        if exceeds:
+        bound = 0.0 if limit == 0.0 else limit * context.fraction(device) * (device.memory or inf)
+        if torch_devices.has_cache(name, bound):
             with suppress(RuntimeError):  # For example, while the test captures a graph. The memory stays in the cache.
                 module.empty_cache()

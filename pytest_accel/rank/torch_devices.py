@@ -104,12 +104,17 @@ def allocated_memory(context: RankContext) -> dict[str, int]:
     return sizes
 
 
-def cached_memory(name: str) -> int | None:
-    """Return the bytes of the device `name` that torch has reserved and not allocated; None if it does not count."""
+def has_cache(name: str, bound: float) -> bool:
+    """Return whether torch keeps more than `bound` bytes of the device `name` as a cache.
+
+    Where torch does not count, it may keep any number of bytes: return whether `bound` is 0.
+    """
     module = memory_module(name)
     if not (hasattr(module, "memory_reserved") and hasattr(module, "memory_allocated")):
-        return None
-    return int(module.memory_reserved(name)) - int(module.memory_allocated(name))
+        return bound == 0.0
+    # Each of the two functions reads all of the allocator's statistics, so call only one for an ordinary test.
+    reserved = int(module.memory_reserved(name))
+    return reserved > bound and reserved - int(module.memory_allocated(name)) > bound
 
 
 def failed_work(context: RankContext) -> FailedWork | None:
