@@ -237,7 +237,7 @@ class TestRunner:
             leaks, collectives, groups, peaks = check_failed(error), {}, 0, [None]
             messages, groups_by_test, unawaited, failed_work = {}, 0, (), None
         properties = {} if None in peaks else self._memory_properties(peaks)
-        if failed_work is not None and failed_work.seen:
+        if failed_work is not None and failed_work.seen and not test.raised:
             properties[EXPECTED_DEVICE_ERROR] = str(failed_work)
         finished = Finished(
             test.request.serial,

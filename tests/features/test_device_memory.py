@@ -301,6 +301,11 @@ def test_does_not_wait(devices):
     torch.cuda.card.fail(devices[0])
 
 
+def test_fails_because_of_it(devices):
+    torch.cuda.card.fail(devices[0])
+    torch.cuda.synchronize(devices[0])
+
+
 def test_expects_one_of_two(devices):
     torch.cuda.card.fail(devices[0])
     torch.cuda.card.fail(devices[1], "an illegal memory access was encountered")
@@ -334,7 +339,7 @@ def test_last():
 def test_errors_of_devices_that_a_test_expects_and_others(fake: Suite) -> None:
     fake.write("test_it.py", _ERRORS)
     run = fake.run("--accel=fake:2")
-    failed = ["test_does_not_wait", "test_expects_one_of_two", "test_expects_another"]
+    failed = ["test_does_not_wait", "test_fails_because_of_it", "test_expects_one_of_two", "test_expects_another"]
     assert [name for name, outcome in run.outcomes().items() if outcome != "PASSED"] == failed, run.text
     ranks = dict(line.split() for line in fake.read("ranks"))
     assert ranks["before"] == ranks["expects"]
@@ -345,7 +350,7 @@ def test_errors_of_devices_that_a_test_expects_and_others(fake: Suite) -> None:
     assert "to find it, run: CUDA_LAUNCH_BLOCKING=1 pytest test_it.py::test_does_not_wait\n" in text
     assert "traceback entries" not in run.text
     assert "on cuda:1 has failed: CUDA error: an illegal memory access" in run.failure("test_expects_one_of_two")
-    title, *lines = run.text[run.text.index("accel: ranks replaced") :].splitlines()[:3]
+    title, *lines = run.text[run.text.index("accel: ranks replaced") :].partition("\n===")[0].splitlines()
     assert title.startswith("accel: ranks replaced after errors of devices that their tests expected")
     assert lines == [
         "test_it.py::test_expects: cuda:1: CUDA error: device-side assert triggered",
