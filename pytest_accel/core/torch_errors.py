@@ -13,6 +13,7 @@ from pytest_accel.core.serialization import exception_text
 
 _NOT_INITIALIZED = "Default process group has not been initialized"
 _TWICE = "trying to initialize the default process group twice"
+_CONNECTION_LOST = re.compile(r"Connection reset by peer|Broken pipe")
 _PORT_IN_USE = re.compile(r"server socket has failed to listen.*?address already in use", re.DOTALL | re.IGNORECASE)
 _PORT = re.compile(r"port: (\d+)|:(\d+) \(errno")
 """The port in `_PORT_IN_USE`: as current releases of torch write it, and as older ones do."""
@@ -29,11 +30,14 @@ class Explanation(NamedTuple):
     """The cause in a few words, to be put before the error's own text; empty: that begins with the cause."""
 
 
-def explain(error: BaseException, *, grouped: bool, init: bool = False) -> Explanation | None:
+def explain(
+    error: BaseException, *, grouped: bool, init: bool = False, refused_by_store: str | None = None
+) -> Explanation | None:
     """Return an explanation of `error` or of one of its causes; None if there is none.
 
-    `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. An
-    assertion about such a text is a failure of the test itself: it has no explanation.
+    `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group.
+    `refused_by_store` says what the world's store has refused by ending the connection. An assertion about such a text
+    is a failure of the test itself: it has no explanation.
     """
     found: BaseException | None = error
     seen: set[int] = set()
@@ -46,6 +50,8 @@ def explain(error: BaseException, *, grouped: bool, init: bool = False) -> Expla
             return Explanation(
                 "the default group exists already; use @pytest.mark.distributed(init=False) to make your own"
             )
+        if refused_by_store is not None and _CONNECTION_LOST.search(text):
+            return Explanation(f"the test's store has ended the connection, because {refused_by_store}")
         if in_use := _PORT_IN_USE.search(text):
             hint = _HELD_PORT if grouped else _NO_HELD_PORT
             return Explanation(hint, headline=f"port {_port(in_use[0])} is in use (EADDRINUSE)")

@@ -76,7 +76,7 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
     context.operations.install()
     context.pending_work.install()
-    context.store_keys.install()
+    context.store_keys.install(store)
     group_rendezvous.use_world_store(context, port)
     group_rendezvous.let_children_serve()
     if backend is not None:

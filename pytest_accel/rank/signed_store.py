@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _DIGEST = "sha256"
 _SIZE = 32
 """Bytes of a signature."""
+_COUNT_SIZE = 4
+"""Bytes of the number of further parts, which precede the first part of a value."""
+_PART = 4 << 20
+"""Maximum size of a part in bytes: torch's store ends the connection of a client that sends more than 8 MiB at once."""
 
 
 class ForgedValueError(Exception):
@@ -32,13 +36,30 @@ class SignedStore:
         self._store = store
         self._secret = secret
         self._place = place
+        self._further_parts: dict[str, list[str]] = {}
+        """The names of the parts after the first one, for each large value that this rank has set."""
 
     def set(self, name: str, value: bytes) -> None:
-        """Set `name` to `value`."""
+        """Set `name` to `value`, in parts if it is large. The first part is set last, so that a name has all parts."""
+        further = [f"{name}/{start}" for start in range(_PART, len(value), _PART)]
+        for number, part in enumerate(further, 1):
+            self._set(part, value[number * _PART : (number + 1) * _PART])
+        if further:
+            self._further_parts[name] = further
+        self._set(name, len(further).to_bytes(_COUNT_SIZE, "big") + value[:_PART])
+
+    def _set(self, name: str, value: bytes) -> None:
         self._store.set(name, self._signature(name, value) + value)  # type: ignore[arg-type]
 
     def get(self, name: str) -> bytes:
         """Wait until `name` is set and return its value; raise :class:`ForgedValueError` if no rank has written it."""
+        __tracebackhide__ = True
+        first = self._get(name)
+        count = int.from_bytes(first[:_COUNT_SIZE], "big")
+        further = [self._get(f"{name}/{number * _PART}") for number in range(1, count + 1)]
+        return b"".join([first[_COUNT_SIZE:], *further])
+
+    def _get(self, name: str) -> bytes:
         __tracebackhide__ = True
         found = self._store.get(name)
         signature, value = found[:_SIZE], found[_SIZE:]
@@ -58,8 +79,9 @@ class SignedStore:
         return bool(self._store.check(list(names)))
 
     def delete(self, name: str) -> None:
-        """Remove `name`; no-op if it is not set."""
-        self._store.delete_key(name)
+        """Remove `name`; no-op if it is not set. Only the rank that has set a large value can remove it."""
+        for key in (name, *self._further_parts.pop(name, ())):
+            self._store.delete_key(key)
 
     def _signature(self, name: str, value: bytes) -> bytes:
         return hmac.digest(self._secret, b"%s\0%s" % (name.encode(), value), _DIGEST)

@@ -23,6 +23,7 @@ class TorchFailures:
     """Pytest plugin of a rank that prepares the exception of a phase before pytest makes its report."""
 
     def __init__(self, context: RankContext) -> None:
+        self._store_keys = context.store_keys
         self._grouped = context.spec.grouped
         self._init = context.spec.grouped and context.spec.key.init
 
@@ -38,7 +39,9 @@ class TorchFailures:
 
     def explain(self, error: BaseException) -> Explanation | None:
         """Return an explanation of `error` for a test in this rank; None if there is none."""
-        return torch_errors.explain(error, grouped=self._grouped, init=self._init)
+        return torch_errors.explain(
+            error, grouped=self._grouped, init=self._init, refused_by_store=self._store_keys.refused
+        )
 
 
 def _hide_frames(*, explained: bool) -> None:

@@ -118,6 +118,81 @@ def test_values_that_another_user_has_written_to_the_store_are_an_error(suite: S
     assert run.text.count("rank 0: failed at test_attacks.py:") == 3
 
 
+_LARGE = """
+    import os
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+    MIB = 1 << 20
+
+
+    @pytest.mark.parametrize("size", [4 * MIB, 8 * MIB, 9 * MIB + 1])
+    def test_gather(size, gather, rank):
+        assert gather(bytes([rank]) * size) == [bytes([rank]) * size for rank in range(2)]
+
+
+    def test_forgotten(gather, world_store):
+        import torch.distributed as dist
+
+        def count_keys():
+            gather(None)
+            dist.barrier()  # All ranks have removed what they set before.
+            count = world_store.num_keys()
+            dist.barrier()
+            return count
+
+        count_keys()  # The first barrier sets keys.
+        before = count_keys()
+        gather(bytes(9 * MIB))
+        assert count_keys() == before
+
+
+    def test_refused(dist_store):
+        dist_store.set("weights", bytes(9 * MIB))
+        dist_store.get("weights")
+
+
+    def test_after_refused(gather, rank):
+        assert gather(rank) == [0, 1]
+
+
+    def test_refused_and_expected(dist_store):
+        with pytest.raises(RuntimeError):
+            dist_store.set("k" * 9000, "")
+            dist_store.get("k" * 9000)
+
+
+    def test_not_noticed(dist_store, rank):
+        if rank == 0:
+            try:
+                dist_store.append("weights", "x" * (8 * MIB + 1))
+            except RuntimeError:
+                pass
+
+
+    def test_after_not_noticed(process_group, gather, rank):
+        import torch.distributed as dist
+
+        dist.destroy_process_group(dist.new_group())
+        assert gather(rank) == [0, 1]
+"""
+
+
+def test_large_values_are_gathered_and_a_store_that_refuses_one_does_not_reach_the_next_test(suite: Suite) -> None:
+    suite.write("test_large.py", _LARGE)
+    run = suite.run("-p", "no:randomly")
+
+    names = [f"test_gather[{size}]" for size in (4 << 20, 8 << 20, (9 << 20) + 1)]
+    names += ["test_forgotten", "test_after_refused", "test_refused_and_expected"]
+    names += ["test_not_noticed", "test_after_not_noticed"]
+    run.expect({**dict.fromkeys(names, "PASSED"), "test_refused": "FAILED"})
+    assert (
+        "the test's store has ended the connection, because a value has 9,437,184 bytes; at most 8,388,608 (8 MiB) are "
+        "allowed"
+    ) in run.failure("test_refused")
+
+
 _SCOPES = """
     import os
     import time
