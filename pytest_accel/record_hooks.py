@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from pytest_accel import __version__
+from pytest_accel.core.frames import Folders, folders_of, is_library
 from pytest_accel.core.record_events import (
     SCHEMA,
     PhaseReported,
@@ -126,7 +127,7 @@ class RecordHooks:
         self._record = file
         self._outputs = outputs
         self._worker: Callable[[], str] = str
-        self._root = str(session.config.rootpath)
+        self._folders = folders_of(session.config)
         self._process = 0 if options.is_distributed(session.config) else os.getpid()
         """The process that runs the tests; 0 if the workers do."""
         arguments = tuple(map(str, session.config.invocation_params.args))
@@ -136,7 +137,7 @@ class RecordHooks:
                 session=uuid.uuid4().hex,
                 version=__version__,
                 command=arguments,
-                root=self._root,
+                root=self._folders.root,
                 shard=session.settings.shard,
             )
         )
@@ -156,7 +157,7 @@ class RecordHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._lacks_hardware |= hasattr(report, "accel_missing")
         if not is_subtest(report):  # A failed subtest fails its test.
-            self._record(phase_reported(report, self._root, self._process))
+            self._record(phase_reported(report, self._folders, self._process))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -203,16 +204,16 @@ class RecordHooks:
         self._record.close()
 
 
-def phase_reported(report: pytest.TestReport, root: str, process: int) -> PhaseReported:
+def phase_reported(report: pytest.TestReport, folders: Folders, process: int) -> PhaseReported:
     """Return the event for `report` from the process with the id `process`, or the one that the report names.
 
-    Paths below the folder `root` are made relative to it.
+    Paths in rootdir are made relative to it.
     """
     file, line, _ = report.location
     failed = report.failed or report.outcome not in ("passed", "failed", "skipped")
     xfail: str | None = getattr(report, "wasxfail", None)
     # Most phases have none of these: each field that is given costs time.
-    more: dict[str, Any] = _failure(report, root) if failed else {}
+    more: dict[str, Any] = _failure(report, folders) if failed else {}
     if report.skipped and xfail is None:
         more["skip"] = reason_of_skip(report.longrepr)
     if hasattr(report, "accel_details"):
@@ -242,15 +243,25 @@ def phase_reported(report: pytest.TestReport, root: str, process: int) -> PhaseR
     )
 
 
-def _failure(report: pytest.TestReport, root: str) -> dict[str, Any]:
+def _failure(report: pytest.TestReport, folders: Folders) -> dict[str, Any]:
     """Return the fields of the event that only a phase has that did not pass."""
-    crash = getattr(report.longrepr, "reprcrash", None)
     return {
         "headline": _headline(report),
         "failure": cut(report.longreprtext, _LONGEST_TEXT),
-        "place": None if crash is None else (_relative(str(crash.path), root), int(crash.lineno)),
+        "place": _place(report, folders),
         "output": {name: cut(text, _LONGEST_TEXT) for name, text in report.sections},
     }
+
+
+def _place(report: pytest.TestReport, folders: Folders) -> tuple[str, int] | None:
+    """Return the file and line of the failure in `report`, the same as those on the terminal; None if it has none."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return None
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
+    locations = [location for entry in entries if (location := getattr(entry, "reprfileloc", None)) is not None]
+    path, line = folders.place_of_failure([(str(one.path), int(one.lineno)) for one in (*locations, crash)])
+    return _relative(path if is_library(path) else folders.absolute(path), folders.root), line
 
 
 def _headline(report: pytest.TestReport) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from sys import _current_frames
 from threading import main_thread
@@ -19,8 +20,8 @@ _LIBRARY = re.compile(r".*/(?:site-packages|lib/python[0-9.]+t?)/")
 
 
 def is_library(path: str) -> bool:
-    """Return whether the file `path` belongs to Python, to an installed package or to this package."""
-    return PACKAGE in path or _LIBRARY.match(path) is not None
+    """Return whether the file `path` belongs to Python, to an installed package or to this package, or is no file."""
+    return PACKAGE in path or _LIBRARY.match(path) is not None or path.startswith("<")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Folders:
 
     def is_own(self, path: str) -> bool:
         """Return whether the file `path` is in rootdir and does not belong to a library."""
-        return not is_library(path) and self._absolute(path).startswith(os.path.join(self.root, ""))
+        return not is_library(path) and self.absolute(path).startswith(os.path.join(self.root, ""))
 
     def shown(self, path: str) -> str:
         """Return the `path` of a file in rootdir as pytest shows it, and that of a library relative to its package."""
@@ -42,9 +43,18 @@ class Folders:
             return path[library.end() :]
         if not self.root or not self.is_own(path):
             return path
-        return os.path.relpath(self._absolute(path), self.invocation or self.root)
+        return os.path.relpath(self.absolute(path), self.invocation or self.root)
 
-    def _absolute(self, path: str) -> str:
+    def place_of_failure(self, places: Sequence[tuple[str, int]]) -> tuple[str, int]:
+        """Return the file and line of a failure with a traceback of `places`, at least one, the deepest one last.
+
+        It is the deepest place in rootdir; else the deepest that is in no library; else the deepest.
+        """
+        users = [place for place in places if not is_library(place[0])]
+        return ([place for place in users if self.is_own(place[0])] or users or places)[-1]
+
+    def absolute(self, path: str) -> str:
+        """Return the absolute form of a `path` in a traceback."""
         return os.path.normpath(os.path.join(self.invocation, path))
 
 
@@ -61,7 +71,7 @@ def place_of_main_thread() -> str:
     frame = _current_frames().get(main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code
-        if not is_library(code.co_filename) and not code.co_filename.startswith("<"):
+        if not is_library(code.co_filename):
             return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return ""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_accel.core.frames import PACKAGE, Folders, is_library
+from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.skip_text import reason_of_skip
@@ -117,15 +117,15 @@ def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders, nu
 
 
 def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
-    """Return the deepest place of the traceback in rootdir; else the deepest that is in no library, if there is one."""
+    """Return the place of the failure, after "at", or "" if the report has none."""
     longrepr = outcome.report.report.get("longrepr") if outcome.report is not None else None
     if not isinstance(longrepr, dict) or not longrepr.get("reprcrash"):
         return ""
     entries = [entry["data"] or {} for entry in longrepr["reprtraceback"]["reprentries"]]
-    places = [*(entry.get("reprfileloc") for entry in entries), longrepr["reprcrash"]]
-    users = [place for place in places if place and not is_library(place["path"])]
-    own = [place for place in users if folders.is_own(place["path"])] or users or [longrepr["reprcrash"]]
-    return f" at {folders.shown(own[-1]['path'])}:{own[-1]['lineno']}"
+    locations = [location for entry in entries if (location := entry.get("reprfileloc"))]
+    places = [(one["path"], one["lineno"]) for one in (*locations, longrepr["reprcrash"])]
+    path, line = folders.place_of_failure(places)
+    return f" at {folders.shown(path)}:{line}"
 
 
 def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:

@@ -77,6 +77,35 @@ _PASSING_TEST = """
         pass
 """
 
+_FAILURES_IN_LIBRARIES = """
+    import json
+
+    import pytest
+
+
+    def parse():
+        exec("json.loads('')", {"json": json})
+
+
+    @pytest.fixture
+    def broken():
+        json.loads("")
+
+
+    @pytest.mark.distributed(2)
+    def test_ranks():
+        parse()
+
+
+    @pytest.mark.devices
+    def test_errs(broken):
+        pass
+
+
+    def test_plain():
+        parse()
+"""
+
 
 class CiJob:
     """A job that runs sessions of a suite. The variables of CI systems are unset until a test sets them."""
@@ -348,3 +377,17 @@ def test_the_command_summary_combines_records(job: CiJob, capfd: pytest.CaptureF
     assert output.read_text(encoding="utf-8") == expected
     with pytest.raises(SystemExit):
         main(["summary", str(job.suite.path / "test_it.py")])
+
+
+def test_a_failure_has_the_same_place_on_the_terminal_in_the_summary_and_in_the_annotation(job: CiJob) -> None:
+    job.suite.write("test_it.py", _FAILURES_IN_LIBRARIES)
+    job.on_github()
+    run = job.run()
+
+    places = {"test_ranks": 8, "test_errs": 13, "test_plain": 8}
+    found = re.findall(r"^::error file=test_it\.py,line=(\d+),title=test_it\.py%3A%3A(\w+)::", run.text, re.MULTILINE)
+    assert {test: int(line) for line, test in found} == places
+    text = job.summary.read_text().replace("&#95;", "_")
+    for test, line in places.items():
+        assert re.search(rf"^\| <code>test_it\.py::{test}</code> .*<code>test_it\.py:{line}</code>", text, re.MULTILINE)
+    assert "ranks 0-1: failed at test_it.py:8" in run.failure("test_ranks")
