@@ -85,6 +85,34 @@ def is_subtest(report: pytest.TestReport) -> bool:
     return any(base.__name__ in ("SubtestReport", "SubTestReport") for base in type(report).__mro__)
 
 
+def shorten_frames(item: pytest.Item, is_short: Callable[[str], bool]) -> None:
+    """Make pytest show one line for each frame of `item`'s failures for whose file `is_short` returns true.
+
+    The deepest of the other frames is shown in full. pytest itself shortens the frames between the first and the last
+    one, so this is done in its default style only: with ``--tb`` or ``--full-trace``, pytest decides. There is no public
+    way: `__tracebackhide__` would hide the frame.
+    """
+    config: Any = item.config
+    if config.getoption("tbstyle", "auto") != "auto" or config.getoption("fulltrace", False):
+        return
+    from _pytest._code import Traceback
+
+    filtered = type(item)._traceback_filter
+
+    def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> Traceback:
+        entries = list(filtered(item, excinfo))
+        short = [is_short(str(entry.path)) for entry in entries]
+        if True not in short:
+            return Traceback(entries)
+        entries = [entry.with_repr_style("short") if cut else entry for entry, cut in zip(entries, short, strict=True)]
+        if False in short:
+            deepest = len(short) - 1 - short[::-1].index(False)
+            entries[deepest] = entries[deepest].with_repr_style("long")
+        return Traceback(entries)
+
+    vars(item)["_traceback_filter"] = shorten
+
+
 def captured_streams(config: pytest.Config) -> dict[str, Any]:
     """Return the files into which pytest captures, by name (``stdout``, ``stderr``); empty without capturing.
 

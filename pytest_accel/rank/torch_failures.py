@@ -1,4 +1,4 @@
-"""Readable tracebacks of failures inside torch: hides frames that do not help, and explains frequent mistakes."""
+"""Readable tracebacks of failures in libraries: shortens their frames, hides some of torch's, and explains mistakes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from pytest_accel.core import torch_errors
 from pytest_accel.core.frames import is_library
+from pytest_accel.core.shims import shorten_frames
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.rank.context import RankContext
 
@@ -29,8 +30,12 @@ class TorchFailures:
 
     # Not a wrapper: pytest's own hook must be called first, since it sets the exception of a unittest.TestCase.
     @pytest.hookimpl
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
-        if call.excinfo is not None and "torch" in sys.modules:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if call.excinfo is None:
+            return
+        if not is_library(str(item.path)):  # The tests of an installed package are the suite's own code.
+            shorten_frames(item, is_library)
+        if "torch" in sys.modules:
             error = call.excinfo.value
             explanation = self.explain(error)
             if explanation is not None:
