@@ -301,12 +301,23 @@ class DeviceErrorHooks:
 
 
 class UnmarkedFailureHooks:
-    """Explains failures of tests that use `torch.distributed` without a mark."""
+    """Explains failures of tests without a mark, and of files, that do what only a distributed test can do."""
+
+    @pytest.hookimpl
+    def pytest_exception_interact(
+        self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: Any
+    ) -> None:
+        """Explain the error of a file that cannot be collected; pytest has made its report already."""
+        if isinstance(node, pytest.Collector) and call.excinfo is not None:
+            from pytest_accel.core import torch_errors
+
+            if (explanation := torch_errors.explain(call.excinfo.value, grouped=False)) is not None:
+                torch_errors.add_section(report.longrepr, explanation)
 
     # No wrapper: pytest's own hook has set the exception of a unittest.TestCase by the time that this one is called.
     @pytest.hookimpl
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-        if call.excinfo is not None and "torch.distributed" in sys.modules and MARKED not in item.stash:
+        if call.excinfo is not None and MARKED not in item.stash:
             from pytest_accel.core import torch_errors
 
             error = call.excinfo.value

@@ -89,8 +89,8 @@ def shorten_frames(item: pytest.Item, is_short: Callable[[str], bool]) -> None:
     """Make pytest show one line for each frame of `item`'s failures for whose file `is_short` returns true.
 
     The deepest of the other frames is shown in full. pytest itself shortens the frames between the first and the last
-    one, so this is done in its default style only: with ``--tb`` or ``--full-trace``, pytest decides. There is no public
-    way: `__tracebackhide__` would hide the frame.
+    one, so this is done in its default style only: with ``--tb`` or ``--full-trace``, pytest decides. pytest has no
+    public way: `__tracebackhide__` would hide the frame.
     """
     config: Any = item.config
     if config.getoption("tbstyle", "auto") != "auto" or config.getoption("fulltrace", False):
@@ -111,6 +111,27 @@ def shorten_frames(item: pytest.Item, is_short: Callable[[str], bool]) -> None:
         return Traceback(entries)
 
     vars(item)["_traceback_filter"] = shorten
+
+
+def report_to_data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
+    """Return `report` as ``pytest_report_to_serializable`` does, also in a session with ``-p no:reports``."""
+    data: dict[str, Any] | None = config.hook.pytest_report_to_serializable(config=config, report=report)
+    if data is None:
+        from _pytest.reports import pytest_report_to_serializable
+
+        data = pytest_report_to_serializable(report)
+    assert data is not None
+    return data
+
+
+def report_from_data(config: pytest.Config, data: dict[str, Any]) -> Any:
+    """Return the report that ``pytest_report_from_serializable`` makes, also in a session with ``-p no:reports``."""
+    report = config.hook.pytest_report_from_serializable(config=config, data=data)
+    if report is None:
+        from _pytest.reports import pytest_report_from_serializable
+
+        report = pytest_report_from_serializable(data)
+    return report
 
 
 def captured_streams(config: pytest.Config) -> dict[str, Any]:

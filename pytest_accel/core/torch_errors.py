@@ -1,6 +1,6 @@
-"""Recognizes frequent mistakes in the use of `torch.distributed` by torch's errors. Does not import torch.
+"""Recognizes frequent mistakes in the use of `torch.distributed` by their errors. Does not import torch.
 
-torch raises ValueError and RuntimeError for them, so that only the texts of the errors can be recognized.
+torch raises ValueError and RuntimeError for them, so that only the texts of its errors can be recognized.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from pytest_accel.core.serialization import exception_text
 _NOT_INITIALIZED = "Default process group has not been initialized"
 _TWICE = "trying to initialize the default process group twice"
 _CONNECTION_LOST = re.compile(r"Connection reset by peer|Broken pipe")
+_RANK_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables that torchrun sets in each process, and this plugin in each rank of a distributed test."""
 _PORT_IN_USE = re.compile(r"server socket has failed to listen.*?address already in use", re.DOTALL | re.IGNORECASE)
 _PORT = re.compile(r"port: (\d+)|:(\d+) \(errno")
 """The port in `_PORT_IN_USE`: as current releases of torch write it, and as older ones do."""
@@ -44,6 +49,11 @@ def explain(
     while found is not None and id(found) not in seen and not isinstance(found, AssertionError):
         seen.add(id(found))  # The causes are a cycle after `raise error from error`.
         text = exception_text(found)
+        if not grouped and isinstance(found, KeyError) and _is_of_environment(found):
+            return Explanation(
+                f"{found.args[0]} is set in the ranks of a test with @pytest.mark.distributed, and not where pytest "
+                "collects its file or runs other tests; read it in the test or in a fixture"
+            )
         if not grouped and text.startswith(_NOT_INITIALIZED):
             return Explanation("this test has no @pytest.mark.distributed, so it ran in one process")
         if init and text.startswith(_TWICE):
@@ -59,6 +69,15 @@ def explain(
     return None
 
 
+def _is_of_environment(error: KeyError) -> bool:
+    """Return whether `error` was raised by `os.environ` for a variable that only ranks have."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    raised_by = None if frame is None else frame.tb_frame.f_globals.get("__name__")
+    return raised_by == "os" and error.args[0] in _RANK_VARIABLES
+
+
 def _port(text: str) -> str:
     found = _PORT.search(text)
     return "" if found is None else found[1] or found[2]
@@ -70,6 +89,12 @@ def add_hint(error: BaseException, explanation: Explanation) -> None:
         notes = list(getattr(error, "__notes__", ()))
         if explanation.hint not in notes:  # pytest raises the exception of a fixture again in each test that needs it.
             vars(error)["__notes__"] = [*notes, explanation.hint]
+
+
+def add_section(longrepr: Any, explanation: Explanation) -> None:
+    """Add the hint to pytest's failure `longrepr`, which has been made already."""
+    if hasattr(longrepr, "addsection"):
+        longrepr.addsection("accel", explanation.hint)
 
 
 def add_headline(longrepr: Any, explanation: Explanation) -> None:

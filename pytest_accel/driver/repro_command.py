@@ -31,6 +31,11 @@ _COLLECTING = {
 }
 """Options that enable the collection of tests other than functions: name in ``config.option``, and flag."""
 
+_FLAG_OF_SETTING = {
+    f"{name}=true": f"--{name.replace('_', '-')}" for name in ("strict_markers", "strict_config", "strict")
+}
+"""Flags that pytest turns into settings of the ini file: setting, and flag."""
+
 
 def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str | None) -> str:
     """Return the command line, to be run in the folder from which the session was started.
@@ -77,7 +82,7 @@ def _pytest_options(config: pytest.Config) -> list[str]:
         if value:
             words += [flag, str(value)]
     for value in getattr(option, "override_ini", None) or ():
-        words += ["-o", value]
+        words += [_FLAG_OF_SETTING[value]] if value in _FLAG_OF_SETTING else ["-o", value]
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         words.append(f"--randomly-seed={seed}")
     return words

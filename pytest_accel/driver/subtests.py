@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.core.shims import report_from_data
+
 
 class Subtests:
     """The merged reports of a test's subtests, until they are sent to pytest. Owned by the test's `MarkedItem`."""
@@ -19,7 +21,7 @@ class Subtests:
         """Add merged `reports`, serialized as pytest does it."""
         config = self._item.config
         for data in reports:
-            self._reports.append(config.hook.pytest_report_from_serializable(config=config, data=data))
+            self._reports.append(report_from_data(config, data))
 
     def clear(self) -> None:
         """Forget the reports that have not been sent."""

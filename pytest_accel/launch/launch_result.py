@@ -69,6 +69,8 @@ def result_of(
 class LaunchError(Exception):
     """A launched script failed; the message has its last output and the command line."""
 
+    __module__ = "pytest_accel"  # The public name, which fits into the line of the short summary.
+
     def __init__(self, text: str, result: LaunchResult) -> None:
         super().__init__(text)
         self.result = result
@@ -78,6 +80,8 @@ class LaunchError(Exception):
 class LaunchTimeout(LaunchError):
     """A launched script timed out; all its processes were killed."""
 
+    __module__ = "pytest_accel"  # The public name, which fits into the line of the short summary.
+
     def __init__(self, text: str, result: LaunchResult, stacks: Mapping[int, str]) -> None:
         super().__init__(text, result)
         self.stacks = stacks
@@ -86,6 +90,8 @@ class LaunchTimeout(LaunchError):
 
 class NoOutput(LaunchError):
     """A launched script succeeded, but no rank wrote the required output."""
+
+    __module__ = "pytest_accel"  # The public name, which fits into the line of the short summary.
 
 
 def failed(launcher: str, result: LaunchResult) -> LaunchError:

@@ -41,9 +41,11 @@ def find_leaked(context: RankContext) -> LeakedGroups:
     if not leaked:
         return LeakedGroups()
     reported = [group_state.label(group) for group in leaked if not group.group_desc.startswith("mesh_")]
-    lines = (f"left {group_label(*reported)}",) if reported else ()
+    lines = (f"did not destroy {group_label(*reported)}",) if reported else ()
     lasting = [group_state.label(group) for group in leaked if not _can_be_destroyed(group)]
-    return LeakedGroups(lines, f"the test left {group_label(*lasting)}" if lasting else None, destroyable=True)
+    return LeakedGroups(
+        lines, f"the test did not destroy {group_label(*lasting)}" if lasting else None, destroyable=True
+    )
 
 
 def destroy(context: RankContext) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_accel.core.rank_messages import ExceptionSketch
 from pytest_accel.core.serialization import plain_properties, sketch, travels
+from pytest_accel.core.shims import report_to_data
 from pytest_accel.core.truncation import cut, cut_failure
 from pytest_accel.rank import rank_data
 
@@ -28,7 +29,7 @@ def serialize(config: pytest.Config, report: pytest.TestReport, *, whole: bool) 
         data = {name: vars(report)[name] for name in _PASSED_FIELDS if name in vars(report)}
         data |= {"$report_type": "TestReport", "user_properties": plain_properties(report.user_properties)}
     else:
-        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        data = report_to_data(config, report)
         if "$report_type" in data and isinstance(report, pytest.TestReport):
             data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
         if config.get_verbosity() < 2:

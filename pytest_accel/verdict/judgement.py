@@ -50,6 +50,8 @@ _ERRORS: dict[str, type[RankError]] = {
     "hung": RankHung,
     "unstarted": RankUnstarted,
 }
+_INTERNAL_ERROR = "INTERNALERROR>"
+"""The beginning of a line with which pytest writes an internal error."""
 
 
 class Phase(Struct, frozen=True, kw_only=True):
@@ -332,8 +334,11 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     longrepr["sections"] += _diagnosis(phase, root)
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
-        if outcome.log and outcome.ending in ("died", "unstarted"):
-            longrepr["sections"].append((f"{extra}last output", outcome.log, "-"))
+        log = outcome.log
+        if outcome.ending == "unstarted":  # Its text has the error that pytest has written to the log, too.
+            log = "\n".join(line for line in log.splitlines() if not line.startswith(_INTERNAL_ERROR))
+        if log.strip() and outcome.ending in ("died", "unstarted"):
+            longrepr["sections"].append((f"{extra}last output", log, "-"))
     return Verdict("failed", message, error or RankError, longrepr, sections, failed_ranks=tuple(same))
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.core.record_events import RankPhase
+from pytest_accel.core.shims import report_from_data
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.remote_exceptions import RankError
 
@@ -91,7 +92,7 @@ class Verdict(Struct, frozen=True):
             "longrepr": deepcopy(self.longrepr),  # pytest modifies it.
             "when": "call",
         }
-        return item.config.hook.pytest_report_from_serializable(config=item.config, data=data).longrepr
+        return report_from_data(item.config, data).longrepr
 
     def plain_text(self) -> str:
         """Return the text of a failure that is raised without a report of its own."""

@@ -244,3 +244,72 @@ def test_all_frames_are_shown_with_full_trace(suite: Suite) -> None:
     assert "c10d_logger.py" in run.failure("test_second_group")
     assert "Initialize the default distributed process group" in run.failure("test_second_group")
     assert "_contextlib.py" in run.failure("test_decorated_helper")
+
+
+def test_texts_of_mistakes_in_a_project(suite: Suite) -> None:
+    suite.write("fails.py", "raise SystemExit(3)")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        import pytest_accel
+
+
+        @pytest.mark.devices(1)
+        @pytest.mark.parametrize("expected", [False, True])
+        def test_launch(launch, request, expected):
+            if expected:
+                request.applymarker(pytest.mark.xfail(raises=pytest_accel.LaunchError))
+            launch("fails.py", launcher="python")
+
+
+        @pytest.mark.distributed(2)
+        def test_fails(rank):
+            assert rank == 2
+        """,
+    )
+    suite.write(
+        "test_reads.py",
+        """
+        import os
+
+        WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+        """,
+    )
+    run = suite.run("--strict-markers", "-p", "no:reports", "--continue-on-collection-errors")
+
+    assert run.outcomes() == {"test_launch[False]": "FAILED", "test_launch[True]": "XFAIL", "test_fails": "FAILED"}
+    assert _summary(run, "test_launch[False]").startswith("pytest_accel.LaunchError: python ended with exit status 3")
+    assert "--strict-markers" in run.text
+    assert "strict_markers=" not in run.text
+    assert "WORLD_SIZE is set in the ranks of a test with @pytest.mark.distributed" in run.text
+
+
+def test_an_error_of_a_conftest_in_ranks_is_shown_once(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        from pytest_accel.rank.context import RANK
+
+
+        def pytest_configure(config):
+            if RANK in config.stash:
+                raise RuntimeError("not in a rank")
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_it():
+            pass
+        """,
+    )
+    run = suite.run()
+
+    assert _summary(run, "test_it").endswith("ranks 0-1 could not run the test: RuntimeError: not in a rank")
+    assert len(re.findall("^.*RuntimeError: not in a rank", run.failure("test_it"), re.MULTILINE)) == 2
