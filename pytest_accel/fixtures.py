@@ -51,17 +51,17 @@ class MakeMesh(Protocol):
 
 def _rank_context(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankContext:
     """Return the context of this rank. Fail the test outside of a rank, or if `grouped` and it is not distributed."""
+    from pytest_accel.core.missing_mark import missing_mark
     from pytest_accel.rank.context import RANK
 
     context = request.config.stash.get(RANK, None)
     if context is None:
         mark = "@pytest.mark.distributed" if grouped else "@pytest.mark.devices or @pytest.mark.distributed"
-        pytest.fail(f"the fixture {request.fixturename!r} needs {mark} on the test", pytrace=False)
+        raise missing_mark(f"the fixture {request.fixturename!r} needs {mark} on the test")
     if grouped and not context.spec.grouped:
-        pytest.fail(
+        raise missing_mark(
             f"the fixture {request.fixturename!r} needs @pytest.mark.distributed on the test; "
-            "@pytest.mark.devices alone makes no ranks",
-            pytrace=False,
+            "@pytest.mark.devices alone makes no ranks"
         )
     return context
 

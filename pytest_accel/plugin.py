@@ -319,8 +319,10 @@ class UnmarkedFailureHooks:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.excinfo is not None and MARKED not in item.stash:
             from pytest_accel.core import torch_errors
+            from pytest_accel.core.missing_mark import name_place
 
             error = call.excinfo.value
+            name_place(error, item)
             if (explanation := torch_errors.explain(error, grouped=False)) is not None:
                 torch_errors.add_hint(error, explanation)
 

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_accel.core import torch_errors
 from pytest_accel.core.frames import is_library
+from pytest_accel.core.missing_mark import name_place
 from pytest_accel.core.shims import shorten_frames
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.rank.context import RankContext
@@ -33,6 +34,7 @@ class TorchFailures:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.excinfo is None:
             return
+        name_place(call.excinfo.value, item)
         if not is_library(str(item.path)):  # The tests of an installed package are the suite's own code.
             shorten_frames(item, is_library)
         if "torch" in sys.modules:

@@ -311,9 +311,10 @@ _MISUSE_TESTS = """
         pass
 """
 _MISUSE_ERRORS = {
-    "test_gather": "the fixture 'gather' needs @pytest.mark.distributed on the test",
-    "test_gather_again": "the fixture 'gather' needs @pytest.mark.distributed on the test",
+    "test_gather": "the fixture 'gather' needs @pytest.mark.distributed on the test (test_unmarked.py:20)",
+    "test_gather_again": "the fixture 'gather' needs @pytest.mark.distributed on the test (test_unmarked.py:24)",
     "test_store": "the fixture 'world_store' needs @pytest.mark.distributed on the test",
     "test_port": "the fixture 'free_port' needs @pytest.mark.distributed on the test",
-    "test_no_ranks": "the fixture 'gather' needs @pytest.mark.distributed on the test; @pytest.mark.devices alone",
+    "test_no_ranks": "the fixture 'gather' needs @pytest.mark.distributed on the test; @pytest.mark.devices alone "
+    "makes no ranks (test_unmarked.py:36)",
 }
