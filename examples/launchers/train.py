@@ -40,14 +40,20 @@ def main() -> None:
         device = torch.device(torch.accelerator.current_accelerator().type, local)
         torch.accelerator.set_device_index(local)
     dist.init_process_group(dist.get_default_backend_for_device(device), rank=rank, world_size=size)
+    train(rank, size, device, options.epochs)
+    # The model is gone by now: if it outlived the group that it uses, torch's threads could abort the process.
+    dist.destroy_process_group()
 
+
+def train(rank: int, size: int, device: torch.device, epochs: int) -> None:
+    """Train the model. What refers to the process group is freed when this function returns."""
     data = digits()
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=64, sampler=sampler)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for epoch in range(options.epochs):
+    for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for pictures, labels in loader:
             optimizer.zero_grad()
@@ -60,7 +66,6 @@ def main() -> None:
     accuracy = (model(pictures).argmax(1) == labels).float().mean().item()
     weights = sum(parameter.sum().item() for parameter in model.parameters())
     print(f"rank {rank} of {size}: accuracy {accuracy:.3f}, weights {weights:.5f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
