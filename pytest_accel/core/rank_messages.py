@@ -49,6 +49,10 @@ class RunCall(Struct, frozen=True):
     """Begin the call of the running test. A rank that does not wait for that, after its setup, ignores the message."""
 
 
+class SkipCall(Struct, frozen=True):
+    """Leave out the call of the running test, since the driver does. It takes the place of :class:`RunCall`."""
+
+
 class Retire(Struct, frozen=True):
     """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
 

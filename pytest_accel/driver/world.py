@@ -18,6 +18,7 @@ from pytest_accel.core.rank_messages import (
     Location,
     RunCall,
     RunTest,
+    SkipCall,
     When,
 )
 from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, GRACE, START_TIMEOUT
@@ -90,7 +91,7 @@ class World:
         self.used = False
         """True if this driver has sent the world a test."""
         self._call_began: float | None = None
-        """Time at which the ranks were told to begin the call of the current test; None: they have not been told."""
+        """Time at which the ranks were told to run the call of the current test, or to leave it out; None: not yet."""
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
         self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
@@ -197,11 +198,11 @@ class World:
         self._call_began = None
         self._send(RunTest(self._monitor.serial, node, location, following, last))
 
-    def _begin_call(self) -> None:
+    def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
         if self._call_began is None and not all(rank.done for rank in self._ranks):
             self._call_began = monotonic()
-            self._send(RunCall())
+            self._send(message)
 
     def _send(self, message: object) -> None:
         data = dumps(message)
@@ -213,7 +214,8 @@ class World:
         """Return how phase `when` ended on every rank, at the end of `limit` and a short grace at the latest.
 
         The ranks begin the call when this process waits for it: all hooks here around the setup have then ended. They
-        begin it earlier if a rank has failed in the setup, or is in it for long: it may wait for the others.
+        begin it earlier if a rank has failed in the setup, or is in it for long: it may wait for the others. They leave
+        it out if this process waits for the teardown first, since a hook here has failed before the call.
 
         Once a rank has failed or ended, the ranks that may wait for it have a grace time to finish the test; a rank
         that does not is counted as hung, and the world is killed afterwards. Then wait for all ranks, to report their
@@ -221,13 +223,13 @@ class World:
         """
         self._held_up = 0.0
         if when != "setup":
-            self._begin_call()
+            self._begin_call(RunCall() if when == "call" else SkipCall())
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
             if self._any_failed_or_ended or self._any_held_long:
-                self._begin_call()
+                self._begin_call(RunCall())
             self._pump_or_give_up(pending, when, limit)
         if self._any_failed_or_ended:
-            self._begin_call()
+            self._begin_call(RunCall())
         while (pending := [rank for rank in self._ranks if not rank.done]) and self._any_failed_or_ended:
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)

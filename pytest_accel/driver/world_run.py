@@ -41,7 +41,7 @@ class WorldRun:
         self._limits = limits
         self._subtests = subtests
         self._retried = False
-        self._outcomes: set[str] = set()
+        self._outcomes: dict[When, str] = {}
         """The outcomes of the phases so far."""
         self._ended_ranks: frozenset[int] = frozenset()
         """Ranks whose end has been reported with a phase."""
@@ -63,14 +63,14 @@ class WorldRun:
         finally:
             if when == "teardown":
                 self._world = None
-        self._outcomes.add(verdict.outcome)
+        self._outcomes[when] = verdict.outcome
         return verdict
 
     def _judge_or_retry(self, when: When) -> Verdict:
         """Return the verdict on phase `when`; after a retry, on the first phase that did not pass if it is earlier."""
         __tracebackhide__ = True
         verdict = self._judge(when)
-        if verdict.infra_cause is not None and self._may_retry:
+        if verdict.infra_cause is not None and self._may_retry(when):
             self._retried = True
             self._add_properties([(RETRIED, f"{verdict.message} ({verdict.infra_cause})")])
             self._subtests.clear()
@@ -82,15 +82,15 @@ class WorldRun:
                 self._subtests.clear()  # This phase of the first run has been reported, with its subtests.
         return verdict
 
-    @property
-    def _may_retry(self) -> bool:
-        """True if the test may be retried: all phases so far have passed, and it has not been retried.
+    def _may_retry(self, when: When) -> bool:
+        """Return True if the test may be retried: all phases before `when` have passed, and it has not been retried.
 
         A session under a launcher ends after the loss of a node.
         """
         if not self._driver.settings.retry_dead or self._test.item.session.shouldfail:
             return False
-        return not self._retried and self._outcomes <= {"passed"}
+        passed = all(self._outcomes.get(phase) == "passed" for phase in PHASES[: PHASES.index(when)])
+        return passed and not self._retried
 
     def _start(self) -> None:
         __tracebackhide__ = True
@@ -121,7 +121,7 @@ class WorldRun:
             about=self._test.key.about,
             folders=folders_of(self._test.item.config),
             findings=world.findings,
-            failed_before="failed" in self._outcomes,
+            failed_before="failed" in self._outcomes.values(),
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
             finished=world.finished() if when == "teardown" else {},
             leaks=self._driver.settings.leaks,

@@ -11,7 +11,7 @@ from socket import socket
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import CollectFile, ForkReturned, Retire, RunCall, RunTest
+from pytest_accel.core.rank_messages import CollectFile, ForkReturned, Retire, RunCall, RunTest, SkipCall
 
 
 class DriverConnection:
@@ -24,22 +24,24 @@ class DriverConnection:
 
     def receive(self) -> CollectFile | RunTest | Retire:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
-        request: CollectFile | RunTest | Retire | RunCall = self._connection.recv()
-        while isinstance(request, RunCall):  # The last test had not passed its setup here.
+        request: CollectFile | RunTest | Retire | RunCall | SkipCall = self._connection.recv()
+        while isinstance(request, (RunCall, SkipCall)):  # The last test had not passed its setup here.
             request = self._connection.recv()
         return request
 
     def wait_for_call(self) -> BaseException | None:
         """Wait until the driver asks for the call of the test; end the test if it has closed the connection.
 
-        The driver asks once for each test. Return the exception of a signal handler that has run meanwhile, such as a
-        timeout of the suite; the caller raises it in the call. None: there is none.
+        The driver asks once for each test. Return the exception that the caller raises instead of the call: that of a
+        signal handler that has run meanwhile, such as a timeout of the suite, or a skip if the driver leaves out the
+        call. None: there is none.
         """
         interruption: BaseException | None = None
         while True:
             try:
                 self._connection.poll(None)  # A handler that raises here interrupts no message.
-                self._connection.recv()
+                if isinstance(self._connection.recv(), SkipCall):
+                    return pytest.skip.Exception("the driver does not run the call")
                 return interruption
             except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
                 # Errors of the kernel have a number.

@@ -68,7 +68,7 @@ class _Test:
     phase: When = "setup"
     """The phase that runs, or that ran last."""
     interruption: BaseException | None = None
-    """The exception of a signal handler that ran while the rank waited to begin the call."""
+    """The exception to raise instead of the call; see `DriverConnection.wait_for_call`."""
     in_phase: bool = False
     """True while a phase runs: a report that is made then is not that of the phase."""
     reported: set[str] = field(default_factory=set)

@@ -170,3 +170,92 @@ def test_the_names_of_the_fixtures_of_a_marked_test_are_known_in_the_driver(suit
     assert "fixtures used by test_plain[1]" in run.text
     assert "of_session" in run.text
     assert suite.read("fixtures.log") == []
+
+
+def test_ranks_leave_out_the_call_if_a_hook_of_the_driver_has_failed_before(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+        import pytest
+
+
+        def in_driver(item, name):
+            return item.originalname == name and "RANK" not in os.environ
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_runtest_setup(item):
+            if in_driver(item, "test_setup_hook"):
+                raise ValueError("in a hook after the setup")
+
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_call(item):
+            if in_driver(item, "test_call_hook"):
+                raise ValueError("in a wrapper of the call")
+            if in_driver(item, "test_skipping_hook"):
+                pytest.skip("in a wrapper of the call")
+            return (yield)
+        """,
+    )
+    suite.write(
+        "test_hooks.py",
+        """
+        import os
+        import unittest
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        def note(*words):
+            with open("ran", "a") as file:
+                print(*words, file=file)
+
+
+        @pytest.fixture(autouse=True)
+        def around(request):
+            yield
+            note("teardown", request.node.originalname, os.getpid())
+
+
+        def test_setup_hook():
+            note("call", "test_setup_hook")
+
+
+        def test_call_hook():
+            note("call", "test_call_hook")
+
+
+        def test_skipping_hook():
+            note("call", "test_skipping_hook")
+
+
+        class TestCase(unittest.TestCase):
+            def test_call_hook(self):
+                note("call", "test_call_hook")
+
+
+        def test_passes(rank, gather):
+            note("call", "test_passes")
+            assert gather(rank) == [0, 1]
+        """,
+    )
+    run = suite.run("-rs")
+    assert {test.partition("::")[2]: words for test, words in run.results.items()} == {
+        "test_setup_hook": ["ERROR"],
+        "test_call_hook": ["FAILED"],
+        "test_skipping_hook": ["SKIPPED"],
+        "TestCase::test_call_hook": ["FAILED"],
+        "test_passes": ["PASSED"],
+    }, run.text
+    assert "ValueError: in a hook after the setup" in run.failure("test_setup_hook")
+    assert "ValueError: in a wrapper of the call" in run.failure("test_call_hook")
+    ran = [line.split() for line in suite.read("ran")]
+    assert [words[1] for words in ran if words[0] == "call"] == ["test_passes"] * 2
+    torn_down = [words[1:] for words in ran if words[0] == "teardown"]
+    assert len(torn_down) == 10, run.text
+    assert len({pid for _, pid in torn_down}) == 2, "the ranks were replaced"
