@@ -59,6 +59,8 @@ class Retire(Struct, frozen=True):
 
 RETIRED = 93
 """Exit status of a rank after :class:`Retire`. It is not 0, since any code in the rank may exit with 0."""
+FAILED_BY_HOOK = 94
+"""Exit status of a rank after :class:`Retire` if a hook has made its session fail, and none of its tests has."""
 
 
 # Rank to driver

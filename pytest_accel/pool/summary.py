@@ -11,6 +11,7 @@ from pytest_accel.core.device import Device
 from pytest_accel.core.frames import Folders
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit, exited
+from pytest_accel.core.rank_messages import FAILED_BY_HOOK
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
 from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit
@@ -57,7 +58,11 @@ class PoolSummary:
         self._add_error(world, 0, f"{killed} and may not have torn down its session fixtures")
 
     def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
-        """Report that a rank of a retiring world has not ended its session."""
+        """Report that a rank of a retiring world has not ended its session, or that its session has failed."""
+        if end == exited(FAILED_BY_HOOK):
+            what = "has ended its session with a failing exit status although no test had failed in it"
+            self._add_error(world, rank, f"{what}: a hook has set it (session.exitstatus in pytest_sessionfinish)")
+            return
         deadline = world.retire_deadline
         if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
             self._add_error(world, rank, f"{describe_exit(end, 'was')} before the end of its session", end=end)

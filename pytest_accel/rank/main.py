@@ -21,7 +21,7 @@ from pytest_accel.core import plugin_roles, prctl
 from pytest_accel.core.held_devices import HeldDevices
 from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.paths import inner_lock_folder, stack_path
-from pytest_accel.core.rank_messages import RETIRED, CannotRun
+from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_key import backend_names
@@ -91,9 +91,18 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
         return int(code)
     if not plugin.served:
         plugin.refuse(CannotRun(f"pytest ended with exit status {code} before it could run a test"))
-    # Failed tests have been reported already, so they do not make the end of a retired rank's session an error.
-    normal = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
-    return RETIRED if plugin.retired and code in normal else int(code)
+    return _status(plugin, code) if plugin.retired else int(code)
+
+
+def _status(plugin: rank_plugin.RankPlugin, code: int) -> int:
+    """Return the exit status of a retired rank whose pytest session has ended with `code`."""
+    passed = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if code in passed:
+        return RETIRED
+    if plugin.exit_status in passed:
+        return FAILED_BY_HOOK
+    # Failed tests have been reported already.
+    return RETIRED if code == pytest.ExitCode.TESTS_FAILED else int(code)
 
 
 def _yield_to_driver() -> None:

@@ -68,6 +68,8 @@ class RankPlugin:
         self.served = False
         """True if the rank has become ready, or has told its driver why it cannot run tests."""
         self.retired = False
+        self.exit_status: int | None = None
+        """Exit status of the session before the hooks for its end; None: it has not ended."""
         self._listener = listener
         self._store_port = store_port
         self._starting = starting
@@ -144,7 +146,8 @@ class RankPlugin:
         return True
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self) -> Generator[None, None, None]:
+    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, None, None]:
+        self.exit_status = exitstatus
         try:
             return (yield)
         finally:

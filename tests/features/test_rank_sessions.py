@@ -808,3 +808,55 @@ def test_the_options_of_a_rank_are_inserted_before_a_double_dash(suite: Suite) -
         """,
     )
     assert suite.run("-s", "--", "test_it.py").count() == {"PASSED": 1}
+
+
+def test_a_hook_that_makes_a_session_of_ranks_fail_is_reported(suite: Suite) -> None:
+    """As under ``torchrun -m pytest``, where the exit status of each rank counts."""
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+        RECORDED = []
+
+
+        @pytest.fixture
+        def record():
+            return RECORDED.append
+
+
+        def pytest_sessionfinish(session):
+            if RECORDED:
+                session.exitstatus = 1
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu", fresh=True)
+        def test_records(rank, record):
+            if rank == 1:
+                record("unexpected")
+
+
+        @pytest.mark.distributed(2, device="cpu", fresh=True)
+        def test_records_and_fails(record):
+            record("unexpected")
+            assert 0
+        """,
+    )
+    run = suite.run("-k", "not fails")
+    assert (run.ret, run.count()) == (1, {"PASSED": 1}), run.text
+    error = (
+        "rank 1 of a world of 2 has ended its session with a failing exit status although no test had failed in it: "
+        "a hook has set it (session.exitstatus in pytest_sessionfinish)"
+    )
+    assert "accel: errors outside of any test" in run.text
+    assert run.text.count(error) == run.text.count("failing exit status") == 1, run.text
+
+    run = suite.run("-k", "fails")
+    assert (run.ret, run.count()) == (1, {"FAILED": 1}), run.text
+    assert "errors outside of any test" not in run.text
