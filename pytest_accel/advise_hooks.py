@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _RUN = "accel_run"
 """Name of the property with the marks of a test and the seconds that it has waited for its world."""
+_TURN = "accel_turn"
+"""Attribute of a report: number of earlier tests of the collection with the node id of its test; absent if 0."""
 
 
 def register(session: AccelSession) -> None:
@@ -34,14 +37,16 @@ class LateRegistration:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        session.config.pluginmanager.register(MeasuringHooks(session.config), "accel-measuring")
+        session.config.pluginmanager.register(MeasuringHooks(session), "accel-measuring")
 
 
 class MeasuringHooks:
     """Adds a test's marks, and the time that it has waited for its world, to its reports. One for each driver."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._adoption: Any = config.pluginmanager.get_plugin("accel-adoption")
+    def __init__(self, session: pytest.Session) -> None:
+        self._adoption: Any = session.config.pluginmanager.get_plugin("accel-adoption")
+        turns = _with_turns([item.nodeid for item in session.items])
+        self._turns = {id(item): turn for item, (_, turn) in zip(session.items, turns, strict=True) if turn}
         self._finder = MarkFinder()
         self._item: pytest.Item | None = None
         """The running test, if it is marked, until its reports begin."""
@@ -67,6 +72,17 @@ class MeasuringHooks:
             }
             item.user_properties.append((_RUN, run))
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if (turn := self._turns.get(id(item))) is not None:
+            setattr(report, _TURN, turn)
+        return report
+
+
+_TestKey = tuple[str, int]
+"""Node id of a test, and the number of earlier tests of the collection with the same one."""
+
 
 @dataclass(slots=True)
 class _Test:
@@ -85,10 +101,10 @@ class AdviseHooks:
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._collection: Sequence[str] = ()
+        self._collection: Sequence[_TestKey] = ()
         self._items: Sequence[pytest.Item] = ()
         """The tests of this process; none under xdist."""
-        self._tests: dict[str, _Test] = {}
+        self._tests: dict[_TestKey, _Test] = {}
         self._workers = 1
         """Number of xdist's workers; 1 without xdist."""
 
@@ -99,16 +115,17 @@ class AdviseHooks:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._items = session.items
-        self._collection = [item.nodeid for item in session.items]
+        self._collection = _with_turns([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        self._collection = ids
+        self._collection = _with_turns(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "setup" or report.nodeid not in self._tests:
-            self._tests[report.nodeid] = _Test()  # The last run of a test counts, if it is rerun.
-        test = self._tests[report.nodeid]
+        key = report.nodeid, getattr(report, _TURN, 0)
+        if report.when == "setup" or key not in self._tests:
+            self._tests[key] = _Test()  # The last run of a test counts, if it is rerun.
+        test = self._tests[key]
         test.seconds += report.duration
         test.passed &= report.passed
         test.ran |= report.when == "call" and not report.skipped
@@ -122,7 +139,7 @@ class AdviseHooks:
 
         terminalreporter.section("accel: advice (--accel-advise)", sep="-")
         measurements = [
-            measurement for nodeid in self._collection if (measurement := self._measurement(nodeid)) is not None
+            measurement for key in self._collection if (measurement := self._measurement(key)) is not None
         ]
         machine, demand = self._session.machine, self._demand()
         kinds = {machine.session.kind, *(key.kind for key in (demand.keys if demand is not None else ()))} - {"none"}
@@ -140,17 +157,17 @@ class AdviseHooks:
         for line in lines:
             terminalreporter.write_line(line)
 
-    def _measurement(self, nodeid: str) -> Measurement | None:
+    def _measurement(self, key: _TestKey) -> Measurement | None:
         """Return the measurement of a marked test that has passed; None for another test."""
         from pytest_accel.advice import Measurement
 
-        test = self._tests.get(nodeid)
+        test = self._tests.get(key)
         if test is None or not (test.passed and test.ran) or _RUN not in test.properties:
             return None
         run, properties = test.properties[_RUN], test.properties
         peaks = [properties[name] for name in properties if name.startswith(DEVICE_PEAKS)]  # In the order of ranks.
         return Measurement(
-            nodeid,
+            key[0],
             tuple(run["marks"]),
             run["by_rule"],
             tuple(properties["accel_devices"].split(",")) if "accel_devices" in properties else (),
@@ -179,17 +196,27 @@ class AdviseHooks:
         demand = self._demand()
         if demand is None:
             return "the order of the tests is xdist's, or no test needs devices or ranks"
-        ran = [index for index, nodeid in enumerate(self._collection) if nodeid in self._tests]
+        ran = [index for index, key in enumerate(self._collection) if key in self._tests]
         ran = [index for index in ran if self._tests[self._collection[index]].ran]
         if not ran:
             return "no test has run"
         keys = {index: demand.keys[number] for index, number in demand.tests}
-        tests = [(self._collection[index], keys.get(index)) for index in ran]
+        tests = [(self._collection[index][0], keys.get(index)) for index in ran]
         suite = SuiteOnMachine.of(tests, recall(self._session.config), self._session.machine, cpu_slots())
         unknown = suite.times.unknown
         if 2 * unknown > len(ran):
             return f"the times of {unknown} of {len(ran)} tests are not stored; only tests that pass have times"
         return suite
+
+
+def _with_turns(nodeids: Iterable[str]) -> list[_TestKey]:
+    """Return each of `nodeids` with the number of equal ones before it."""
+    turns: Counter[str] = Counter()
+    keys = []
+    for nodeid in nodeids:
+        keys.append((nodeid, turns[nodeid]))
+        turns[nodeid] += 1
+    return keys
 
 
 def _forecasts(suite: SuiteOnMachine, slots: int) -> list[Forecast]:

@@ -158,7 +158,7 @@ class LiveHooks:
         if not state.running and not state.requests:
             self._terminal.erase_status()
             return
-        running = {test.test: now - test.since for test in state.running.values()}
+        running = [(test.test, now - test.since) for test in state.running.values()]
         left = None if self._remaining is None else self._remaining.seconds(state.ended, running)
         self._terminal.show_status(status(state, now, left))
 

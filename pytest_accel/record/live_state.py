@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
 from pytest_accel.core.clock import monotonic
@@ -65,8 +65,8 @@ class LiveState:
     running: dict[str, RunningTest] = field(default_factory=dict)
     """By worker: each runs one test at a time."""
     requests: dict[int, OpenRequest] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    """Node ids of the tests that have ended."""
+    ended: Counter[str] = field(default_factory=Counter)
+    """Number of tests with each node id that have ended."""
     _devices: set[tuple[int, str]] = field(default_factory=set)
     _worlds: dict[int, _World] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class LiveState:
         return len(frozenset[tuple[int, str]]().union(*used))
 
     def copy(self) -> LiveState:
-        """Return a copy, which shares only the set of ended tests."""
+        """Return a copy, which shares only the numbers of ended tests."""
         return replace(
             self,
             running={worker: replace(test) for worker, test in self.running.items()},
@@ -139,7 +139,7 @@ class LiveState:
         if test is not None:
             test.phase = "call" if event.when == "setup" and event.outcome == "passed" else "teardown"
         if event.when not in ("setup", "call"):
-            self.ended.add(event.test)
+            self.ended[event.test] += 1
             if test is not None:
                 del self.running[test.worker]
 

@@ -190,6 +190,29 @@ def test_the_pasted_rules_give_the_advised_marks(fake_suite: Suite, options: tup
     assert not any("test_small" in line or "test_ranks" in line for line in marks)
 
 
+@pytest.mark.parametrize("options", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["no-xdist", "xdist"])
+def test_tests_with_one_node_id_are_measured_separately(fake_suite: Suite, options: tuple[str, ...]) -> None:
+    fake_suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices
+        @pytest.mark.parametrize("b", ["z", "y-z"])
+        @pytest.mark.parametrize("a", ["x", "x-y"])
+        def test_same(a, b):
+            import torch
+
+            torch.xpu.allocate("xpu:0", (14 if (a, b) == ("x", "y-z") else 1) * 1024**3)
+        """,
+    )
+    run = fake_suite.run("--accel=fake:machine.toml", "--accel-advise", *options)
+    assert run.results["test_it.py::test_same[x-y-z]"] == ["PASSED"] * 2, run.text
+    expected = "no advice on marks: 4 tests measured, and none asks for much more than it has used"
+    assert _advice(run.text)[0] == expected, run.text
+
+
 def test_the_reason_is_given_if_there_is_no_advice(suite: Suite) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices\ndef test_it(): ...\n\ndef test_plain(): ...\n")
     lines = _advice(suite.run("--accel-advise").text)

@@ -68,7 +68,7 @@ def test_a_running_test_has_the_world_of_its_worker() -> None:
     )
     running = {worker: (one.test, one.world, one.phase) for worker, one in state.running.items()}
     assert running == {"gw0": ("test_c", 1, "call"), "gw1": ("test_b", 2, "setup")}
-    assert state.ended == {"test_a"}
+    assert state.ended == {"test_a": 1}
     assert state.devices_in_use == 2
 
 
@@ -100,7 +100,7 @@ def test_a_failed_setup_is_followed_by_the_teardown_and_a_crash_ends_the_test(wo
     events: list[Event] = [TestStarted("test_a", "gw0"), phase("test_a", "setup", "failed", "gw0")]
     assert state_after(*events).running["gw0"].phase == "teardown"
     state = state_after(*events, phase("test_a", "teardown" if worker else "???", "failed", worker))
-    assert (state.running, state.ended) == ({}, {"test_a"})
+    assert (state.running, state.ended) == ({}, {"test_a": 1})
 
 
 def test_a_copy_does_not_change() -> None:
