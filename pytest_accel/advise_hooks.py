@@ -138,9 +138,7 @@ class AdviseHooks:
         from pytest_accel.hardware.vendors.cpu import cpu_slots
 
         terminalreporter.section("accel: advice (--accel-advise)", sep="-")
-        measurements = [
-            measurement for key in self._collection if (measurement := self._measurement(key)) is not None
-        ]
+        measurements = [measurement for key in self._collection if (measurement := self._measurement(key)) is not None]
         machine, demand = self._session.machine, self._demand()
         kinds = {machine.session.kind, *(key.kind for key in (demand.keys if demand is not None else ()))} - {"none"}
         devices = {device.id: device for kind in kinds for device in machine.of(kind).devices}

@@ -162,6 +162,10 @@ class ReportHooks:
             terminalreporter.section("accel: left in /dev/shm by an unknown process while ranks ran", sep="-")
             for text in pool.summary.shared_files:
                 terminalreporter.write_line(text)
+        if pool.summary.left_before:
+            terminalreporter.section("accel: processes that killed sessions have left", sep="-")
+            for text in pool.summary.left_before:
+                terminalreporter.write_line(text)
         if config.get_verbosity() > 0:
             for note in pool.summary.notes:
                 terminalreporter.write_line(f"accel: {note}")

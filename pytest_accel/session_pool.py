@@ -53,6 +53,7 @@ class SessionPool:
         self._show = show
         self.events = LiveEvents()
         self._coverage: coverage.DriverCoverage | None = None
+        left = session_folder.remove_dead()
         spec = _session_spec(config, settings, own_machine)
         measuring = coverage.of_this_process(config)
         if measuring is not None and (why := coverage.shortcoming(measuring)) is not None:
@@ -71,6 +72,7 @@ class SessionPool:
             nodes=launched or (SingleNode() if cluster is None else cluster.nodes),
             record=Recorders((*config.stash.get(RECORDERS, ()), self.events)),
         )
+        self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
 
     def close(self, *, gracefully: bool) -> None:
         """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""
@@ -130,7 +132,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         options.append(f"--randomly-seed={seed}")
     options += _explanation_options(config)
     basetemp = base_temporary_directory(config)
-    session_folder.remove_dead()
     directory = session_folder.create()
     return SessionSpec(
         args=with_options(args, options),

@@ -20,9 +20,13 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
+
+if TYPE_CHECKING:
+    from pytest_accel.core.kill import Survivor
 
 _PREFIX = "accel-"
 _LOCK = "session.lock"
@@ -140,48 +144,55 @@ def _surroundings() -> list[str | int] | None:
         return None
 
 
-def remove_dead() -> None:
+def remove_dead() -> list[Survivor]:
     """Kill what dead sessions of this user have left running, and remove their folders.
 
-    What is not proved to belong to such a session is left alone. If none is dead, this lists the temporary folder only.
+    Return the processes that live on although they were killed. What is not proved to belong to such a session is left
+    alone. If none is dead, this lists the temporary folder only.
     """
     deadline = monotonic() + _TIMEOUT
+    survivors: list[Survivor] = []
     for parent in dict.fromkeys((tempfile.gettempdir(), _TEMPORARY)):
         with contextlib.suppress(OSError):
             ensure_safe(parent)  # Nobody else can replace a folder while it is being removed.
             for name in os.listdir(parent):
                 if name.startswith(_PREFIX) and monotonic() < deadline:
                     with contextlib.suppress(OSError):
-                        _remove_if_dead(os.path.join(parent, name), deadline)
+                        survivors += _remove_if_dead(os.path.join(parent, name), deadline)
+    return survivors
 
 
-def _remove_if_dead(path: str, deadline: float) -> None:
+def _remove_if_dead(path: str, deadline: float) -> tuple[Survivor, ...]:
     """Remove the folder `path`, and what its session has left, if it belongs to a dead session. May raise OSError.
 
-    Wait for the exit of killed processes until `deadline` (`clock.monotonic`) at most.
+    Wait for the exit of killed processes until `deadline` (`clock.monotonic`) at most, and return those that live on.
     """
     facts = os.lstat(path)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-        return
+        return ()
     descriptor = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         # Raises BlockingIOError if the session lives, or if another session is removing the folder.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.fstat(descriptor).st_nlink:
-            return  # The session has just ended.
+            return ()  # The session has just ended.
         try:
             directory, surroundings = json.loads(os.read(descriptor, _LONGEST_RECORD))
         except (ValueError, TypeError, RecursionError):
-            return
+            return ()
         known = isinstance(directory, str) and surroundings is not None
         if known and surroundings == _surroundings() and os.path.realpath(directory) == os.path.realpath(path):
-            _remove_session(directory, deadline)
+            return _remove_session(directory, deadline)
+        return ()
     finally:
         os.close(descriptor)
 
 
-def _remove_session(directory: str, deadline: float) -> None:
-    """Kill what a dead session has left running, and remove its folder, unless a process lives on at `deadline`."""
+def _remove_session(directory: str, deadline: float) -> tuple[Survivor, ...]:
+    """Kill what a dead session has left running, and remove its folder, unless a process lives on at `deadline`.
+
+    Return the processes that live on.
+    """
     import psutil  # Imported here, like the modules below, because it is rarely needed.
 
     from pytest_accel.core import kill
@@ -191,12 +202,12 @@ def _remove_session(directory: str, deadline: float) -> None:
         for process in (this, *this.parents()):
             with contextlib.suppress(psutil.AccessDenied):  # Another user's, and so not a process of the dead session.
                 if kill.session_of(process.environ()) == directory:
-                    return  # A test of the dead session has started the program that has started this session.
+                    return ()  # A test of the dead session has started the program that has started this session.
         timeout = min(_KILL_TIMEOUT, deadline - monotonic())
-        if kill.kill_marked(directory, owner=os.geteuid(), timeout=timeout):
-            return
+        if left := kill.kill_marked(directory, owner=os.geteuid(), timeout=timeout):
+            return left
     except psutil.Error:
-        return  # An ancestor is unknown, as one that has just ended. It may be a process of the dead session.
+        return ()  # An ancestor is unknown, as one that has just ended. It may be a process of the dead session.
     for name in os.listdir(directory):
         if name != _LOCK:  # Removed last: without it, the next session could not tell what the rest is.
             path = os.path.join(directory, name)
@@ -205,3 +216,4 @@ def _remove_session(directory: str, deadline: float) -> None:
             else:
                 os.unlink(path)
     shutil.rmtree(directory, ignore_errors=True)
+    return ()

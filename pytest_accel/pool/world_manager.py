@@ -175,7 +175,7 @@ class WorldManager:
         self._next_server += world.spec.ranks
         spec = replace(world.spec, servers=tuple(range(first, self._next_server)))
         callbacks = ServerCallbacks(self._handle_message, _ignore_end, self._tick, self.fail)
-        return MpiJob(self._spec, callbacks, self._lock, launcher, spec, partial(self._own_starter_ended, world))
+        return MpiJob(self._spec, callbacks, self._lock, launcher, spec, partial(self._own_starter_ended, world, first))
 
     def find_idle(self, key: WorldKey) -> PooledWorld | None:
         """Return an idle world of `key` whose ranks are all alive, or None."""
@@ -404,8 +404,11 @@ class WorldManager:
         """Return the worlds whose ranks come from the session's fork servers."""
         return [world for number, world in self.worlds.items() if number not in self._own_starters]
 
-    def _own_starter_ended(self, world: PooledWorld) -> None:
-        """Handle the end of the starter of one world; called with the lock held."""
+    def _own_starter_ended(self, world: PooledWorld, first_server: int) -> None:
+        """Handle the end of the starter of one world; called with the lock held.
+
+        The log of `first_server` is that of all its processes.
+        """
         self._own_starters.pop(world.spec.world)
         for server in tuple(world.survivors):  # No server is left that would report their end.
             self._summary.add_left(world.survivors[server])
@@ -415,8 +418,9 @@ class WorldManager:
         starting = world.state is WorldState.STARTING
         self._forget(world)
         if starting:
-            log = self.server_log((world.spec.servers[0],))
-            self._observer.on_not_started(world, f"the MPI job of the ranks has ended:\n{log}")
+            self._observer.on_not_started(
+                world, f"the MPI job of the ranks has ended:\n{self.server_log((first_server,))}"
+            )
 
     def _tick(self) -> None:
         with self._lock:

@@ -48,8 +48,8 @@ def test_the_folder_of_a_dead_session_stays_while_its_processes_cannot_be_killed
 
     with monkeypatch.context() as patch:
         patch.setattr(kill, "kill_marked", kill_nothing)
-        session_folder.remove_dead()
+        assert session_folder.remove_dead() == [kill.Survivor(71, 5.0, "process 71")]
     assert (dead / "session.lock").exists()
     assert max(timeouts) <= session_folder._KILL_TIMEOUT
-    session_folder.remove_dead()
+    assert session_folder.remove_dead() == []
     assert not dead.exists()

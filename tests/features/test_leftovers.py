@@ -507,3 +507,22 @@ def test_what_runs_before_a_file_that_is_skipped_in_the_ranks_is_no_leak(suite: 
     )
     run = suite.run("--accel-leaks", "fail")
     assert run.outcomes() == {"test_skipped": "SKIPPED", "test_helper_lives": "PASSED"}, run.text
+
+
+def test_processes_of_killed_sessions_that_cannot_be_killed_are_named_and_do_not_fail_the_session(suite: Suite) -> None:
+    suite.write(
+        "unkillable.py",
+        """
+        from pytest_accel.core import kill, session_folder
+
+        left = kill.Survivor(71, 5.0, "process 71 (sleep; user somebody, disk-sleep)")
+        session_folder.remove_dead = lambda: [left]
+        """,
+    )
+    suite.plugin("unkillable")
+    suite.write("test_it.py", "import pytest\n\n\n@pytest.mark.devices\ndef test_it():\n    pass\n")
+    run = suite.run()
+    assert (run.ret, run.count()) == (0, {"PASSED": 1}), run.text
+    _, title, text = run.text.partition("accel: processes that killed sessions have left")
+    assert title, run.text
+    assert "process 71 (sleep; user somebody, disk-sleep) could not be killed" in text.splitlines()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.kill import Survivor
+from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.record_events import Event, Recorders, RequestEnded
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
+from pytest_accel.pool import world_manager
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
 from pytest_accel.pool.pool import Pool, SingleNode
 from pytest_accel.pool.pooled_world import WorldState
+from pytest_accel.pool.world_manager import WorldManager, WorldStarter
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
@@ -224,6 +230,27 @@ def test_the_survivors_of_an_mpi_job_are_forgotten_with_the_job(pool: Pool) -> N
     world.record_survivors(5, (Survivor(71, 5.0, "process 71"),))
     pool.on_survivors(world)
     manager._own_starters[number] = manager._servers
-    manager._own_starter_ended(world)
+    manager._own_starter_ended(world, 5)
     assert not world.survivors  # Otherwise the world would not count as ended when its driver returns it.
     assert manager._summary.errors == ["process 71 could not be killed"]
+
+
+def test_an_mpi_job_that_ends_too_early_is_reported_with_its_own_log(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Callable[[], None]] = []
+
+    def start_job(*arguments: Any) -> WorldStarter:
+        ends.append(arguments[-1])
+        return pool._manager._servers
+
+    manager, driver = pool._manager, ListDriver(pool)
+    monkeypatch.setattr(world_manager, "MpiJob", start_job)
+    monkeypatch.setattr(manager, "start", partial(WorldManager.start, manager))
+    Path(server_log_path(manager.directory, 0)).write_text("of another server")
+    Path(server_log_path(manager.directory, world_manager._FIRST_JOB_SERVER)).write_text("of the job")
+    driver.acquire(replace(ON_CPU, launcher="mpirun"))
+    with manager._lock:
+        ends[0]()
+    (answer,) = driver.answers
+    assert str(answer) == "the MPI job of the ranks has ended:\nof the job"
