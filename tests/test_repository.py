@@ -50,7 +50,8 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/debugger_relay", "driver/debugger_terminal", "driver/log_tail"),
     *("pool/pool", "pool/pool_client", "pool/world_manager", "pool/pooled_world", "pool/lease_request"),
     *("pool/node_lease", "pool/world_request", "pool/summary", "forkserver/server_client", "forkserver/server_group"),
-    *("leases/broker", "leases/holder", "leases/polling"),
+    *("leases/allocator", "leases/broker", "leases/device_lock", "leases/holder", "leases/lease_table", "leases/locks"),
+    *("leases/obstacles", "leases/polling", "leases/request_queue", "leases/shared_files", "leases/wait_queue"),
     *("diagnostics/inspector", "diagnostics/exit_status", "diagnostics/collectives", "diagnostics/pyspy"),
     *("core/connect", "core/prctl", "core/readable", "core/at_work"),
 )
@@ -58,7 +59,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
 _MAIN_MODULES = {"pool", "driver"}
 """Modules with the name of their package, which hold the class that it is named after."""
 REPLACEABLE = {
-    *("os", "signal", "socket", "select", "pickle", "json", "struct"),
+    *("os", "signal", "socket", "select", "fcntl", "pickle", "json", "struct"),
     *("time", "threading", "gc", "traceback", "zlib", "contextlib", "subprocess", "selectors", "queue", "shutil"),
 }
 """Modules whose functions a test may have replaced by then."""

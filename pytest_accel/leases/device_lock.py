@@ -20,6 +20,8 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
+from fcntl import flock
+from os import close, fstat, ftruncate, kill, lstat
 from pathlib import Path
 
 import filelock
@@ -130,7 +132,7 @@ class DeviceLock:
         try:
             with suppress(OSError):  # If the check fails, the content stays, and the next session repeats the check.
                 if not is_in_use(last):
-                    os.ftruncate(self._locked(), 0)
+                    ftruncate(self._locked(), 0)
         finally:
             filelock.unlock_descriptor(self._locked())
 
@@ -139,9 +141,9 @@ class DeviceLock:
 
         Another session could create a new lock file in its place, and take the device.
         """
-        mine = os.fstat(self._locked())
+        mine = fstat(self._locked())
         try:
-            found = os.lstat(self._path)
+            found = lstat(self._path)
         except OSError:
             return False
         return os.path.samestat(mine, found)
@@ -170,7 +172,7 @@ class DeviceLock:
         """Close the lock file, which unlocks the device unless a fork of this process has the file open, too."""
         self._set(LockState.UNLOCKED, None)
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            close(self._descriptor)
             self._descriptor = None
 
     def _set(self, state: LockState, holder: Holder | None) -> None:
@@ -208,14 +210,14 @@ def who_holds(folder: Path, device_id: str) -> Holder | None:
         descriptor = open_file(path, os.O_RDONLY)
         try:
             # A shared lock, so that two concurrent calls do not take each other for the holder.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             last = parse_holder(read(descriptor))
             # The device cannot be acquired before these processes have ended.
             return last if last is not None and is_in_use(last) else None
         except BlockingIOError:
             return parse_holder(read(descriptor)) or Holder(0, "unknown", "unknown", 0.0)
         finally:
-            os.close(descriptor)
+            close(descriptor)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -247,7 +249,7 @@ def _exists(pid: int) -> bool:
     Raises OSError if ``/proc`` cannot be read at all.
     """
     try:
-        os.kill(pid, 0)
+        kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

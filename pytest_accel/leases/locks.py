@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from os import register_at_fork
 from pathlib import Path
 
 from pytest_accel.leases.device_lock import DeviceLock, LockState, who_holds
@@ -134,4 +134,4 @@ def _forget_all() -> None:
         locks._forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+register_at_fork(after_in_child=_forget_all)

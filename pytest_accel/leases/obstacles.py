@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import localtime, strftime
 
 from pytest_accel.leases.holder import Holder
 
@@ -43,6 +43,6 @@ def _holder(holder: Holder) -> str:
     """Return a description of the holder: ``pid 71 (ada) for test_big.py::test_one since 10:15:00``."""
     if not holder.pid:
         return str(holder)
-    moment = time.localtime(holder.since)
-    today = moment[:3] == time.localtime()[:3]
-    return f"{holder} since {time.strftime('%H:%M:%S' if today else '%Y-%m-%d %H:%M:%S', moment)}"
+    moment = localtime(holder.since)
+    today = moment[:3] == localtime()[:3]
+    return f"{holder} since {strftime('%H:%M:%S' if today else '%Y-%m-%d %H:%M:%S', moment)}"

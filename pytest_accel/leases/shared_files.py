@@ -7,13 +7,15 @@ Symbolic links are never followed, and the content of a file is untrusted data t
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pwd
 import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from json import dumps
+from os import close, fchmod, fstat, ftruncate, link, pread, pwrite, unlink
+from os import open as open_descriptor
 from pathlib import Path
 
 _CONTENT_LIMIT = 256 * 1024
@@ -28,14 +30,14 @@ def create_shared(path: Path) -> None:
     # Create it under another name and link it once its mode is set: another user must never find a file that it
     # may not open.
     temporary = path.with_suffix(f".{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FOR_ALL)
+    descriptor = open_descriptor(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FOR_ALL)
     try:
-        os.fchmod(descriptor, _FOR_ALL)
+        fchmod(descriptor, _FOR_ALL)
         with suppress(FileExistsError):
-            os.link(temporary, path)
+            link(temporary, path)
     finally:
-        os.close(descriptor)
-        os.unlink(temporary)
+        close(descriptor)
+        unlink(temporary)
 
 
 def open_file(path: Path, access: int = os.O_RDWR) -> int:
@@ -45,14 +47,14 @@ def open_file(path: Path, access: int = os.O_RDWR) -> int:
     """
     # No O_CREAT: if fs.protected_regular is set, the kernel refuses it on another user's file in a sticky folder.
     # O_NONBLOCK: opening a named pipe that another user placed there must not block.
-    descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
+    descriptor = open_descriptor(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
-        os.close(descriptor)
+        close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     if access & os.O_RDWR and mode & _FOR_ALL != _FOR_ALL:
         # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
-        os.close(descriptor)
+        close(descriptor)
         raise OSError(errno.EPERM, f"mode {stat.S_IMODE(mode):04o}: a lock file is writable by all (0666)", str(path))
     return descriptor
 
@@ -62,20 +64,20 @@ def write(descriptor: int, content: Mapping[str, object]) -> None:
 
     Raises OSError if it cannot be written completely, or is longer than :func:`read` reads.
     """
-    data = json.dumps(content).encode() + b"\n"
+    data = dumps(content).encode() + b"\n"
     if len(data) > _CONTENT_LIMIT:
         raise OSError(errno.EFBIG, f"{len(data)} bytes are to be written; allowed are {_CONTENT_LIMIT}")
     # One write in place, then truncate: a reader in between finds the first line complete. Renaming a new file into
     # place would be safe too, but ext4 then writes it to the disk at once (auto_da_alloc), which takes 0.5 ms.
-    written = os.pwrite(descriptor, data, 0)
+    written = pwrite(descriptor, data, 0)
     if written < len(data):
         raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes could be written")
-    os.ftruncate(descriptor, len(data))
+    ftruncate(descriptor, len(data))
 
 
 def read(descriptor: int) -> bytes:
     """Return the JSON that :func:`write` has written. Any user may have written something else."""
-    return os.pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
+    return pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
 
 
 def printable(text: str) -> str:

@@ -6,13 +6,15 @@ The session rewrites its file regularly; the others ignore a file that has not b
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import time
 from collections.abc import Mapping
 from contextlib import suppress
+from json import loads
+from os import close, fchmod, fstat, getpid, listdir, stat
+from os import open as open_descriptor
 from pathlib import Path
+from time import time, time_ns
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.leases.lock_dir import PREFIX, unusable
@@ -38,7 +40,7 @@ class WaitQueue:
     def __init__(self, folder: Path) -> None:
         """`folder` is the lock folder, which the caller has prepared and checked."""
         self._folder = folder
-        self._file = folder / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
+        self._file = folder / f"{PREFIX}{getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
         self._descriptor: int | None = None
         self._published: dict[str, float] = {}
         self._touched = 0.0
@@ -56,13 +58,13 @@ class WaitQueue:
         if since == self._published and (not since or now - self._touched < _REFRESH_INTERVAL):
             return
         try:
-            if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
-                os.close(self._descriptor)
+            if self._descriptor is not None and not fstat(self._descriptor).st_nlink:
+                close(self._descriptor)
                 self._descriptor = None
             if self._descriptor is None:
                 access = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._descriptor = os.open(self._file, access, 0o644)
-                os.fchmod(self._descriptor, 0o644)
+                self._descriptor = open_descriptor(self._file, access, 0o644)
+                fchmod(self._descriptor, 0o644)
             write(self._descriptor, dict(since))
         except OSError as error:
             raise unusable(self._file, error) from error
@@ -79,10 +81,10 @@ class WaitQueue:
     def _other_files(self) -> tuple[Path, ...]:
         # Cached: listing a temporary directory with thousands of files takes milliseconds, and this is called often.
         try:
-            changed = os.stat(self._folder).st_mtime_ns
+            changed = stat(self._folder).st_mtime_ns
             if changed != self._listed_at:
                 self._other_paths = tuple(path for path in wait_files(self._folder) if path != self._file)
-                self._listed_at = changed if time.time_ns() - changed > _MTIME_RESOLUTION else -1
+                self._listed_at = changed if time_ns() - changed > _MTIME_RESOLUTION else -1
         except OSError:
             self._other_paths, self._listed_at = (), -1
         return self._other_paths
@@ -96,13 +98,13 @@ class WaitQueue:
     def forget(self) -> None:
         """Close the file without deleting it: in a forked process the file belongs to the parent's session."""
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            close(self._descriptor)
         self._descriptor, self._published = None, {}
 
 
 def wait_files(folder: Path) -> list[Path]:
     """Return the wait files of all sessions in `folder`. Raises OSError."""
-    names = os.listdir(folder)
+    names = listdir(folder)
     return [folder / name for name in names if name.startswith(PREFIX) and name.endswith(_SUFFIX)]
 
 
@@ -114,7 +116,7 @@ def parse_waits(data: bytes, now: float) -> dict[str, float]:
     forever.
     """
     try:
-        content = json.loads(data)
+        content = loads(data)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(content, dict):
@@ -131,12 +133,12 @@ def _read_waits(path: Path) -> dict[str, float]:
     with suppress(OSError):
         descriptor = open_file(path, os.O_RDONLY)
         try:
-            now = time.time()
-            age = abs(now - os.fstat(descriptor).st_mtime)
+            now = time()
+            age = abs(now - fstat(descriptor).st_mtime)
             if age < _STALE_AFTER:
                 return parse_waits(read(descriptor), now)
         finally:
-            os.close(descriptor)
+            close(descriptor)
         if age > _DELETE_AFTER:
             path.unlink()
     return {}
