@@ -205,6 +205,70 @@ def test_nothing_is_imported_before_the_fork_with_none(preload_suite: Suite) -> 
     assert [len(found) for found in _importers(preload_suite, "heavy")] == [2, 1]
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
+@pytest.mark.parametrize("preload", ["json", "none"])
+def test_a_new_interpreter_has_imported_torch_and_the_file_when_the_test_begins(
+    preload_suite: Suite, preload: str
+) -> None:
+    """The time limits of a test begin after `pytest_runtest_logstart`."""
+    preload_suite.ini(f"accel_preload = {preload}")
+    preload_suite.write(
+        "conftest.py",
+        """
+        import os
+        from pathlib import Path
+
+
+        def pytest_runtest_logstart(nodeid):
+            if "RANK" in os.environ or not Path("ranks.pids").exists():
+                return
+            for pid in Path("ranks.pids").read_text().split():
+                with open("loaded", "a") as file:
+                    print(nodeid, "libtorch" in Path(f"/proc/{pid}/maps").read_text(), file=file)
+        """,
+    )
+    preload_suite.write(
+        "test_file.py",
+        """
+        import os
+
+        import pytest
+        import recording
+
+        if "RANK" in os.environ:
+            recording.record_rank()
+
+
+        @pytest.mark.distributed(2, device="cpu", env={"FLAG": "of the mark"})
+        def test_file(rank, gather):
+            assert gather(rank) == [0, 1]
+        """,
+    )
+    preload_suite.write(
+        "test_failing.py",
+        """
+        import os
+
+        import pytest
+        import recording
+
+        if "RANK" in os.environ:
+            recording.record_rank()
+            raise RuntimeError("wrong rank")
+
+
+        @pytest.mark.distributed(1, device="cpu", env={"FLAG": "of another mark"})
+        def test_failing():
+            pass
+        """,
+    )
+    run = preload_suite.run("test_file.py", "test_failing.py")
+    assert run.count() == {"PASSED": 1, "ERROR": 1}, run.text
+    assert "RuntimeError: wrong rank" in run.failure("test_failing")
+    assert len(preload_suite.read("ranks.pids")) == 3, "a file was imported twice"
+    assert preload_suite.read("loaded")[:2] == ["test_file.py::test_file True"] * 2
+
+
 def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unknown_effect(
     preload_suite: Suite,
 ) -> None:
