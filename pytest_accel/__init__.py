@@ -18,6 +18,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_accel.core.device import Device, MaskError, Vendor
+    from pytest_accel.core.stash_keys import is_rank
     from pytest_accel.fixtures import Accel, Gather, MakeMesh
     from pytest_accel.hardware.health import HealthVendor
     from pytest_accel.launch.launch_api import Launch
@@ -56,6 +57,7 @@ __all__ = [
     "Recorded",
     "Vendor",
     "__version__",
+    "is_rank",
     "read_record",
 ]
 
@@ -63,6 +65,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "core.device": ("Device", "MaskError", "Vendor"),
+    "core.stash_keys": ("is_rank",),
     "fixtures": ("Accel", "Gather", "MakeMesh"),
     "hardware.health": ("HealthVendor",),
     "launch.launch_api": ("Launch",),

@@ -26,6 +26,7 @@ from pytest_accel.core.marks import (
 from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.source_files import record_conftest, record_file
 from pytest_accel.core.stash_keys import LAUNCHED, MARKED, RANK_PLUGIN, SESSION
+from pytest_accel.core.worker_input import is_xdist_worker
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -100,8 +101,8 @@ def pytest_load_initial_conftests(
         from pytest_accel.nodes import launched_session
 
         early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
-    in_worker = "PYTEST_XDIST_WORKER" in os.environ  # The controller may have begun to write the files.
-    if not in_worker and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+    # Not in a worker: the controller may have begun to write the files.
+    if not is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
                 from pytest_accel.core import whole_file

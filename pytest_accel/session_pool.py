@@ -22,6 +22,7 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.pool.pool import Pool, SingleNode
 from pytest_accel.rank import coverage
+from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.record.live_state import LiveEvents
 from pytest_accel.settings.options import Settings, is_distributed
 
@@ -68,6 +69,7 @@ class SessionPool:
             machine,
             spec,
             cpu_slots(),
+            workers=RankInputs(config, show),
             waits_for_busy=waits,
             nodes=launched or (SingleNode() if cluster is None else cluster.nodes),
             record=Recorders((*config.stash.get(RECORDERS, ()), self.events)),
@@ -138,7 +140,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         invocation_dir=str(config.invocation_params.dir),
         sys_path=tuple(sys.path),
         directory=directory,
-        basetemp=str(basetemp / "accel") if basetemp is not None else os.path.join(directory, "tmp"),
+        basetemp=str(basetemp) if basetemp is not None else os.path.join(directory, "tmp"),
         preload=None if settings.preload == "none" else settings.preload,
         plugin_options=None if settings.preload == "none" else _plugin_options(config),
         roles=tuple(chosen_roles(config.pluginmanager, settings.rank_plugins).items()),

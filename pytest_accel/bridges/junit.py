@@ -8,21 +8,16 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.by_rank import by_name, merge_equal, number_of_ranks
-from pytest_accel.core.shims import forget_junit_log, junit_log
+from pytest_accel.core.shims import forget_junit_log, junit_log, make_junit_log
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that sends the data recorded in a rank; None if no file would contain it."""
-    log = junit_log(config)
-    if log is None:
-        return None
-    config.pluginmanager.unregister(log)  # pytest's plugin would write the file.
     arguments = config.known_args_namespace
     if getattr(arguments, "numprocesses", None) or getattr(arguments, "tx", None):
-        # pytest has no junit log in xdist workers either: recorded data is lost there, without a warning.
-        forget_junit_log(config)
-        return None
-    return _InRank(config, log)
+        return None  # pytest has no junit log in xdist workers: recorded data is lost there, without a warning.
+    log = make_junit_log(config)
+    return None if log is None else _InRank(config, log)
 
 
 def driver_plugin(config: pytest.Config) -> object | None:

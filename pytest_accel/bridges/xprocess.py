@@ -20,7 +20,7 @@ def plugin(config: pytest.Config) -> None:
     context = config.stash.get(RANK, None)
     if context is None:
         return
-    folder = os.path.join(context.session.basetemp, f"w{context.spec.world}r{context.rank}-xprocess")
+    folder = os.path.join(context.session.basetemp, f"accel-w{context.spec.world}r{context.rank}-xprocess")
 
     def getrootdir(config: pytest.Config) -> Any:
         """Return the rank's folder, as a path of the type that pytest-xprocess uses."""

@@ -15,6 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pytest_accel.core.worker_input import is_xdist_worker
+
 
 class LauncherEnv(NamedTuple):
     """This process's place in a world that a launcher has started, and the identity of that launch.
@@ -172,7 +174,7 @@ def without_local_rank(args: Sequence[str]) -> list[str]:
 
 def find_here() -> LauncherEnv | None:
     """Call :func:`find` with this process's environment and parent, and return its result; None in an xdist worker."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if is_xdist_worker():
         return None
     found = find(os.environ, "")
     return found if found is None or found.job else find(os.environ, _parent())

@@ -110,7 +110,7 @@ def chosen_roles(pluginmanager: pytest.PytestPluginManager, named: Iterable[tupl
         plugin = pluginmanager.get_plugin(name)
         package = name.replace("-", "_")
         if plugin is not None:
-            third_party = _is_third_party(plugin, package_of(plugin))
+            third_party = is_third_party(plugin)
             package = package_of(plugin) if third_party else _module_name(plugin)
         roles[package] = "full" if full else "absent"
     return roles
@@ -132,7 +132,7 @@ class OptionsOnly:
         """Restrict the hooks. pytest calls this when it registers the given plugins, before it loads any other."""
         _register_only(
             pluginmanager,
-            lambda plugin, hook, options: hook in _OPTION_HOOKS or not _is_third_party(plugin, package_of(plugin)),
+            lambda plugin, hook, options: hook in _OPTION_HOOKS or not is_third_party(plugin),
         )
 
 
@@ -187,7 +187,7 @@ def package_of(plugin: object) -> str:
 def _role(plugin: object, roles: Mapping[str, RoleName]) -> RoleName:
     package = package_of(plugin)
     given = roles.get(_module_name(plugin)) or roles.get(package)
-    return given or ("test" if _is_third_party(plugin, package) else "full")
+    return given or ("test" if is_third_party(plugin) else "full")
 
 
 def _is_changed(module: str, chosen: Mapping[str, RoleName]) -> bool:
@@ -224,8 +224,9 @@ def _module_name(plugin: object) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _is_third_party(plugin: object, package: str) -> bool:
+def is_third_party(plugin: object) -> bool:
     """Return whether `plugin` is installed and is not a conftest of an installed package."""
+    package = package_of(plugin)
     if package in _OWN:
         return False
     origin = getattr(sys.modules.get(_module_name(plugin)), "__file__", None)

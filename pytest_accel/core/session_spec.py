@@ -21,7 +21,7 @@ class SessionSpec(Struct, frozen=True):
     directory: str
     """The session's private folder: sockets, logs and stack files of its ranks."""
     basetemp: str
-    """The parent of every rank's base temporary directory."""
+    """The parent of every rank's base temporary directory: that of the controller, as for xdist's workers."""
     preload: tuple[str, ...] | None
     """Modules that the fork server imports after torch and pytest's plugins; None: it imports none of these."""
     plugin_options: tuple[str, ...] | None

@@ -254,6 +254,20 @@ def junit_log(config: pytest.Config) -> Any:
     return config.stash.get(xml_key, None)
 
 
+def make_junit_log(config: pytest.Config) -> Any:
+    """Make and return the object of :func:`junit_log` in a rank; None without ``--junitxml``.
+
+    pytest makes none in a process with `config.workerinput`. The object is not registered, so it writes no file.
+    """
+    from _pytest.junitxml import LogXML, xml_key
+
+    path = getattr(config.option, "xmlpath", None)
+    if not path:
+        return None
+    config.stash[xml_key] = log = LogXML(path, None, family=config.getini("junit_family"))
+    return log
+
+
 def forget_junit_log(config: pytest.Config) -> None:
     """Hide the object of :func:`junit_log` from pytest's fixtures and from the end of its junitxml plugin."""
     from _pytest.junitxml import xml_key
@@ -313,6 +327,11 @@ def complete_last_test(scheduler: Any, node: Any, index: int) -> None:
         groups = scheduler.assigned_work[node]
         for name in [name for name, completed in groups.items() if all(completed.values())]:
             del groups[name]
+
+
+def worker_manager(config: pytest.Config) -> Any:
+    """Return the object that has started xdist's workers, in their controller; None in a session without workers."""
+    return getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None)
 
 
 def worker_of_starting_test(config: pytest.Config) -> Callable[[], str]:

@@ -30,3 +30,8 @@ DEVICE_ERROR = "accel_device_error"
 """Name of the property of a report with the error that every later use of a device in the test's process raises."""
 EXPECTED_DEVICE_ERROR = "accel_expected_device_error"
 """Name of the property of a report with such an error in a rank, if the test has seen it: the ranks are replaced."""
+
+
+def is_rank(config: pytest.Config) -> bool:
+    """Return True in a rank, from the start of its session; False in the main process and in an xdist worker."""
+    return bool(config.pluginmanager.has_plugin(RANK_PLUGIN))

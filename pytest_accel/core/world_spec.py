@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from pytest_accel.core.device import Device, Share
+from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_key import WorldKey
 
 
@@ -27,6 +28,8 @@ class WorldSpec:
     """Number of each rank's node; 0 is the driver's. Empty: all ranks are on the driver's node."""
     addresses: tuple[str, ...] = ()
     """Network address of each rank's node; empty: all ranks are on one node."""
+    workers: tuple[WorkerInput, ...] = field(default=(), repr=False, compare=False)
+    """`config.workerinput` of each rank."""
     secret: bytes = field(default_factory=lambda: os.urandom(32), repr=False, compare=False)
     """Key that authenticates the ranks' values in their store (`pytest_accel.rank.signed_store`)."""
 

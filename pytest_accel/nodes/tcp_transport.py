@@ -44,7 +44,7 @@ class TcpClientTransport:
         """Return the path of a file in `basetemp` by which the agent finds out if the two share a file system."""
         if self._token is None:
             os.makedirs(basetemp, mode=0o700, exist_ok=True)
-            self._token = os.path.join(basetemp, f"shared-{secrets.token_hex(8)}")
+            self._token = os.path.join(basetemp, f"accel-shared-{secrets.token_hex(8)}")
             with open(self._token, "w"):
                 pass
         return self._token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from pytest_accel.core.record_events import (
     WorldReturned,
 )
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.diagnosis import Examiner
@@ -105,17 +106,20 @@ class Pool:
         slots: int,
         *,
         waits_for_busy: bool = False,
+        workers: Callable[[Iterable[WorkerInput], int], tuple[WorkerInput, ...]],
         nodes: Nodes,
         record: Recorder,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        `waits_for_busy` is True for ``--accel-busy wait``. The layout of `nodes` is read whenever a world is
-        placed. `record` gets the pool's events.
+        `waits_for_busy` is True for ``--accel-busy wait``. ``workers(living, ranks)`` makes the `workerinput` of each
+        rank of a new world; `living` has those of all ranks that live. The layout of `nodes` is read whenever a world
+        is placed. `record` gets the pool's events.
         """
         self.summary = PoolSummary(spec.directory)
         self._machine = machine
         self._slots = slots
+        self._workers = workers
         self._measured = spec.coverage is not None
         self._lock = RLock()
         self._notices = LeaseNotices()
@@ -563,7 +567,8 @@ class Pool:
         left = {node: iter(lease.devices) for node, lease in leases.items()}
         ranks = range(spec.ranks) if leases else ()
         devices = tuple(next(left[spec.node_of(rank)]) for rank in ranks for _ in range(key.devices_per_rank))
-        spec = replace(spec, devices=devices)
+        living = [worker for world in self._manager.worlds.values() for worker in world.spec.workers]
+        spec = replace(spec, devices=devices, workers=self._workers(living, spec.ranks))
         if place is not None:
             self._record_nodes()
         for rank in range(spec.ranks):

@@ -91,4 +91,4 @@ class RankContext:
     @property
     def shared_directory(self) -> Path:
         """A folder of the running test, the same in every rank."""
-        return Path(self.session.basetemp, f"w{self.spec.world}-shared", str(self.tests))
+        return Path(self.session.basetemp, f"accel-w{self.spec.world}-shared", str(self.tests))

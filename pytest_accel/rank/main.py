@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 
-from pytest_accel.core import plugin_roles, prctl
+from pytest_accel.core import plugin_roles, prctl, worker_input
 from pytest_accel.core.held_devices import HeldDevices
 from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.paths import inner_lock_folder, stack_path
@@ -61,7 +61,7 @@ class _RoleWaiter:
         if context.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, context.cores)
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
-        basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
+        basetemp = os.path.join(session.basetemp, f"accel-w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
         watch = CollectionWatch()
         starting.enter_context(watch.timing_imports())
@@ -161,6 +161,7 @@ def _set_environment(context: RankContext, store_port: process_group.StorePort |
             changes["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
+    changes |= worker_input.environment(spec.workers[rank])
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     for name, value in {**changes, **dict(spec.key.env)}.items():
         if value is None:

@@ -107,6 +107,10 @@ class RankPlugin:
         config.pluginmanager.register(self._debugger)
         config.stash[RANK] = self.context
         option = config.option
+        given = dict(self.context.spec.workers[self.context.rank])
+        if isinstance(seed := getattr(option, "randomly_seed", None), int):
+            given.setdefault("randomly_seed", seed)  # pytest-randomly expects it, and sends it only if there is xdist.
+        vars(config).update(workerinput=given, workeroutput={})  # As in an xdist worker, once its options are parsed.
         for name in _CHANGES_THE_RUN:
             if getattr(option, name, None):
                 setattr(option, name, 0)

@@ -18,6 +18,7 @@ from pytest_accel.core.node_refs import NodeRef, places
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.worker_input import numbered
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import PhaseLimit
@@ -142,13 +143,13 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     suite = factory.mktemp("t")
     (suite / "test_it.py").write_text(textwrap.dedent(TESTS))
     (suite / "pytest.ini").write_text("[pytest]\n")
-    args = ("-p", "accel", "-p", "no:cacheprovider", f"--rootdir={suite}")
+    args = ("-p", "accel", "-p", "no:cacheprovider", "-p", "no:randomly", f"--rootdir={suite}")
     spec = SessionSpec(
         args, str(suite), tuple(sys.path), str(folder), str(suite / "tmp"), (), (), (), (), (), distributed=False
     )
     agents, table = Agents(SETTINGS), TableCluster(devices)
     agents.nodes.cluster = table
-    pool = Pool(machine_for(SETTINGS), spec, 2, nodes=agents.nodes, record=Recorders())
+    pool = Pool(machine_for(SETTINGS), spec, 2, nodes=agents.nodes, workers=numbered, record=Recorders())
     try:
         for _ in devices:
             agents.start()

@@ -15,6 +15,7 @@ from pytest_accel.core.kill import Survivor
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.record_events import Event, Recorders, RequestEnded
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.worker_input import numbered
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool import world_manager
@@ -63,7 +64,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     """Yield a pool whose worlds start at once, and are gone as soon as they are retired or killed."""
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
-    made = Pool(machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode(), record=Recorders())
+    made = Pool(machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode(), workers=numbered, record=Recorders())
     use_instant_worlds(made, monkeypatch)
     yield made
     made.close(gracefully=False)

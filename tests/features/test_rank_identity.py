@@ -1,0 +1,237 @@
+"""What a conftest sees in a rank: all that xdist promises for its workers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pytest_accel.core.worker_input import numbered
+from tests.features.conftest import Suite
+from tests.run import Run
+
+CONFTEST = """
+    import itertools, json, os
+    import pytest
+    from pytest_accel import is_rank
+
+    PORTS = itertools.count(7000)
+
+
+    def note(**facts):
+        with open("facts", "a", encoding="utf-8") as file:
+            file.write(json.dumps(facts) + "\\n")
+
+
+    def pytest_configure(config):
+        if not hasattr(config, "workerinput"):
+            assert not is_rank(config)
+            note(what="main")
+        config.workers = getattr(config, "workerinput", {})
+
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(node):
+        assert not hasattr(node.config, "workerinput")
+        node.workerinput["name"] = f"db-{node.gateway.id}"
+        node.workerinput["port"] = next(PORTS)
+        node.workerinput["object"] = object() if is_a_rank(node) else None
+
+
+    def is_a_rank(node):
+        return type(node).__name__ == "RankNode"
+
+
+    def pytest_sessionfinish(session):
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["results"] = 1
+        else:
+            note(what="finished")
+
+
+    @pytest.fixture(scope="session")
+    def once(tmp_path_factory, worker_id):
+        path = tmp_path_factory.getbasetemp().parent / "once"
+        if worker_id != "master":
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                return
+            note(what="once")
+
+
+    @pytest.fixture
+    def see(request, once, tmp_path_factory, worker_id, testrun_uid):
+        import xdist
+
+        config = request.config
+        given = config.workerinput
+        assert config.workers is given and given["workerid"] == worker_id and given["testrunuid"] == testrun_uid
+        assert xdist.is_xdist_worker(request) and not xdist.is_xdist_controller(request)
+        assert xdist.get_xdist_worker_id(request) == worker_id
+        assert os.environ["PYTEST_XDIST_WORKER"] == worker_id
+        assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == str(given["workercount"])
+        assert os.environ["PYTEST_XDIST_TESTRUNUID"] == testrun_uid
+        assert given["name"] == f"db-{worker_id}"
+        assert given.get("object") is None
+        note(
+            what="worker",
+            rank=is_rank(config),
+            number=int(worker_id[2:]),
+            count=given["workercount"],
+            run=testrun_uid,
+            port=given["port"],
+            folder=str(tmp_path_factory.getbasetemp().parent),
+            pid=os.getpid(),
+        )
+"""
+TESTS = """
+    import pytest
+
+    @pytest.mark.distributed(1, device="cpu")
+    def test_one(see):
+        pass
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_two(see):
+        pass
+
+    @pytest.mark.distributed(2, fresh=True)
+    def test_fresh(see):
+        pass
+
+    @pytest.mark.distributed(2, fresh=True)
+    def test_fresh_again(see):
+        pass
+
+    @pytest.mark.devices(1)
+    def test_device(see):
+        pass
+"""
+
+
+def facts(suite: Suite, what: str) -> list[dict[str, Any]]:
+    """Return what the conftest has noted about `what`."""
+    return [found for line in suite.read("facts") if (found := json.loads(line))["what"] == what]
+
+
+def check(suite: Suite, run: Run) -> list[dict[str, Any]]:
+    """Check what holds in each session of the suite; return what its workers and ranks have noted."""
+    assert set(run.count()) == {"PASSED"}
+    assert len(facts(suite, "main")) == len(facts(suite, "finished")) == len(facts(suite, "once")) == 1
+    seen = facts(suite, "worker")
+    assert len({one["run"] for one in seen}) == len({one["folder"] for one in seen}) == 1
+    assert all(one["number"] < one["count"] for one in seen if one["rank"])
+    return seen
+
+
+def test_ranks_look_like_workers(suite: Suite) -> None:
+    suite.write("conftest.py", CONFTEST)
+    suite.write("test_it.py", TESTS)
+    seen = check(suite, suite.run())
+    assert len(seen) == 1 + 2 + 2 + 2 + 1
+    assert all(one["rank"] for one in seen)
+    # The worlds of the first two tests stay alive. The numbers of a world that has ended are used again.
+    numbers = [one["number"] for one in seen]
+    assert sorted(numbers[:3]) == [0, 1, 2]
+    assert max(numbers) < 3 + 2 + 2
+    # xdist's hook has been called for each rank.
+    assert len({one["port"] for one in seen}) == len(seen)
+
+
+@pytest.mark.long
+def test_ranks_have_other_numbers_than_xdists_workers_and_their_replacements(suite: Suite) -> None:
+    suite.write("conftest.py", CONFTEST)
+    suite.write("test_it.py", TESTS)
+    suite.write(
+        "test_plain.py",
+        """
+        import os, pathlib
+
+        def test_crash(see):
+            if not pathlib.Path("crashed").exists():
+                pathlib.Path("crashed").touch()
+                os._exit(1)
+
+        def test_plain(see):
+            pass
+        """,
+    )
+    run = suite.run("-n2", "--dist=loadfile", "--max-worker-restart=3")
+    assert run.results.pop("test_plain.py::test_crash") == ["FAILED", "PASSED"]
+    seen = check(suite, run)
+    workers = {one["number"] for one in seen if not one["rank"]}
+    ranks = {one["number"] for one in seen if one["rank"]}
+    assert workers <= set(range(5))
+    assert min(ranks) == 2 + 3
+    assert {one["count"] for one in seen if not one["rank"]} == {2}
+
+
+def test_a_hook_that_needs_more_than_a_rank_has_breaks_no_test(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+        @pytest.hookimpl(optionalhook=True)
+        def pytest_configure_node(node):
+            node.workerinput["first"] = 1
+            node.workerinput["answer"] = node.gateway.remote_exec("pass")
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import os, subprocess, sys
+        import pytest
+
+        @pytest.mark.distributed(2)
+        def test_it(pytestconfig):
+            assert pytestconfig.workerinput["first"] == 1
+            assert "answer" not in pytestconfig.workerinput
+        """,
+    )
+    run = suite.run()
+    assert run.outcomes() == {"test_it": "PASSED"}
+    assert run.text.count("accel: pytest_configure_node raised AttributeError for a rank in ") == 1
+    assert "ranks get only what it had added to node.workerinput" in run.text
+
+
+def test_ranks_are_workers_without_xdist(suite: Suite) -> None:
+    suite.ini("addopts = -p no:xdist")
+    suite.write(
+        "conftest.py",
+        """
+        def pytest_configure_node(node):
+            node.workerinput["mine"] = node.workerinput["workerid"]
+
+        pytest_configure_node.optionalhook = True
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        import pytest_accel
+
+        @pytest.mark.distributed(2)
+        def test_it(pytestconfig, rank):
+            assert pytestconfig.workerinput["workerid"] == pytestconfig.workerinput["mine"] == f"gw{rank}"
+
+        def test_plain(pytestconfig):
+            assert not hasattr(pytestconfig, "workerinput")
+            assert not pytest_accel.is_rank(pytestconfig)
+        """,
+    )
+    run = suite.run()
+    assert set(run.count()) == {"PASSED"}
+    assert len(run.outcomes()) == 2
+
+
+def test_numbers_of_ranks_that_live_are_not_used_again() -> None:
+    first = numbered([], 3, first=4)
+    assert [one["workerid"] for one in first] == ["gw4", "gw5", "gw6"]
+    second = numbered(first[1:2], 3, first=4)
+    assert [one["workerid"] for one in second] == ["gw4", "gw6", "gw7"]
+    assert [one["workercount"] for one in second] == [8, 8, 8]
