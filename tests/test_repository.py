@@ -366,3 +366,31 @@ def test_security_md_lists_every_place_that_unpickles() -> None:
     }
     found = {path.relative_to(PACKAGE).as_posix() for path in MODULES if unpickles(path.read_text(encoding="utf-8"))}
     assert documented == found
+
+
+def _opens_text_without_encoding(call: ast.Call) -> bool:
+    """Return whether `call` opens a file, or reads a program's output, as text of the locale's encoding."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    if "encoding" in given:
+        return False
+    if name in ("read_text", "write_text"):
+        return isinstance(call.func, ast.Attribute)  # The function `read_text` has an encoding of its own.
+    if ast.unparse(call.func) in ("open", "_open", "os.fdopen", "fdopen", "io.open"):
+        mode = given.get("mode", call.args[1] if len(call.args) > 1 else ast.Constant("r"))
+        return not (isinstance(mode, ast.Constant) and "b" in str(mode.value))
+    return any(
+        isinstance(value := given.get(one), ast.Constant) and value.value is True
+        for one in ("text", "universal_newlines")
+    )
+
+
+def test_text_is_read_and_written_with_an_encoding() -> None:
+    """Without one, ``-X warn_default_encoding`` warns, which a suite may turn into an error."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and _opens_text_without_encoding(node)
+    ]
+    assert found == []

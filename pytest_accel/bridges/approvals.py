@@ -136,7 +136,7 @@ class _InDriver(WrittenFiles):
     def pytest_sessionfinish(self) -> None:
         """Log lost lines again: any process that imports ApprovalTests, such as the fork server, empties the logs."""
         for name, (_, _, path) in _LOGS.items():
-            noted = set(getattr(_log(name), path)().read_text().splitlines())
+            noted = set(getattr(_log(name), path)().read_text(encoding="utf-8").splitlines())
             for line in self._lines[name]:
                 if " -> ".join(line) not in noted:
                     self._log[name](*line)

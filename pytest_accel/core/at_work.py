@@ -50,7 +50,7 @@ def _running_times(pid: int) -> dict[str, float]:
     for thread in _threads(pid):
         with suppress(OSError, IndexError):  # The thread has ended, or the kernel counts no time.
             if _state(thread) in _AT_WORK:
-                found[thread.name] = int((thread / "schedstat").read_text().split()[0]) / 1e9
+                found[thread.name] = int((thread / "schedstat").read_text(encoding="utf-8").split()[0]) / 1e9
     return found
 
 
@@ -69,6 +69,6 @@ def _threads(pid: int) -> list[Path]:
 def _state(thread: Path) -> str:
     """Return the third field of proc_pid_stat(5), after a name that may contain any character."""
     try:
-        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+        return (thread / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""  # The thread has ended.

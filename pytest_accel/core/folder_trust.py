@@ -59,9 +59,9 @@ def _unmapped_owner() -> int | None:
     The root user of the host, who owns ``/tmp``, is one of the unmapped users (user_namespaces(7)).
     """
     try:
-        mapped = [int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        mapped = [int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines()]
         if sum(mapped) >= _ALL_USERS - 1:
             return None
-        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+        return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="utf-8"))
     except (OSError, ValueError, IndexError):
         return None

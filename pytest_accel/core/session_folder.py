@@ -138,7 +138,7 @@ def _surroundings() -> list[str | int] | None:
     That is this start of the machine, and the namespace of process ids.
     """
     try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return [machine, os.stat("/proc/self/ns/pid").st_ino]
     except OSError:
         return None

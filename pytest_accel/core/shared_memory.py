@@ -87,7 +87,7 @@ def _names_of(pid: int) -> set[str]:
 
 def _paths_of(pid: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").split("\n"):
+        for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").split("\n"):
             if FOLDER in line:
                 yield f"/{line.partition(' /')[2]}"
     with contextlib.suppress(OSError):

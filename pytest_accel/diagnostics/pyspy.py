@@ -36,7 +36,7 @@ def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
             dump = run(
                 [command, "dump", "--native", "--pid", str(pid)],
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 stdin=DEVNULL,
                 timeout=max(0.0, deadline - monotonic()),

@@ -190,7 +190,7 @@ def version_of(program: str) -> str:
             command,
             env={**os.environ, **AS_ROOT},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=False,
             timeout=_VERSION_TIMEOUT,
         ).stdout

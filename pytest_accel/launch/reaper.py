@@ -105,7 +105,9 @@ def _descendants(root: int) -> list[int]:
 def _processes() -> Iterator[tuple[int, int]]:
     """Yield process id and parent id of every process; on Linux without zombies."""
     if not _LINUX:
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=False)
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, encoding="utf-8", check=False
+        )
         for line in listed.stdout.splitlines():
             pid, parent, name = line.split(None, 2)
             if not (int(parent) == os.getpid() and name.endswith("ps")):

@@ -46,7 +46,7 @@ def hold() -> socket.socket:
 def _kernels_range() -> tuple[int, int]:
     """Return the first and the last port that the kernel assigns automatically."""
     with contextlib.suppress(OSError, ValueError):
-        first, last = map(int, _RANGE.read_text().split())
+        first, last = map(int, _RANGE.read_text(encoding="utf-8").split())
         return first, last
     return _DYNAMIC
 

@@ -123,7 +123,7 @@ class AgentClient:
             server = self._servers[message.number]
             if message.log:
                 path = server_log_path(server.spec.directory, server.spec.server)
-                with contextlib.suppress(OSError), open(path, "w") as log:
+                with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as log:
                     log.write(message.log)
             server.ended.set()
         else:

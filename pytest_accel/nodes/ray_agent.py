@@ -14,5 +14,7 @@ def run(actor: int, raylet: int) -> None:
     prctl.die_with_parent(actor)
     # Ray has the kernel kill its workers first when memory runs out, and only a privileged user can undo that.
     with contextlib.suppress(PermissionError, FileNotFoundError):
-        Path("/proc/self/oom_score_adj").write_text(Path(f"/proc/{raylet}/oom_score_adj").read_text())
+        Path("/proc/self/oom_score_adj").write_text(
+            Path(f"/proc/{raylet}/oom_score_adj").read_text(encoding="utf-8"), encoding="utf-8"
+        )
     runpy.run_module("pytest_accel.nodes.cluster_agent", run_name="__main__", alter_sys=True)

@@ -124,7 +124,7 @@ def node_identity() -> str:
     """
     found = [platform.node()]
     with contextlib.suppress(OSError):
-        found = [Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+        found = [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()]
         found += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid")]
     return " ".join(found)
 
@@ -268,7 +268,7 @@ def _ask_store(where: Rendezvous, value: str, timeout: float) -> str:
     """
     assert where.key is not None
     command = python_command(_STORE, where.address, str(where.port), where.key, str(timeout), path=sys.path)
-    done = subprocess.run(command, input=value, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=value, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise RendezvousError(f"the store of torchrun's agents at {where.address}:{where.port} cannot be used: {last}")

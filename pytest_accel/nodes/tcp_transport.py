@@ -45,7 +45,7 @@ class TcpClientTransport:
         if self._token is None:
             os.makedirs(basetemp, mode=0o700, exist_ok=True)
             self._token = os.path.join(basetemp, f"accel-shared-{secrets.token_hex(8)}")
-            with open(self._token, "w"):
+            with open(self._token, "w", encoding="utf-8"):
                 pass
         return self._token
 

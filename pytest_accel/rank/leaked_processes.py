@@ -92,7 +92,7 @@ def children_of(parent: int) -> frozenset[int]:
     """Return the process ids of the children of `parent`."""
     if sys.platform == "linux":
         with suppress(OSError):
-            lists = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
+            lists = [path.read_text(encoding="utf-8") for path in Path(f"/proc/{parent}/task").glob("*/children")]
             if lists:  # The kernel lacks these files without CONFIG_PROC_CHILDREN.
                 return frozenset(int(pid) for pids in lists for pid in pids.split())
     with suppress(psutil.Error):

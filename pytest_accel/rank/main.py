@@ -50,7 +50,7 @@ class _RoleWaiter:
         """Wait for the role and apply it. pytest calls this hook first, when it registers this plugin."""
         session, (spec, rank, listener, store_port) = self._session, self._wait_for_role()
         rank_log.redirect(session, spec.world, rank)
-        self._stack_file = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115
+        self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
         starting = contextlib.ExitStack()
         starting.enter_context(self._installed.remembered())

@@ -656,6 +656,30 @@ def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pyt
     assert run.count() == {"PASSED": 1}
 
 
+def test_no_file_is_opened_without_an_encoding(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's ini file turns all warnings into errors, in this process and in ranks."""
+    monkeypatch.setenv("PYTHONWARNDEFAULTENCODING", "1")
+    suite.new_interpreters()
+    suite.write(
+        "test_it.py",
+        """
+        import sys
+        import pytest
+
+        @pytest.mark.devices(1)
+        def test_device():
+            assert sys.flags.warn_default_encoding
+
+        @pytest.mark.distributed(2)
+        def test_two(rank, gather):
+            assert gather(rank) == [0, 1]
+        """,
+    )
+    run = suite.run("--accel-record=record.jsonl", "--accel-logs=logs")
+    run.expect({"test_device": "PASSED", "test_two": "PASSED"})
+    assert "EncodingWarning" not in run.text
+
+
 def test_a_file_whose_import_fails_only_in_ranks_is_an_error(suite: Suite) -> None:
     suite.write(
         "test_imports.py",

@@ -122,7 +122,7 @@ def numa_nodes(root: Path) -> dict[int, tuple[int, ...]]:
     """Return the logical CPUs of each NUMA node that has CPUs, from sysfs; empty if sysfs lists no nodes."""
     nodes: dict[int, tuple[int, ...]] = {}
     for file in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
-        cpus = parse_cpulist(file.read_text())
+        cpus = parse_cpulist(file.read_text(encoding="utf-8"))
         if cpus:
             nodes[int(file.parent.name.removeprefix("node"))] = cpus
     return dict(sorted(nodes.items()))
@@ -145,7 +145,7 @@ def cpu_quota(root: Path) -> float | None:
     ``cpu.cfs_period_us``.
     """
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     quotas: list[float] = []
@@ -172,7 +172,7 @@ def cpu_quota(root: Path) -> float | None:
 
 def _quota_v2(folder: Path) -> float | None:
     try:
-        quota, period = (folder / "cpu.max").read_text().split()
+        quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
     except OSError:
         return None
     return None if quota == "max" else int(quota) / int(period)
@@ -180,8 +180,8 @@ def _quota_v2(folder: Path) -> float | None:
 
 def _quota_v1(folder: Path) -> float | None:
     try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
+        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
+        period = int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
     except OSError:
         return None
     return None if quota < 0 else quota / period

@@ -47,7 +47,7 @@ def ask_driver() -> tuple[str, ...] | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=_TIMEOUT,
-            text=True,
+            encoding="utf-8",
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

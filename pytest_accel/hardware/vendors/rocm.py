@@ -66,7 +66,7 @@ class Rocm(BaseVendor):
         notes: list[str] = []
         for node in sorted(int(folder.name) for folder in nodes.glob("*") if folder.name.isdecimal()):
             try:
-                gpu = int((nodes / str(node) / "gpu_id").read_text())
+                gpu = int((nodes / str(node) / "gpu_id").read_text(encoding="utf-8"))
                 if gpu != 0:
                     found[node] = self._describe(nodes / str(node), list(found.values()))
                     self._gpus[found[node].id] = gpu
@@ -197,5 +197,5 @@ def _links(node: Path, ids: Mapping[int, str]) -> tuple[Link, ...]:
 
 
 def _properties(file: Path) -> dict[str, int]:
-    pairs = (line.split() for line in file.read_text().splitlines())
+    pairs = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}

@@ -170,7 +170,7 @@ class Xpu(BaseVendor):
     def _describe(self, folder: Path, notes: list[str]) -> _Gpu | None:
         device = folder / "device"
         try:
-            vendor = int((device / "vendor").read_text(), 16)
+            vendor = int((device / "vendor").read_text(encoding="utf-8"), 16)
         except FileNotFoundError:
             return None
         if vendor != _INTEL:
@@ -189,7 +189,7 @@ class Xpu(BaseVendor):
             raise ValueError(
                 f"{address} has no render node that this process can open ({', '.join(nodes) or 'it has none'})"
             )
-        product = int((device / "device").read_text(), 16)
+        product = int((device / "device").read_text(encoding="utf-8"), 16)
         files = sorted(device.glob("tile[0-9]*/physical_vram_size_bytes"))
         tiles = len(files)
         if not files and (folder / "lmem_total_bytes").exists():
@@ -248,7 +248,7 @@ def _product_names(root: Path, products: Collection[int]) -> dict[int, str]:
 def _number(file: Path, address: str, notes: list[str]) -> int | None:
     """Return the number in `file`; None if the file does not exist, or, with a note, if it has no number."""
     try:
-        return int(file.read_text())
+        return int(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
