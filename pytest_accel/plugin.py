@@ -26,7 +26,6 @@ from pytest_accel.core.marks import (
 from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.source_files import record_conftest, record_file
 from pytest_accel.core.stash_keys import LAUNCHED, MARKED, RANK_PLUGIN, SESSION
-from pytest_accel.core.worker_input import is_xdist_worker
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -96,13 +95,17 @@ def pytest_load_initial_conftests(
 
     In all of these processes but rank 0, this raises ``SystemExit`` when the session has ended.
     """
+    if "PYTEST_ACCEL_PLACE" in os.environ:
+        from pytest_accel.core import suite_place
+
+        suite_place.apply_in_worker(early_config)
     process = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else launcher_env.find_here()
     if process is not None and options.sees_launchers(early_config):
         from pytest_accel.nodes import launched_session
 
         early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
     # Not in a worker: the controller may have begun to write the files.
-    if not is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+    if not launcher_env.is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
                 from pytest_accel.core import whole_file

@@ -18,6 +18,7 @@ from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory
 from pytest_accel.core.stash_keys import LAUNCHED, RECORDERS
+from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.pool.pool import Pool, SingleNode
@@ -116,7 +117,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     args = [str(argument) for argument in config.invocation_params.args]
     if LAUNCHED in config.stash:
         args = without_local_rank(args)
-    options = ["-W", _IMPORTED_AHEAD]
+    place = SuitePlace.of(config)
+    options = [*place.options, "-W", _IMPORTED_AHEAD]
     for plugin in config.invocation_params.plugins or ():
         # PyCharm passes its plugin to `pytest.main`. Ranks load it, too, since the command line may have its options.
         if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:
@@ -137,6 +139,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     directory = session_folder.create()
     return SessionSpec(
         args=with_options(args, options),
+        place=place,
         invocation_dir=str(config.invocation_params.dir),
         sys_path=tuple(sys.path),
         directory=directory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class XdistHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
-        """Mask the devices that unmarked tests see in each worker.
+        """Tell each worker where the suite is, and mask the devices that unmarked tests see there.
 
         A worker sees all of the session's devices, beginning with a different one, or ``--accel-per-worker`` of them.
         A replacement for a crashed worker is made from the same spec and keeps the mask.
@@ -49,6 +51,10 @@ class XdistHooks:
         from pytest_accel.hardware.masks import partition, rotate
 
         self._workers = len(specs)
+        place = SuitePlace.of(config)
+        for spec in specs:
+            if spec.popen and not spec.chdir:  # Otherwise xdist makes the arguments relative to another root.
+                spec.env.update(place.for_worker({**os.environ, **spec.env}))
         machine = self._session.own_machine  # Unmarked tests run here, also if marked ones run on a cluster.
         devices = machine.session.devices
         if not devices:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from pytest_accel.core.suite_place import SuitePlace
+
 if TYPE_CHECKING:
     from pytest_accel.core.plugin_roles import RoleName
 
@@ -54,6 +56,8 @@ class SessionSpec(Struct, frozen=True):
     """True if `basetemp` is the driver's, on a file system that both machines share."""
     fractions: Mapping[str, float] = {}
     """Fraction of the memory of each device that this session may use, if it runs inside a rank with a share of it."""
+    place: SuitePlace | None = None
+    """Where the controller has found its suite; None: ranks look for it. `args` has its options."""
     coverage: str | None = None
     """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
 

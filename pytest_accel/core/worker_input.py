@@ -5,16 +5,13 @@ Suites tell the main process from all others by this attribute, and name what th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pytest_accel.core.launcher_env import RUN_OF_RANK
+
 WorkerInput = Mapping[str, Any]
 """`config.workerinput` of one rank."""
-OF_XDIST = ("workerid", "workercount", "testrunuid", "mainargv")
-"""The entries that xdist makes itself."""
-_RUN_OF_RANK = "PYTEST_ACCEL_TESTRUNUID"
-"""The variable by which a process that a test has started in a rank differs from an xdist worker."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -50,14 +47,5 @@ def environment(given: WorkerInput) -> dict[str, str | None]:
         "PYTEST_XDIST_WORKER": given["workerid"],
         "PYTEST_XDIST_WORKER_COUNT": str(given["workercount"]),
         "PYTEST_XDIST_TESTRUNUID": given["testrunuid"],
-        _RUN_OF_RANK: given["testrunuid"],
+        RUN_OF_RANK: given["testrunuid"],
     }
-
-
-def is_xdist_worker() -> bool:
-    """Return whether this process is an xdist worker, by its environment, before there is a `pytest.Config`.
-
-    A pytest session that a test has started in a rank inherits the rank's variables, and is no worker.
-    """
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    return "PYTEST_XDIST_WORKER" in os.environ and (run is None or run != os.environ.get(_RUN_OF_RANK))

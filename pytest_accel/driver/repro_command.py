@@ -77,10 +77,10 @@ def _pytest_options(config: pytest.Config) -> list[str]:
     words: list[str] = []
     for name in dict.fromkeys(_plugins(config.invocation_params.args)):
         words += ["-p", name]
-    for flag, name in (("-c", "inifilename"), ("--rootdir", "rootdir")):
-        value = getattr(option, name, None)
-        if value:
-            words += [flag, str(value)]
+    for flags, name in ((("-c", "--config-file"), "inifilename"), (("--rootdir",), "rootdir")):
+        # Not those that this plugin has given to an xdist worker.
+        if any(str(word).startswith(flags) for word in config.invocation_params.args):
+            words += [flags[0], str(getattr(option, name))]
     for value in getattr(option, "override_ini", None) or ():
         words += [_FLAG_OF_SETTING[value]] if value in _FLAG_OF_SETTING else ["-o", value]
     if isinstance(seed := getattr(option, "randomly_seed", None), int):

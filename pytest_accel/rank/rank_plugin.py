@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core import plugin_roles
+from pytest_accel.core import plugin_roles, suite_place
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Ready, Retire
 from pytest_accel.core.stash_keys import RANK_PLUGIN
@@ -100,6 +100,11 @@ class RankPlugin:
                 setattr(config.option, name, None)
         config.option.log_file = os.devnull  # With None, pytest would use the setting in the ini file.
         return config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+        if (place := self.context.session.place) is not None:
+            suite_place.apply(early_config, place.ini_file, place.paths)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:

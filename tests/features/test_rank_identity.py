@@ -203,10 +203,11 @@ def test_ranks_are_workers_without_xdist(suite: Suite) -> None:
     suite.write(
         "conftest.py",
         """
+        import pytest
+
+        @pytest.hookimpl(optionalhook=True)
         def pytest_configure_node(node):
             node.workerinput["mine"] = node.workerinput["workerid"]
-
-        pytest_configure_node.optionalhook = True
         """,
     )
     suite.write(
