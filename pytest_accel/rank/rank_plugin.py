@@ -22,6 +22,7 @@ from pytest_accel.core.device import MaskError
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Ready, Retire
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.rank import device_memory, process_group, torch_devices
+from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
@@ -84,6 +85,7 @@ class RankPlugin:
     def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Register the rank's plugins, after pytest's and before all others, so the others' hooks are called first."""
         pluginmanager.register(self, RANK_PLUGIN)
+        pluginmanager.register(MainProcessPlugins())
         pluginmanager.register(self._leak_check)
         pluginmanager.register(self._torch_failures)
         pluginmanager.register(self._runner)
@@ -112,10 +114,8 @@ class RankPlugin:
         config.pluginmanager.register(self._debugger)
         config.stash[RANK] = self.context
         option = config.option
-        given = dict(self.context.spec.workers[self.context.rank])
-        if isinstance(seed := getattr(option, "randomly_seed", None), int):
-            given.setdefault("randomly_seed", seed)  # pytest-randomly expects it, and sends it only if there is xdist.
-        vars(config).update(workerinput=given, workeroutput={})  # As in an xdist worker, once its options are parsed.
+        # As in an xdist worker, once the options are parsed.
+        vars(config).update(workerinput=dict(self.context.spec.workers[self.context.rank]), workeroutput={})
         for name in _CHANGES_THE_RUN:
             if getattr(option, name, None):
                 setattr(option, name, 0)
