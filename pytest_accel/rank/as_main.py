@@ -48,7 +48,7 @@ class MainProcessPlugins:
         for caller in manager.get_hookcallers(plugin) or ():
             for implementation in caller.get_hookimpls() if caller.name in _HOOKS else ():
                 if implementation.plugin is plugin:
-                    implementation.function = self._hiding(implementation.function)
+                    implementation.function = self._hiding(implementation.function)  # type: ignore[misc]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
