@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_accel.core import launcher_env, worker_input
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
 from pytest_accel.nodes import tcp_rendezvous
 from pytest_accel.nodes.agent_messages import Hello
@@ -561,3 +562,12 @@ def test_a_slow_stranger_does_not_delay_the_ranks(rendezvous: Rendezvous) -> Non
     for link in found.values():
         assert link is not None
         link[0].socket.close()
+
+
+def test_a_process_that_a_test_starts_in_a_rank_is_no_xdist_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"workerid": "gw3", "workercount": 4, "testrunuid": "outer"}
+    for name, value in worker_input.environment(given).items():
+        monkeypatch.setenv(name, str(value))
+    assert not launcher_env.is_xdist_worker()
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", "inner")  # A worker of a session inside the rank.
+    assert launcher_env.is_xdist_worker()
