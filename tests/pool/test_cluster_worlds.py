@@ -94,7 +94,7 @@ class ClusterPool:
         answer = answers.get(timeout=120)
         assert isinstance(answer, AcquiredWorld), answer
         world = World(answer, LocalPoolClient(self.pool, print), DebuggerRelay(None, answer.spec.ranks, None))
-        assert world.start("test_x.py") is None
+        assert world.start() is None
         return world
 
     def acquire(self, key: WorldKey) -> World:
