@@ -41,6 +41,7 @@ RUNS_IN_A_RANK = {
 RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
+    *("rank/holders",),
     *("rank/captured_output", "rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/fork_exit"),
     *("rank/device_memory", "rank/raised_errors", "core/kill", "core/serialization", "core/unix_sockets"),
 )

@@ -22,8 +22,8 @@ SHM_MANAGER = "torch_shm_manager"
 It removes files that its clients have left in shared memory, and exits 2 s after its last client (torch,
 ``lib/libshm/manager.cpp``, SHUTDOWN_TIMEOUT).
 """
-_TRACKER = re.compile(r"from (multiprocessing|([\w.]+\.)?loky\.backend)\.resource_tracker import ")
-"""Start of the source that resource trackers of Python and of loky run with ``python -c``.
+_TRACKER = re.compile(r"from (multiprocess(ing)?|([\w.]+\.)?loky\.backend)\.resource_tracker import ")
+"""Start of the source that resource trackers of Python, of `multiprocess` and of loky run with ``python -c``.
 
 A tracker cleans up and exits after its clients. The module's name elsewhere in a command line proves nothing: it may be
 part of a warning filter, which each Python process passes on to those that it starts.

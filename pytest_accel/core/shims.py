@@ -71,6 +71,14 @@ def tear_down_after(item: pytest.Item, following: pytest.Item | None) -> None:
         item.ihook.pytest_runtest_logreport(report=report)
 
 
+def requested_fixtures(item: pytest.Item) -> tuple[Any, ...]:
+    """Return the definitions of the fixtures that `item` uses, also those that it has requested by name.
+
+    They are known from the item's setup to its teardown.
+    """
+    return tuple(getattr(getattr(item, "_request", None), "_fixture_defs", {}).values())
+
+
 def forget_sections(item: pytest.Item) -> None:
     """Discard the captured output of an earlier run of `item`, before it runs again."""
     item._report_sections.clear()

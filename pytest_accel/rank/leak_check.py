@@ -1,18 +1,26 @@
-"""Leak check: after each test, find what the test left behind in its rank, undo it if possible, and report it.
+"""Leak check: after each test, find what the test left behind in its rank, and report it.
 
-The check ignores what fixtures of a wider scope than a test create or change: they clean up later.
+Nothing that the suite may still use is ended: processes, threads and process groups stay as long as the rank. The rank
+is replaced if a leak would make later tests wrong. Only settings are put back.
+
+The check ignores what fixtures of a wider scope than a test create or change: they clean up later. What a test starts
+while such a fixture, which it uses, is set up may belong to the fixture, so it is judged when the fixture has been torn
+down. What a global of the test's module keeps is judged when the module has been torn down. What a global of another
+module keeps belongs to that module, which lives as long as the rank.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from gc import collect
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from pytest_accel.core.shims import requested_fixtures
 from pytest_accel.rank import (
     device_memory,
     group_state,
@@ -22,7 +30,8 @@ from pytest_accel.rank import (
     rpc,
     torch_devices,
 )
-from pytest_accel.rank.leaked_groups import LeakedGroups, find_leaked
+from pytest_accel.rank.holders import module_that_holds
+from pytest_accel.rank.leaked_processes import Spawned
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -35,7 +44,16 @@ A test may leave constants and small caches of libraries behind. Their workspace
 are not cleared at the beginning of a test, which would cost every test something: up to this number of bytes, those of
 earlier tests may hide a leak.
 """
+_MOST_GROUPS = 100
+"""Number of process groups that tests may leave in a rank. Each has connections to the other ranks.
+
+Tests that make a device mesh leave its groups, because torch has no function to destroy them.
+"""
 _REPLACED = "its processes have been replaced"
+_PACKAGES_OF_TOOLS = ("_pytest.", "pytest_accel.", "xdist.")
+"""Packages whose fixtures and collectors keep nothing for a test."""
+_PLAIN = (str, bytes, int, float, PurePath)
+"""Types of values, such as the address of a server, through which a fixture keeps no process group."""
 
 
 class Leaks(NamedTuple):
@@ -47,6 +65,19 @@ class Leaks(NamedTuple):
     """Why this process must be killed after the test; None: no reason."""
     retire: bool = False
     """True if the process should not run another test, although the test did nothing wrong."""
+
+
+class _Started(NamedTuple):
+    """What one test has started, and has to be judged."""
+
+    test: str
+    """Node id of the test."""
+    module: pytest.Module | None
+    owners: Collection[object]
+    """Fixtures and collectors that may use it. It is judged when they have been torn down."""
+    spawned: Spawned = Spawned()
+    groups: frozenset[str] = frozenset()
+    """Names of process groups."""
 
 
 def check_failed(error: Exception) -> Leaks:
@@ -61,18 +92,28 @@ class LeakCheck:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._counts_memory = context.session.leaks != "off"
+        self._is_on = self._counts_memory = context.session.leaks != "off"
         self._settings: process_state.Settings = {}
         """Settings at the beginning of the test."""
         self._ended_clean = False
-        """True if the last test has ended without a leak or a changed setting."""
+        """True if the last test has ended without a changed setting."""
         self._activity = 0
         self._wider_settings: dict[object, set[tuple[str | bytes, object]]] = {}
         """Settings before and after the setup of each fixture of a wider scope that is set up and may restore them."""
         self._restored_settings: set[tuple[str | bytes, object]] = set()
         """The same of the fixtures that have been torn down since the beginning of the test."""
-        self._known = leaked_processes.find()
+        self._known = self._spawned()
         """Processes and threads that the test has not started."""
+        self._owners: dict[object, bool] = {}
+        """Fixtures of a wider scope and collectors that are set up; True if they may keep a process group."""
+        self._used: tuple[object, ...] = ()
+        """Those that the test uses."""
+        self._item: pytest.Item | None = None
+        """The test, if it has reached its teardown."""
+        self._started: list[_Started] = []
+        """What this test and earlier ones have started, and has not been judged yet."""
+        self._left_groups = 0
+        """Number of process groups that tests have left in this rank."""
         self._rpc = 0
         """Count of RPC initialisations at the beginning of the test, or after a wider fixture has initialised RPC."""
         self._memory: dict[str, int] = {}
@@ -96,32 +137,37 @@ class LeakCheck:
         """
         self._memory = self._allocated()
         self._kept_memory = {}
-        self._known |= leaked_processes.find()
+        self._known |= self._spawned()
+        self._item, self._used = None, ()
         self._rpc = rpc.initialisations()
         if self._context.spec.grouped:
             self._context.operations.begin()
             self._context.store_keys.begin()
+            self._context.kept_groups = group_state.group_names()
             self._groups = group_state.created_count()
         unchanged = self._ended_clean and activity == self._activity
         self._ended_clean, self._activity = False, activity
         self._restored_settings = set()
         if unchanged:
             return  # The last check found the same settings. Reading them again takes longer than many tests.
-        if self._context.spec.grouped:
-            leaked_groups.destroy(self._context)
-        self._settings = process_state.read(self._context.variables)
+        self._settings = self._read_settings()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        """Exempt a collector's own `setup` as if it were a wider fixture: it may start the kernel of a notebook."""
-        if type(collector).setup is pytest.Collector.setup or "setup" in vars(collector):
+        """Exempt a collector's own `setup` as if it were a wider fixture: it may start the kernel of a notebook.
+
+        Of a module, record only that it is set up.
+        """
+        exempts = type(collector).setup is not pytest.Collector.setup
+        if "setup" in vars(collector) or not (exempts or isinstance(collector, pytest.Module)):
             return
         setup = collector.setup
 
         def exempt_setup() -> None:
             __tracebackhide__ = True
-            collector.addfinalizer(partial(self._keep_until_next_test, collector))
-            with self._wider_fixture(collector):
+            collector.addfinalizer(partial(self._end_owner, collector))
+            self._owners[collector] = True
+            with self._wider_fixture(collector) if exempts else nullcontext():
                 setup()
 
         vars(collector)["setup"] = exempt_setup
@@ -133,22 +179,39 @@ class LeakCheck:
         if fixturedef.scope == "function":
             return (yield)
         with self._wider_fixture(fixturedef):
-            return (yield)
+            value = yield
+        # A fixture without a value keeps things in a global, if at all.
+        if value is not None and not _is_of_tool(fixturedef.func):
+            self._owners[fixturedef] = not isinstance(value, _PLAIN)
+        return value
 
     @pytest.hookimpl
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        self._keep_until_next_test(fixturedef)
+        self._end_owner(fixturedef)
 
-    def _keep_until_next_test(self, owner: object) -> None:
-        """Exempt the settings of a fixture or collector that is torn down until the next test begins."""
+    def _end_owner(self, owner: object) -> None:
+        """Record that a fixture or collector is torn down. Exempt its settings until the next test begins."""
+        self._owners.pop(owner, None)
         self._restored_settings |= self._wider_settings.pop(owner, set())
 
-    @contextlib.contextmanager
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        self._item = item
+        nodes = [node for node in item.listchain() if not _is_of_tool(type(node))]
+        self._used = tuple(one for one in (*requested_fixtures(item), *nodes) if one in self._owners)
+
+    def _spawned(self) -> Spawned:
+        return leaked_processes.find() if self._is_on else Spawned()
+
+    def _read_settings(self) -> process_state.Settings:
+        return process_state.read(self._context.variables) if self._is_on else {}
+
+    @contextmanager
     def _wider_fixture(self, owner: object) -> Iterator[None]:
         """Attribute changes made in the ``with`` block to `owner`, a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
-        settings = process_state.read(self._context.variables)
-        spawned = leaked_processes.find()
+        settings = self._read_settings()
+        spawned = self._spawned()
         memory = self._allocated()
         groups = group_state.group_names() if grouped else set()
         initialised = rpc.initialisations()
@@ -157,10 +220,10 @@ class LeakCheck:
             with self._context.operations.wider_fixture(), self._context.store_keys.wider_fixture():
                 yield
         finally:
-            changed = process_state.changed(settings, process_state.read(self._context.variables))
+            changed = process_state.changed(settings, self._read_settings())
             pairs = {(name, value) for name, values in changed.items() for value in values}
             self._wider_settings.setdefault(owner, set()).update(pairs)
-            self._known |= leaked_processes.find() - spawned
+            self._known |= self._spawned() - spawned
             for device, size in self._allocated().items():
                 self._kept_memory[device] = self._kept_memory.get(device, 0) + max(0, size - memory.get(device, 0))
             if (now := rpc.initialisations()) != initialised:
@@ -170,14 +233,14 @@ class LeakCheck:
                 self._groups = own_groups + group_state.created_count() - created
 
     def end(self, *, closed_streams: bool, failed_work: torch_devices.FailedWork | None) -> Leaks:
-        """Return the leaks of the test since :meth:`begin`, after undoing those that can be undone.
+        """Return the leaks of the test since :meth:`begin`, after settings have been put back.
 
         `closed_streams` is True if the test has closed pytest's capture streams. `failed_work` is work on a device that
         has failed, after which the device is unusable for this process.
         """
         lines: list[str] = []
-        lasting: list[str] = []  # Leaks that cannot be undone.
-        settings = process_state.read(self._context.variables)
+        lasting: list[str] = []  # Leaks for which the ranks are replaced.
+        settings = self._read_settings()
         exempt = self._restored_settings.union(*self._wider_settings.values())
         if closed_streams:
             lasting.append("closed its standard streams, which are pytest's own files")
@@ -189,9 +252,8 @@ class LeakCheck:
                 lines.append(f"{change}; it has been put back")
             else:
                 lasting.append(change)
-        killed, running = leaked_processes.kill_new(self._known, self._context.session.kept_processes)
-        lines += killed
-        lasting += running
+        for text, is_lasting in self._judge_started():
+            (lasting if is_lasting else lines).append(text)
         initialised = rpc.initialisations()
         runs = initialised > 0 and rpc.is_running()
         if runs and initialised != self._rpc:
@@ -200,12 +262,57 @@ class LeakCheck:
             # The test has seen the error, or has failed because of it, so the error needs no line.
             return Leaks((*lines, *_with_replacement(lasting)), f"the test left a device unusable: {failed_work}")
         lasting += self._grown_memory()
-        groups = find_leaked(self._context) if self._context.spec.grouped else LeakedGroups()
-        lines += groups.lines
-        self._ended_clean = settings == self._settings and not (lines or lasting or groups.destroyable)
-        lines += _with_replacement(lasting)
-        kill_reason = f"the test {lasting[0]}" if lasting else groups.kill_reason
-        return Leaks(tuple(lines), kill_reason, retire=self._context.store_keys.end() or (initialised > 0 and not runs))
+        self._ended_clean = settings == self._settings
+        kill_reason = f"the test {lasting[0]}" if lasting else None
+        if self._context.spec.grouped and leaked_groups.has_lost_default(self._context):
+            kill_reason = kill_reason or "the test destroyed or replaced the world's default process group"
+        return Leaks(
+            (*lines, *_with_replacement(lasting)),
+            kill_reason,
+            retire=self._context.store_keys.end()
+            or (initialised > 0 and not runs)
+            or (self._left_groups > _MOST_GROUPS and not self._used),
+        )
+
+    def _judge_started(self) -> Iterator[tuple[str, bool]]:
+        """Yield the text about each thing that a test has started and left, and whether the ranks must be replaced.
+
+        What may belong to a fixture or module that is still set up stays in `_started`.
+        """
+        grouped = self._context.spec.grouped
+        test = "" if self._item is None else self._item.nodeid
+        module = None if self._item is None else self._item.getparent(pytest.Module)
+        spawned, names = self._spawned() - self._known, group_state.group_names() if grouped else set()
+        groups = frozenset(names - self._context.kept_groups)
+        self._known |= spawned
+        self._context.kept_groups |= names
+        if any(spawned):
+            self._started.append(_Started(test, module, self._used, spawned))
+        if groups:
+            keepers = [one for one in self._used if self._owners.get(one)]
+            self._started.append(_Started(test, module, keepers, groups=groups))
+        started, self._started = self._started, []
+        for one in started:
+            if any(owner in self._owners for owner in one.owners):
+                self._started.append(one)
+                continue
+            found = leaked_processes.left(one.spawned, self._context.session.kept_processes)
+            found += leaked_groups.left(one.groups) if one.groups else []
+            self._left_groups += len(one.groups)
+            for leftover in found:
+                holder = module_that_holds(leftover.handles)
+                if holder is not None and holder is not getattr(one.module, "obj", None):
+                    self._left_groups -= len(leftover.groups)
+                elif holder is not None and one.module in self._owners:
+                    self._left_groups -= len(leftover.groups)
+                    self._started.append(
+                        _Started(one.test, one.module, [one.module], leftover.spawned, leftover.groups)
+                    )
+                else:
+                    yield (
+                        f"{leftover.text}{'' if one.test == test else f', which {one.test} started'}",
+                        leftover.lasting,
+                    )
 
     def _allocated(self) -> dict[str, int]:
         return torch_devices.allocated_memory(self._context) if self._counts_memory else {}
@@ -232,6 +339,11 @@ class LeakCheck:
         }
 
 
+def _is_of_tool(made: Any) -> bool:
+    """Return whether the function or class `made` is one of pytest, its workers or this package."""
+    return str(getattr(made, "__module__", "")).startswith(_PACKAGES_OF_TOOLS)
+
+
 def _with_replacement(lasting: list[str]) -> list[str]:
-    """Return the lines for the report about leaks that cannot be undone."""
+    """Return the lines for the report about leaks for which the ranks are replaced."""
     return [f"{leak}; {_REPLACED}" for leak in lasting]

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
-from gc import collect
-from os import WNOHANG, getpid, waitid, waitpid
+from gc import collect, get_objects
+from os import getpid, waitid
 from pathlib import Path
 from threading import Thread, main_thread
 from threading import enumerate as living_threads
 from time import sleep
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import (
-    SHM_MANAGER,
-    Survivor,
-    kill_tree,
-    living,
-    may_be_killed,
-    resource_tracker_pid,
-    survivors,
-)
+from pytest_accel.core.kill import SHM_MANAGER, resource_tracker_pid
 from pytest_accel.core.truncation import cut_end
 
 _INTERVAL = 0.005
@@ -39,17 +30,19 @@ they get no more of the processor than this process does.
 """
 _LONGEST_GRACE = 5.0
 """Seconds after which those that are at work are taken for left running."""
-_KILL_TIMEOUT = 3.0
-"""Seconds to wait for the exit of killed processes. The fork server, which kills them again, waits longer."""
 _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
+    "multiprocess.forkserver",
+    "multiprocess.resource_tracker",
     "torch/_inductor/compile_worker",
     "loky.backend.",  # joblib's reusable executor and its tracker; also matches `joblib.externals.loky`.
     "wandb-core",
     SHM_MANAGER,
 )
 """Texts in the command lines of processes that a library keeps until its process exits, and terminates itself."""
+_HANDLES = {"Popen", "BaseProcess"}
+"""Names of classes with an object for each process that is started: in `multiprocess`, they are others of that name."""
 _EXECUTOR = os.path.join("concurrent", "futures", "thread.py")
 """End of the path of the module with the function that workers of a `ThreadPoolExecutor` run."""
 _LOKY = "loky.process_executor"
@@ -68,6 +61,20 @@ class Spawned(NamedTuple):
 
     def __sub__(self, other: Spawned) -> Spawned:
         return Spawned(self.children - other.children, self.threads - other.threads)
+
+
+class Leftover(NamedTuple):
+    """A process, a thread or a process group that outlives the test that has started it."""
+
+    text: str
+    """The text for the report."""
+    handles: list[object]
+    """The objects by which code refers to it."""
+    spawned: Spawned = Spawned()
+    groups: frozenset[str] = frozenset()
+    """The name of the group, if it is one."""
+    lasting: bool = False
+    """True if the next test must not find it."""
 
 
 def find() -> Spawned:
@@ -100,44 +107,52 @@ def children_of(parent: int) -> frozenset[int]:
     return frozenset()
 
 
-def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
-    """Kill processes that are not `known`; return lines about these, and lines about what cannot be ended.
+def left(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]:
+    """Return those of the processes and threads that do not end by themselves soon.
 
-    The latter are new threads, and processes that live on: those of other users, and those in uninterruptible sleep.
-    Processes with a text of `kept` or of `_LIBRARIES` in their command lines are left running and not reported.
+    Processes with a text of `kept` or of `_LIBRARIES` in their command lines, and idle threads of executors, are left
+    out.
     """
-    new = find() - known
-    if not any(new):
-        return [], []
+    if not any(spawned):
+        return []
     collect()
     deadline = monotonic() + _LONGEST_GRACE
     idle = 0
     while True:
-        children = _running(new.children, (*_LIBRARIES, *kept))
-        threads = [thread for thread in new.threads if thread.is_alive() and not _may_stay(thread)]
+        children = _running(spawned.children, (*_LIBRARIES, *kept))
+        threads = [thread for thread in spawned.threads if thread.is_alive() and not _may_stay(thread)]
         if not (children or threads) or idle == _GRACE or monotonic() > deadline:
             break
         at_work = any(_is_tree_at_work(child.pid) for child in children) or any(map(_is_at_work, threads))
         idle = 0 if at_work else idle + 1
         sleep(_INTERVAL)
-    texts = {child.pid: f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children}
-    left = _kill(children)
-    lasting = [f"left {one.about} running, which cannot be killed" for one in left]
-    lasting += [f"left the thread {thread.name!r} running" for thread in threads if thread.is_alive()]
-    return [text for pid, text in texts.items() if all(one.pid != pid for one in left)], lasting
+    return [
+        *(
+            Leftover(
+                f"left process {child.pid} running ({_name(child)})",
+                _handles(child.pid),
+                Spawned(children=frozenset([child.pid])),
+            )
+            for child in children
+        ),
+        *(
+            Leftover(f"left the thread {thread.name!r} running", [thread], Spawned(threads=frozenset([thread])))
+            for thread in threads
+        ),
+    ]
 
 
-def _kill(children: Iterable[psutil.Process]) -> tuple[Survivor, ...]:
-    """Kill `children` of this process with their descendants; return those that live on."""
-    killed = {process for child in children for process in kill_tree(child.pid)}
-    deadline = monotonic() + _KILL_TIMEOUT
-    while True:
-        for process in killed:
-            with suppress(ChildProcessError):  # A descendant, or reaped already.
-                waitpid(process.pid, WNOHANG)
-        if not any(map(may_be_killed, living(killed))) or monotonic() > deadline:
-            return survivors(killed)
-        sleep(_INTERVAL)
+def _handles(pid: int) -> list[object]:
+    """Return the objects of `subprocess`, `multiprocessing` and libraries like these for the process `pid`."""
+    objects = get_objects()
+    classes = {one for one in set(map(type, objects)) if any(base.__name__ in _HANDLES for base in one.__mro__)}
+    return [one for one in objects if type(one) in classes and _pid_of(one) == pid]
+
+
+def _pid_of(handle: Any) -> object:
+    with suppress(Exception):  # A class that a test has written, or a handle that has been closed.
+        return handle.pid
+    return None
 
 
 def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from msgspec import Struct, field, structs
 
 from pytest_accel.core.frames import Folders
-from pytest_accel.core.group_names import group_label
+from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
@@ -141,6 +141,8 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     kill_reason = next(iter(mismatch + unawaited), None)
     if kill_reason is None and len({left.groups for left in finished}) > 1:
         kill_reason = "its ranks made different numbers of process groups"
+    if kill_reason is None and have_different_groups(phase.finished):
+        kill_reason = "some of its ranks have process groups that others have not"
     if kill_reason is None and any(messages.failed for left in finished for messages in left.messages.values()):
         kill_reason = "a point-to-point operation of the test failed, and its connection may be closed"
     return structs.replace(
@@ -250,6 +252,21 @@ def compare_groups(finished: Mapping[int, Finished]) -> list[str]:
         f"the ranks made different numbers of process groups: {_by_rank(numbers)}; every rank must call "
         "dist.new_group, also one that is no member, unless use_local_synchronization=True"
     ]
+
+
+def have_different_groups(finished: Mapping[int, Finished]) -> bool:
+    """Return whether some ranks have a process group that others should have, too, or that changes the next names.
+
+    torch numbers groups in all ranks, and derives the names of those that only their members make from their number.
+    """
+    held: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+    for rank, left in finished.items():
+        for name, (members, _) in left.collectives.items():
+            held.setdefault((name, members), set()).add(rank)
+    return any(
+        not ranks >= finished.keys() & (members if name == DEFAULT_GROUP or name.isdigit() else finished.keys())
+        for (name, members), ranks in held.items()
+    )
 
 
 def _by_rank(numbers: Mapping[int, int]) -> str:

@@ -1,9 +1,10 @@
-"""Tests of leaks: what a test leaves changed or running in its ranks is undone, and reported as configured."""
+"""Tests of leaks: what a test leaves changed or running in its ranks is reported as configured, and stays if it can."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ _SETTINGS_TESTS = """
     "mode",
     ["warn", pytest.param("fail", marks=pytest.mark.long), pytest.param("off", marks=pytest.mark.long)],
 )
-def test_leaks_are_undone_and_reported_as_configured(suite: Suite, mode: str) -> None:
+def test_changed_settings_are_put_back_and_reported_as_configured(suite: Suite, mode: str) -> None:
     suite.write("test_leaves.py", _SETTINGS_TESTS)
     run = suite.run("-W", "default", "--accel-leaks", mode)
-    assert run.count() == ({"PASSED": 3, "ERROR": 2} if mode == "fail" else {"PASSED": 3}), run.text
+    expected = {"warn": {"PASSED": 3}, "fail": {"PASSED": 3, "ERROR": 2}, "off": {"PASSED": 2, "FAILED": 1}}
+    assert run.count() == expected[mode], run.text
     on_both = "ranks 0-1 left torch's default dtype changed from torch.float32 to torch.float64; it has been put back"
     assert (on_both in run.text) == (mode != "off")
     assert ("rank 1 left the working directory changed from" in run.text) == (mode != "off")
@@ -101,13 +103,13 @@ _PROCESS_TESTS = """
     def test_process(rank):
         SEEN["world"] = os.getpid()
         if rank == 1:
-            SEEN["child"] = sleeper()
+            SEEN["pid"] = sleeper().pid
 
 
-    def test_process_has_been_killed(rank):
+    def test_process_lives_on(rank):
         assert SEEN["world"] == os.getpid()
         if rank == 1:
-            assert SEEN["child"].poll() is not None
+            assert psutil.Process(SEEN["pid"]).is_running()
 
 
     def test_uses_server(server):
@@ -137,28 +139,44 @@ _PROCESS_TESTS = """
         threading.Thread(target=threading.Event().wait, name="forgotten").start()
 
 
-    def test_thread_is_gone():
-        assert not SEEN
-        assert "forgotten" not in {thread.name for thread in threading.enumerate()}
+    def test_thread_lives_on():
+        assert SEEN["world"] == os.getpid()
+        assert "forgotten" in {thread.name for thread in threading.enumerate()}
+
+
+    def test_keeps_a_process_in_a_global():
+        SEEN["kept"] = sleeper()
+        print("pid", SEEN["kept"].pid)
+
+
+    def test_last_of_the_file():
+        assert SEEN["kept"].poll() is None
 """
 
 
 @pytest.mark.long
-def test_processes_and_threads_that_a_test_leaves_are_reported_and_removed(suite: Suite) -> None:
+def test_processes_and_threads_that_a_test_leaves_are_reported_and_end_with_the_ranks(suite: Suite) -> None:
     suite.write("test_starts.py", _PROCESS_TESTS)
-    run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning")
+    run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning", "-rP")
     assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
         "test_process": "PASSED ERROR",
         "test_thread": "PASSED ERROR",
+        "test_last_of_the_file": "PASSED ERROR",
     }, run.text
-    assert len(run.outcomes()) == 9
-    assert "rank 1 left process " in run.text
-    assert "-c import signal; signal.pause()); it has been killed" in run.text
-    assert "ranks 0-1 left the thread 'forgotten' running; its processes have been replaced" in run.text
+    assert len(run.outcomes()) == 11
+    assert "rank 1 left process " in run.failure("test_process")
+    assert "-c import signal; signal.pause())" in run.failure("test_process")
+    assert "ranks 0-1 left the thread 'forgotten' running" in run.failure("test_thread")
+    assert "signal.pause()), which test_starts.py::test_keeps_a_process_in_a_global started" in run.text
+    assert "outside of any test" not in run.text
+    pids = [int(line.split()[1]) for line in run.text.splitlines() if line.startswith("pid ")]
+    assert len(pids) == 2
+    remaining = [process for process in psutil.process_iter() if process.pid in pids]
+    assert psutil.wait_procs(remaining, timeout=60)[1] == []
 
 
 @pytest.mark.long
-def test_process_groups_that_a_test_leaves_are_destroyed(suite: Suite) -> None:
+def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -> None:
     suite.write(
         "test_groups.py",
         """
@@ -194,25 +212,46 @@ def test_process_groups_that_a_test_leaves_are_destroyed(suite: Suite) -> None:
 
 
         def test_after_mesh():
-            assert (SEEN, count(), total()) == (["mesh"], 1, 2)
+            assert (SEEN, total()) == (["mesh"], 2)
 
 
         def test_group():
+            SEEN.append(count())
             assert total(dist.new_group([0, 1])) == 2
 
 
-        def test_new_group_is_a_new_one():
-            assert (SEEN, count()) == (["mesh"], 1)
-            assert total(dist.new_group([0, 1])) == 2
-            for group in list(dist.distributed_c10d._world.pg_map)[1:]:
-                dist.destroy_process_group(group)
+        def test_group_stays():
+            assert count() == SEEN[-1] + 1
+            assert total(list(dist.distributed_c10d._world.pg_map)[-1]) == 2
 
 
         def test_group_named_after_its_ranks():
             assert total(dist.new_group([0, 1], use_local_synchronization=True)) == 2
 
 
+        def test_same_world():
+            assert total(dist.new_group([0, 1], use_local_synchronization=True)) == 2
+            dist.destroy_process_group(list(dist.distributed_c10d._world.pg_map)[-1])
+            assert total() == 2
+            assert SEEN
+
+
+        def test_group_of_one_rank(rank):
+            if rank == 0:
+                dist.new_group([0], use_local_synchronization=True)
+
+
         def test_another_world():
+            assert (SEEN, count(), total()) == ([], 1, 2)
+
+
+        def test_more_groups_than_a_rank_may_have():
+            for number in range(101):
+                dist.new_group()
+            SEEN.append("many")
+
+
+        def test_yet_another_world():
             assert (SEEN, count(), total()) == ([], 1, 2)
         """,
     )
@@ -220,9 +259,12 @@ def test_process_groups_that_a_test_leaves_are_destroyed(suite: Suite) -> None:
     assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
         "test_group": "PASSED ERROR",
         "test_group_named_after_its_ranks": "PASSED ERROR",
+        "test_group_of_one_rank": "PASSED ERROR",
+        "test_more_groups_than_a_rank_may_have": "PASSED ERROR",
     }, run.text
-    assert len(run.outcomes()) == 6
-    assert "ranks 0-1 did not destroy process group " in run.text
+    assert len(run.outcomes()) == 10
+    assert "ranks 0-1 did not destroy process group " in run.failure("test_group")
+    assert "rank 0 did not destroy process group " in run.failure("test_group_of_one_rank")
 
 
 @pytest.mark.long

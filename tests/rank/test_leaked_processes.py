@@ -19,7 +19,7 @@ def test_a_process_that_runs_code_is_given_time_to_end(monkeypatch: pytest.Monke
     monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 60.0)
     known = leaked_processes.find()
     with subprocess.Popen([*prefix, sys.executable, "-c", _COMPUTES.format(0.5)]) as child:
-        assert leaked_processes.kill_new(known) == ([], [])
+        assert leaked_processes.left(leaked_processes.find() - known) == []
     assert child.returncode == 0
 
 
@@ -34,18 +34,19 @@ def test_a_thread_that_runs_code_is_given_time_to_end(monkeypatch: pytest.Monkey
     known = leaked_processes.find()
     thread = threading.Thread(target=compute)
     thread.start()
-    assert leaked_processes.kill_new(known) == ([], [])
+    assert leaked_processes.left(leaked_processes.find() - known) == []
     assert not thread.is_alive()
 
 
-def test_a_process_that_runs_code_for_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_runs_code_for_too_long_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 0.1)
     known = leaked_processes.find()
     with subprocess.Popen([sys.executable, "-c", _COMPUTES.format(600)]) as child:
-        (line,), threads = leaked_processes.kill_new(known)
-    assert line.startswith(f"left process {child.pid} running (")
-    assert line.endswith("; it has been killed")
-    assert not threads
+        [leftover] = leaked_processes.left(leaked_processes.find() - known)
+        assert child.poll() is None
+        child.kill()
+    assert leftover.text.startswith(f"left process {child.pid} running (")
+    assert leftover.handles == [child]
 
 
 def test_a_warning_filter_that_names_a_library_does_not_hide_a_process() -> None:
@@ -56,7 +57,6 @@ def test_a_warning_filter_that_names_a_library_does_not_hide_a_process() -> None
         "-W",
         "ignore::UserWarning:loky.backend.x",
     ]
-    with subprocess.Popen([*command, "-c", "input()"], stdin=subprocess.PIPE):
-        [line], lasting = leaked_processes.kill_new(known)
-    assert line.startswith("left process")
-    assert lasting == []
+    with subprocess.Popen([*command, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        [leftover] = leaked_processes.left(leaked_processes.find() - known)
+    assert leftover.text.startswith(f"left process {child.pid} running (")

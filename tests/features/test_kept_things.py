@@ -1,0 +1,308 @@
+"""Tests of what a suite keeps from one test to the next: its verdict in ranks is that under plain torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.run import OUTER_VARIABLES
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_CONFTEST = """
+    import os
+
+    import pytest
+
+
+    def pytest_configure(config):
+        config.addinivalue_line("markers", "distributed: needs ranks")
+
+
+    if "PLAIN" in os.environ:
+        @pytest.fixture(scope="session")
+        def rank():
+            return int(os.environ["RANK"])
+
+
+        @pytest.fixture(scope="session", autouse=True)
+        def default_group():
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+            yield
+            dist.destroy_process_group()
+"""
+_LIBRARIES = {
+    "parallel_state.py": """
+        import subprocess
+        import sys
+
+        import torch.distributed as dist
+
+        _GROUPS = {}
+
+
+        class State:
+            helper = None
+
+
+        def group():
+            if "all" not in _GROUPS:
+                _GROUPS["all"] = dist.new_group()
+                State.helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            return _GROUPS["all"]
+    """,
+    # As the package of this name, which starts its tracker in this way.
+    "multiprocess/__init__.py": "",
+    "multiprocess/resource_tracker.py": """
+        import os
+        import sys
+        from multiprocessing.util import spawnv_passfds
+
+
+        def main(descriptor):
+            os.read(descriptor, 1)
+
+
+        def ensure_running():
+            read, write = os.pipe()
+            source = f"from multiprocess.resource_tracker import main;main({read})"
+            path = os.fsencode(sys.executable)
+            return spawnv_passfds(path, [path, b"-c", source.encode()], [read]), write
+    """,
+}
+_SUITE = {
+    "test_groups.py": """
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("number", range(3))
+        def test_broadcast(number, rank):
+            import torch
+            import torch.distributed as dist
+            from parallel_state import State, group
+
+            value = torch.full((1,), float(rank))
+            dist.broadcast(value, src=0, group=group())
+            assert value.item() == 0
+            assert State.helper.poll() is None
+    """,
+    "test_loader.py": """
+        import pytest
+
+
+        @pytest.fixture(scope="module")
+        def loader():
+            import torch
+            from torch.utils.data import DataLoader, TensorDataset
+
+            data = TensorDataset(torch.arange(8))
+            return DataLoader(data, batch_size=2, num_workers=1, persistent_workers=True)
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("epoch", range(2))
+        def test_epoch(loader, epoch, rank):
+            assert sum(len(batch[0]) for batch in loader) == 8
+    """,
+    "test_lazy.py": """
+        import multiprocessing
+        import os
+        import signal
+        import subprocess
+        import sys
+        import threading
+        from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        class Service:
+            \"""A service that starts threads, pools and a daemon when they are first needed.\"""
+
+            def __init__(self):
+                self.calls = 0
+                self.stopping = threading.Event()
+                self.thread = self.pool = self.daemon = None
+                self.requests = ThreadPoolExecutor(1)
+
+            def call(self):
+                self.calls += 1
+                if self.thread is None:
+                    self.thread = threading.Thread(target=self.stopping.wait)
+                    self.thread.start()
+                    self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
+                    self.daemon = int(self.requests.submit(start_daemon).result())
+                assert self.thread.is_alive()
+                os.kill(self.daemon, 0)
+                return self.pool.submit(os.getpid).result()
+
+            def stop(self):
+                self.stopping.set()
+                self.thread.join()
+                self.pool.shutdown()
+                self.requests.shutdown()
+                os.kill(self.daemon, signal.SIGKILL)
+
+
+        def start_daemon():
+            code = "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL).pid)"
+            return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout
+
+
+        @pytest.fixture(scope="module")
+        def service():
+            made = Service()
+            yield made
+            made.stop()
+
+
+        WORKERS = []
+
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_service(service, number, rank):
+            WORKERS.append(service.call())
+            assert (service.calls, len(set(WORKERS))) == (number + 1, 1)
+    """,
+    "test_globals.py": """
+        import subprocess
+        import sys
+        import threading
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+        KEPT = {}
+
+
+        def teardown_module():
+            if KEPT:
+                KEPT["stop"].set()
+                KEPT["thread"].join()
+                KEPT["child"].communicate()
+
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_global(number, rank):
+            if not KEPT:
+                assert number == 0
+                KEPT["stop"] = threading.Event()
+                KEPT["thread"] = threading.Thread(target=KEPT["stop"].wait)
+                KEPT["thread"].start()
+                KEPT["child"] = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            assert KEPT["thread"].is_alive()
+            assert KEPT["child"].poll() is None
+    """,
+    "test_tracker.py": """
+        import os
+
+        import pytest
+
+        TRACKER = []
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("number", range(2))
+        def test_tracker(number, rank):
+            from multiprocess.resource_tracker import ensure_running
+
+            if number == 0:
+                TRACKER.extend(ensure_running())
+            assert os.waitpid(TRACKER[0], os.WNOHANG) == (0, 0)
+    """,
+    "test_joblib.py": """
+        import os
+
+        import pytest
+
+        SEEN = set()
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("number", range(2))
+        def test_workers(number, rank):
+            joblib = pytest.importorskip("joblib")
+            SEEN.update(joblib.Parallel(n_jobs=1, backend="loky")([joblib.delayed(os.getpid)()]))
+            assert len(SEEN) == 1
+    """,
+}
+_SAVER = """
+    import pytest
+
+
+    @pytest.fixture(scope="module")
+    def state():
+        import torch
+
+        return {"weight": torch.ones(4)}
+
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.parametrize("step", range(3))
+    def test_save(step, rank, tmp_path_factory):
+        import torch
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        folder = [str(tmp_path_factory.mktemp("checkpoint"))]
+        dist.broadcast_object_list(folder)
+        state = {"weight": torch.ones(4)}
+        future = dcp.async_save(state, checkpoint_id=folder[0], async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+        future.result()
+"""
+
+
+def _plain(suite: Suite) -> str:
+    """Run the suite in two processes of torchrun, without the plugin; fail unless both pass. Return the output."""
+    (suite.path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not OUTER_VARIABLES.match(name)}
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
+            *("--nproc-per-node=2", "-m", "pytest", "-p", "no:accel", "-p", "no:cacheprovider"),
+        ],
+        cwd=suite.path,
+        env=environment | {"PLAIN": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(suite.path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    print(run.stdout, run.stderr)
+    assert run.returncode == 0, run.stdout
+    return run.stdout
+
+
+def test_what_a_suite_keeps_stays_alive_in_ranks_as_under_torchrun(suite: Suite) -> None:
+    suite.write("conftest.py", _CONFTEST)
+    for name, text in {**_LIBRARIES, **_SUITE}.items():
+        suite.write(name, text)
+
+    run = suite.run("--accel-leaks", "fail", "--accel-timeout", "60")
+
+    assert run.count() == {"PASSED": 13}, run.text
+    assert _plain(suite).count(" 13 passed") == 2
+
+
+@pytest.mark.long
+def test_the_process_of_an_asynchronous_checkpoint_stays_alive(suite: Suite) -> None:
+    suite.write("conftest.py", _CONFTEST)
+    suite.write("test_saver.py", _SAVER)
+
+    run = suite.run("--accel-leaks", "fail", "--accel-timeout", "100")
+
+    assert run.count() == {"PASSED": 3}, run.text
+    assert _plain(suite).count(" 3 passed") == 2
