@@ -50,7 +50,10 @@ class _SlowestRank:
         phase = getattr(_categories(), _PHASES[report.when])
         if any(item.nodeid in times.get(phase, ()) for times in sent.values()):
             measured[phase][item.nodeid].pop()
-        for category, times in _slowest(sent.values()).items():
+        given = [*sent.values()]
+        if report.failed:  # A rank that died or hung has sent nothing, and may be the slowest.
+            given.append({phase: {item.nodeid: [report.duration]}})
+        for category, times in _slowest(given).items():
             for name, seconds in times.items():
                 measured[category].setdefault(name, []).extend(seconds)
 

@@ -197,6 +197,7 @@ class RankPhase(Struct, frozen=True, omit_defaults=True):
     start: Moment = 0.0
     """0 if unknown."""
     stop: Moment = 0.0
+    """The end of the phase, or that of the rank."""
     collectives: tuple[CollectiveCall, ...] = ()
     """The last collectives of the phase, in a session that makes a trace (``--accel-trace``)."""
 

@@ -70,6 +70,8 @@ class RankOutcome(NamedTuple):
     """For a rank that could not run the test: the cause in one line, if the rank has recognized it."""
     hang: Hang | None = None
     """Why the rank counts as hung; None: it does not hang."""
+    span: tuple[float, float] = (0.0, 0.0)
+    """For a rank that ended without a report: start and end of its phase, in seconds since the epoch."""
 
     @property
     def secondary(self) -> bool:

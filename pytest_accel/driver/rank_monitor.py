@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 
-from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.clock import PAUSES, monotonic, wall_clock
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
     CannotRun,
@@ -30,6 +30,7 @@ from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
@@ -60,6 +61,8 @@ class RankMonitor:
         """Number of the current test."""
         self.began = 0.0
         """Time at which the current test began (`clock.monotonic`)."""
+        self.call_began: float | None = None
+        """Time at which the ranks were told to run the call of the current test, or to leave it out; None: not yet."""
         self.ready: set[int] = set()
         """The ranks that can run tests."""
         self.exit_request: ExitRequest | None = None
@@ -88,11 +91,16 @@ class RankMonitor:
         """Make a test the current one; it begins at the time `now`. Called for its collection, too."""
         self.serial += 1
         self.began = now
+        self.call_began = None
         self._debugger.begin()
         self._extras.clear()
         self.findings = NOTHING
         for rank in self.ranks:
             rank.begin()
+
+    def began_of(self, when: When) -> float:
+        """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
+        return self.began if when == "setup" or self.call_began is None else self.call_began
 
     def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
         """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
@@ -234,8 +242,20 @@ class RankMonitor:
         if exit is not None and exit.is_crash:
             log, stack = split_fault(log)
         log, output = log[-LAST_OUTPUT:], (*rank.sections, *captured)
+        epoch = wall_clock() - monotonic()
+        began = beginning(rank.phase, [rank], self.began_of(rank.phase))
         rank.end = RankOutcome(
-            rank.rank, ending, at, None, text, stack, log, output, exit=exit, headline=headline, hang=hang
+            rank.rank,
+            ending,
+            at,
+            text=text,
+            stack=stack,
+            log=log,
+            sections=output,
+            exit=exit,
+            headline=headline,
+            hang=hang,
+            span=(epoch + began, epoch + at),
         )
         for source in rank.sources:
             if source in self._selector.get_map():

@@ -90,8 +90,6 @@ class World:
         """True from the request to collect a file to its answer, and once a test has been sent."""
         self.used = False
         """True if this driver has sent the world a test."""
-        self._call_began: float | None = None
-        """Time at which the ranks were told to run the call of the current test, or to leave it out; None: not yet."""
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
         self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
@@ -195,13 +193,12 @@ class World:
             return
         self.used = self._busy = True
         self._monitor.begin(monotonic())
-        self._call_began = None
         self._send(RunTest(self._monitor.serial, node, location, following, last))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
-        if self._call_began is None and not all(rank.done for rank in self._ranks):
-            self._call_began = monotonic()
+        if self._monitor.call_began is None and not all(rank.done for rank in self._ranks):
+            self._monitor.call_began = monotonic()
             self._send(message)
 
     def _send(self, message: object) -> None:
@@ -260,7 +257,7 @@ class World:
         """
         if self._debugger.serve(self._ranks, partial(self._monitor.pump, math.inf)):
             return
-        began = max(beginning(when, self._ranks, self._began(when)), self._debugger.ended)
+        began = max(beginning(when, self._ranks, self._monitor.began_of(when)), self._debugger.ended)
         deadline = limit.deadline(began)
         spent = self._grace()
         end = min(deadline, spent.end)
@@ -282,10 +279,6 @@ class World:
             self._quiet = self._monitor.serial, when
             places, collectives = self._monitor.progress()
             self._on_quiet(when, monotonic() - began, timeout, places, collectives)
-
-    def _began(self, when: When) -> float:
-        """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
-        return self._monitor.began if when == "setup" or self._call_began is None else self._call_began
 
     def _extend_grace(self, since: float) -> None:
         """Extend the grace by the time since `since` if ranks waited for a processor, or this process itself did."""

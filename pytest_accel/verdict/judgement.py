@@ -103,7 +103,7 @@ def judge(phase: Phase) -> Verdict:
     reports = [(one.rank, one.report.report) for one in outcomes if one.report is not None]
     return structs.replace(
         verdict,
-        duration=max((report.get("duration", 0.0) for _, report in reports), default=0.0),
+        duration=max(map(_seconds, outcomes), default=0.0),
         properties=(*_end_properties(phase.finished, size), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
@@ -117,12 +117,23 @@ def judge(phase: Phase) -> Verdict:
     )
 
 
+def _seconds(outcome: RankOutcome) -> float:
+    """Return the duration of the phase in a rank, and of a later one in which the rank has ended: both are judged."""
+    ended = 0.0 if outcome.later is None else _seconds(outcome.later)
+    if outcome.report is not None:
+        return float(outcome.report.report.get("duration", 0.0)) + ended
+    start, stop = outcome.span
+    return stop - start
+
+
 def _rank_phase(outcome: RankOutcome) -> RankPhase:
     if outcome.report is None:
-        return RankPhase(outcome.rank, outcome.ending)
+        return RankPhase(outcome.rank, outcome.ending, *outcome.span)
     report = outcome.report.report
-    times = report.get("start", 0.0), report.get("stop", 0.0)
-    return RankPhase(outcome.rank, outcome.ending, *times, outcome.report.collectives)
+    start, stop = report.get("start", 0.0), report.get("stop", 0.0)
+    if outcome.later is not None:
+        stop = max(stop, outcome.later.span[1])
+    return RankPhase(outcome.rank, outcome.ending, start, stop, outcome.report.collectives)
 
 
 def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:

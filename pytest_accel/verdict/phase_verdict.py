@@ -31,7 +31,7 @@ class Verdict(Struct, frozen=True):
     wasxfail: str | None = None
     """The reason of an xfail mark that a rank added while the test ran; None if there was none."""
     duration: float = 0.0
-    """Seconds of the slowest rank."""
+    """Seconds of the slowest rank, also of one that did not report because it died, hung or was stopped."""
     properties: tuple[tuple[str, object], ...] = ()
     """Name and value of the user properties of the ranks, labelled by rank where ranks differ."""
     rank_data: Mapping[int, dict[str, Any]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -253,6 +254,56 @@ def test_the_record_has_the_worlds_and_the_reasons_why_they_ended(suite: Suite) 
     assert "test_it.py::test_needs_all waits for 4 sim devices: " in wait.why
     pids = [one.event.pids for one in record if isinstance(one.event, WorldReady)]
     assert len({pid for world in pids for pid in world}) == 5
+
+
+def test_a_phase_lasts_until_ranks_that_did_not_report_have_ended(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import threading
+        import time
+
+        import pytest
+
+        @pytest.mark.distributed(2, timeout=1)
+        def test_one_rank_hangs(rank):
+            if rank == 0:
+                threading.Event().wait()
+
+        @pytest.mark.distributed(2)
+        def test_one_rank_dies(rank):
+            if rank == 0:
+                time.sleep(1)
+                os._exit(3)
+
+        @pytest.fixture
+        def hanging(rank):
+            yield
+            if rank == 0:
+                threading.Event().wait()
+
+        @pytest.mark.distributed(2, timeout=1)
+        def test_one_rank_hangs_in_its_teardown(hanging):
+            pass
+        """,
+    )
+    run = suite.run("--accel-record=record.jsonl", "--junitxml=junit.xml", "--durations=0", "-vv")
+    assert run.count() == {"FAILED": 2, "PASSED": 1, "ERROR": 1}
+    shown = re.findall(r"^(\S+)s (?:call|teardown) +test_it.py::(\w+)$", run.text, re.MULTILINE)
+    assert {test for seconds, test in shown if float(seconds) >= 1.0} == {
+        "test_one_rank_hangs",
+        "test_one_rank_dies",
+        "test_one_rank_hangs_in_its_teardown",
+    }
+    cases = ElementTree.parse(suite.path / "junit.xml").getroot()[0].iter("testcase")
+    assert all(float(case.get("time", "0")) >= 1.0 for case in cases)
+    for test in _tests(_read_session(suite.path / "record.jsonl")).values():
+        last = max((phase for phase in test.phases if phase.ranks), key=lambda phase: phase.stop - phase.start)
+        assert test.span.seconds >= 1.0
+        assert test.device_seconds >= 2.0
+        assert {rank.rank: rank.ending for rank in last.ranks}[0] in ("hung", "died")
+        assert last.ranks[0].stop - last.ranks[0].start >= 1.0
 
 
 def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:

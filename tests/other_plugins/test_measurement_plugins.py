@@ -335,6 +335,7 @@ def test_durations_of_marked_tests_and_fixtures_are_those_of_ranks(pair: Pair) -
     pair.write(
         "test_x.py",
         """
+        import os
         import time
 
         import pytest
@@ -354,6 +355,13 @@ def test_durations_of_marked_tests_and_fixtures_are_those_of_ranks(pair: Pair) -
         def test_fails(data):
             assert 0
 
+        @pytest.mark.distributed(2)
+        def test_dies(data):
+            if os.environ.get("RANK") == "1":
+                time.sleep(0.5)
+                os._exit(3)
+            assert "RANK" in os.environ
+
         @pytest.mark.skip
         @pytest.mark.distributed(2)
         def test_skipped(data):
@@ -367,9 +375,10 @@ def test_durations_of_marked_tests_and_fixtures_are_those_of_ranks(pair: Pair) -
         pair.run_marked(plain, option, *workers)
         marked = _read_durations(pair.marked)
         assert _count_durations(marked) == expected
-        assert _count_durations(marked)["fixture"]["test_x.py::data"] == 3
+        assert _count_durations(marked)["fixture"]["test_x.py::data"] == 4
         assert marked["fixture"]["test_x.py::data"]["min"] >= 0.01
         assert marked["test call"]["test_x.py::test_ranks"]["total"] >= 0.5
+        assert marked["test call"]["test_x.py::test_dies"]["total"] >= 0.5
         # The driver's own setup phase takes longer: it waits until all ranks have passed theirs.
         setups = [float(line) for line in pair.marked.read("setups")]
         (pair.marked.path / "setups").unlink()

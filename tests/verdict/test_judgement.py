@@ -618,6 +618,15 @@ def test_ranks_that_end_a_phase_differently_are_retired() -> None:
 def test_the_verdict_has_the_slowest_time_and_the_data_of_all_ranks() -> None:
     verdict = judged(passed(0, duration=1.0), passed(1, duration=3.0, accel_rank_data={"key": 1}), died(2))
     assert (verdict.duration, verdict.rank_data) == (3.0, {1: {"key": 1}})
+
+
+def test_a_phase_lasts_until_a_rank_that_did_not_report_has_ended() -> None:
+    end = died(2, span=(1003.0, 1003.5))
+    reported = passed(1, duration=3.0, start=1000.0, stop=1003.0)
+    verdict = judged(passed(0, duration=2.0), reported._replace(later=end), died(2, span=(1000.0, 1002.5)))
+    assert verdict.duration == 3.5
+    assert [(rank.start, rank.stop) for rank in verdict.ranks[1:]] == [(1000.0, 1003.5), (1000.0, 1002.5)]
+    assert judged(passed(0, duration=2.0), died(1, span=(1000.0, 1004.0))).duration == 4.0
     ends = [Finished(1, {}, properties={"peak": rank}) for rank in range(2)]
     assert at_the_end(*ends).properties == (("peak[rank 0]", 0), ("peak[rank 1]", 1))
     assert at_the_end(ends[0]).properties == (("peak", 0),)
