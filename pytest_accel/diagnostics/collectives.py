@@ -6,7 +6,7 @@ The functions are pure. Their input is the records of torch's flight recorder.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from json import loads
 from typing import Any
 
@@ -19,7 +19,7 @@ _TYPES = {
 }  # fmt: skip
 """Name of a `torch.dtype` by c10's name of the type."""
 
-_OF_ONE_SHAPE = frozenset(
+OF_ONE_SHAPE = frozenset(
     ("all_reduce", "reduce", "_reduce_oop", "broadcast", "_broadcast_oop", "_all_gather_base", "_reduce_scatter_base")
 )
 """Operations whose input must have the same shape on every rank.
@@ -45,6 +45,8 @@ class Collective:
     done: bool
     members: tuple[int, ...] = ()
     """The ranks of the group; empty if unknown."""
+    ends: float | None = field(default=None, compare=False)
+    """Time at which torch ends the collective with an error, in seconds since the epoch; None if unknown."""
 
     @property
     def tensors(self) -> str:
@@ -90,6 +92,24 @@ def read_record(record: bytes) -> dict[str, dict[int, Collective]]:
     return found
 
 
+def differences(records: Mapping[int, Record]) -> list[str]:
+    """Return a text for each group in which a rank waits and ranks called different collectives under one number."""
+    texts: list[str] = []
+    for group in sorted({group for record in records.values() for group in record}):
+        entered = {rank: record[group] for rank, record in records.items() if record.get(group)}
+        if any(not found[max(found)].done for found in entered.values()):
+            texts += _difference(entered, _of_group(group))[:1]
+    return texts
+
+
+def has_finished(record: bytes) -> bool:
+    """Return whether the rank had finished its test when it wrote its `record`."""
+    try:
+        return bool(loads(record).get("finished"))
+    except (ValueError, AttributeError):
+        return False
+
+
 def place_in(record: bytes) -> str:
     """Return the place in the code at which the rank wrote its `record`; empty if unknown."""
     try:
@@ -117,7 +137,7 @@ def describe_waits(records: Mapping[int, Record], places: Mapping[int, str]) -> 
         waiting = {rank: one for rank, one in last.items() if not one.done}
         if not waiting:
             continue
-        where = "" if group == DEFAULT_GROUP else f" of {group_label(group)}"
+        where = _of_group(group)
         lines += _difference(entered, where)
         # The collective with the highest number is the one in which a rank waits for all others.
         number = max(one.number for one in waiting.values())
@@ -142,6 +162,10 @@ def describe_waits(records: Mapping[int, Record], places: Mapping[int, str]) -> 
     return lines
 
 
+def _of_group(group: str) -> str:
+    return "" if group == DEFAULT_GROUP else f" of {group_label(group)}"
+
+
 def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> list[str]:
     """Return lines about the first collective that the ranks called with different operations, shapes or types."""
     for number in sorted({number for found in entered.values() for number in found}):
@@ -154,7 +178,7 @@ def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> 
             return [f"the ranks called different operations as collective #{number}{where}: {each}", _HINT]
         (operation,) = operations
         differ = {
-            "shapes": operation in _OF_ONE_SHAPE and len({one.shapes for one in ones.values()}) > 1,
+            "shapes": operation in OF_ONE_SHAPE and len({one.shapes for one in ones.values()}) > 1,
             # Some operations, such as scatter, have an input on one rank only.
             "types": len({one.types for one in ones.values() if one.types}) > 1,
         }
@@ -167,6 +191,7 @@ def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> 
 
 def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) -> Collective:
     group = recorded_group(entry)
+    created, timeout = entry.get("time_created_ns"), entry.get("timeout_ms")  # Older versions of torch have no timeout.
     return Collective(
         group=group,
         number=int(entry["collective_seq_id"]),
@@ -175,4 +200,5 @@ def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) 
         shapes=tuple(tuple(map(int, shape)) for shape in entry["input_sizes"]),
         done=bool(entry["retired"]) or entry["state"] == "completed",
         members=tuple(int(rank) for rank in members.get(group, ())),
+        ends=float(created) / 1e9 + float(timeout) / 1e3 if created and timeout else None,
     )

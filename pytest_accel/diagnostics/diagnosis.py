@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_accel.diagnostics.collectives import Record, describe_waits, place_in, read_record
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.diagnostics.collectives import Record, describe_waits, has_finished, place_in, read_record
+from pytest_accel.diagnostics.deadlock import Position, read_position
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 
@@ -69,8 +71,21 @@ class Examiner:
         for records does not.
         """
         records = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
-        places = {rank: place for rank, record in sorted(records.items()) if (place := place_in(record))}
-        return places, describe_waits({rank: read_record(record) for rank, record in records.items()}, {})
+        finished = [rank for rank, record in sorted(records.items()) if has_finished(record)]
+        places = {
+            rank: place
+            for rank, record in sorted(records.items())
+            if rank not in finished and (place := place_in(record))
+        }
+        lines = (
+            [f"{ranks_text(finished)} {'has' if len(finished) == 1 else 'have'} finished the test"] if finished else []
+        )
+        return places, lines + describe_waits({rank: read_record(record) for rank, record in records.items()}, {})
+
+    def positions(self, alive: Mapping[int, int]) -> dict[int, Position | None]:
+        """Return the positions of the `alive` ranks that wrote a record, without disturbing them."""
+        records = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
+        return {rank: read_position(record) for rank, record in records.items()}
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:
         """Return findings with the stacks of the `alive` ranks, except stacks that have only frames of libraries."""

@@ -58,6 +58,8 @@ def describe_hang(hang: Hang, be: str = "was") -> str:
             return f"did not read the driver's message within {hang.seconds:g} s"
         case HangCause.OTHER_RANK:
             return f"{be} stopped {hang.seconds:g} s after {hang.event}"
+        case HangCause.DEADLOCK:
+            return f"{be} in a deadlock"
 
 
 def tail(path: str, limit: int = LAST_OUTPUT) -> str:

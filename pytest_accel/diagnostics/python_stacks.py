@@ -34,6 +34,7 @@ _HIDDEN = (
     PACKAGE,
 )
 """Path parts of files whose frames say nothing about the test: of pytest, of torch's decorators, of this package."""
+_DRIVER_CONNECTION = os.path.join(PACKAGE, "rank", "driver_connection.py")
 _FATAL = "Fatal Python error: "
 _DUMP_LINE = re.compile(
     r"$|(?:Current thread|Thread) 0x|  (?:File|Binary file) \"|  (?:<|\.\.\.)|  \(no |Python runtime state|"
@@ -149,6 +150,11 @@ def frames_of_other_threads(stack: str) -> list[list[Frame]]:
     _, *threads = _THREAD.split(stack)
     found, own = [_frames(thread) for thread in threads], frames_of_rank(stack)
     return [frames for frames in found if frames != own and where(frames) is not None]
+
+
+def has_finished(frames: Iterable[Frame]) -> bool:
+    """Return whether the rank with these `frames` has finished its test: it waits for the next one."""
+    return any(frame.path == _DRIVER_CONNECTION and frame.function == "receive" for frame in frames)
 
 
 def relevant(frames: Iterable[Frame]) -> list[Frame]:

@@ -30,6 +30,8 @@ class HangCause(Enum):
     """The rank did not read a message."""
     OTHER_RANK = "other rank"
     """Another rank had failed or ended, and this one did not finish the test in its grace time."""
+    DEADLOCK = "deadlock"
+    """The rank stood in a collective that can never complete; see `diagnostics.deadlock`."""
 
 
 class Hang(NamedTuple):
@@ -37,7 +39,7 @@ class Hang(NamedTuple):
 
     cause: HangCause
     seconds: float
-    """The timeout or grace time that the rank exceeded."""
+    """The timeout or grace time that the rank exceeded; 0 for `DEADLOCK`."""
     when: When | None = None
     """The phase, for `PHASE_TIMEOUT`."""
     event: str = ""

@@ -24,6 +24,8 @@ from pytest_accel.core.rank_messages import (
 )
 from pytest_accel.core.readable import is_readable
 from pytest_accel.core.unix_sockets import WRITE_TIMEOUT
+from pytest_accel.diagnostics.collectives import Collective
+from pytest_accel.diagnostics.deadlock import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
 from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit, describe_hang
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
@@ -192,6 +194,20 @@ class RankMonitor:
         """Return the places of the living ranks in the code, and lines on their collectives."""
         return self._examiner.progress(self._alive)
 
+    def deadlocked(self, rest: float) -> dict[int, Collective] | None:
+        """Return the collective in which each unfinished rank stands, if none can ever go on; else nothing.
+
+        The test's own timeout is over in `rest` seconds. None: a rank did not answer, which takes seconds.
+        """
+        unfinished = [rank.rank for rank in self.ranks if not rank.done]
+        if len(self.ranks) == 1 or self.is_any_at_work():
+            return {}
+        positions = self._examiner.positions(self._alive)
+        if len(positions) < len(self.ranks):
+            return None
+        known = {rank: position for rank, position in positions.items() if position is not None}
+        return deadlocked(known, unfinished, rest)
+
     def is_any_at_work(self) -> bool:
         """Return True if a rank that has not finished the test is computing."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
@@ -207,16 +223,16 @@ class RankMonitor:
     def record_hung(self, pending: Sequence[RankConnection], hang: Hang) -> None:
         """Take the stacks of the ranks `pending`, and record that they hang, and why.
 
-        What a rank does while the stacks are taken does not count, unless it is to stop only because of another rank:
-        then a rank that goes on is not recorded.
+        What a rank does while the stacks are taken does not count, unless the timeout is not over: then a rank that
+        goes on is not recorded.
         """
         phases = {rank.rank: rank.phase for rank in pending}
-        # Native frames take seconds to collect. After a death or failure they are not needed: the cause is known.
-        thoroughly = all(rank.end is None and not rank.has_failed for rank in self.ranks)
-        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=thoroughly)
+        # Native frames take seconds to collect. They are not needed if the cause is known.
+        known = hang.cause is HangCause.DEADLOCK or any(rank.end is not None or rank.has_failed for rank in self.ranks)
+        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=not known)
         for rank in pending:
             phase = phases[rank.rank]
-            if hang.cause is HangCause.OTHER_RANK:
+            if hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK):
                 self._drain(rank)
                 if rank.done or rank.phase != phase:
                     continue

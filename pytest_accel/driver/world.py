@@ -25,6 +25,7 @@ from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
+from pytest_accel.driver.deadlock_watch import DeadlockWatch
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.driver.rank_connection import RankConnection
@@ -94,6 +95,7 @@ class World:
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
         self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
         self._ranks = self._monitor.ranks
+        self._deadlock = DeadlockWatch(self._monitor)
 
     @property
     def number(self) -> int:
@@ -125,7 +127,7 @@ class World:
         if node.family in self._families.get(node.path, ()):
             return
         self._monitor.begin(monotonic())
-        self._call_began = self._refused = None
+        self._refused = None
         self._busy = True
         self._send(request)
         self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, COLLECTION_TIMEOUT))
@@ -193,6 +195,7 @@ class World:
             return
         self.used = self._busy = True
         self._monitor.begin(monotonic())
+        self._deadlock.begin()
         self._send(RunTest(self._monitor.serial, node, location, following, last))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
@@ -265,6 +268,7 @@ class World:
         interval = 0.0 if shown else _INTERVAL if self._log_tail is None else _LOG_INTERVAL
         looked = monotonic()
         if self._monitor.pump(min(end, looked + interval)):
+            self._deadlock.postpone()
             return
         self._show_if_quiet(when, began, limit.timeout)
         if looked >= end:
@@ -272,6 +276,9 @@ class World:
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
         elif spent.end < math.inf:
             self._extend_grace(looked)
+        elif not self._any_failed_or_ended and self._deadlock.finds(deadline):
+            unfinished = [rank for rank in self._ranks if not rank.done]
+            self._monitor.record_hung(unfinished, Hang(HangCause.DEADLOCK, 0.0, when))
 
     def _show_if_quiet(self, when: When, began: float, timeout: float) -> None:
         """Show what the ranks are doing if they are in phase `when` for `QUIET` seconds, once in each phase."""

@@ -35,6 +35,8 @@ class RankContext:
         self.session = session
         self.spec = spec
         self.rank = rank
+        self.in_test = False
+        """True while the rank runs a test."""
         self.tests = 0
         """Number of tests that this world has begun, for all its drivers. The same number on every rank."""
         self.store: Store | None = None

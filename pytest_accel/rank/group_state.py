@@ -9,14 +9,17 @@ import json
 import sys
 from contextlib import suppress
 from functools import partial
+from sys import _current_frames
+from threading import get_ident, main_thread
 from typing import TYPE_CHECKING
 
+from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.frames import place_of_main_thread
 from pytest_accel.core.group_names import DEFAULT_GROUP, recorded_group
 from pytest_accel.core.paths import flight_path
 from pytest_accel.core.rank_messages import GroupMessages
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.rank import flight_recorder
+from pytest_accel.rank import flight_recorder, rpc
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _IN_ONE_PROCESS = frozenset(("fake", "threaded"))
 """Backends whose messages do not leave the process."""
+_ONLY_GLOO = frozenset(("cpu:gloo", "cuda:gloo"))
+"""The parts of the backend configuration of a group that uses gloo for all devices."""
 
 
 def all_groups() -> list[ProcessGroup]:
@@ -87,10 +92,14 @@ def messages(context: RankContext) -> dict[str, GroupMessages]:
     """
     import torch.distributed as dist
 
-    compiled = getattr(sys.modules.get("torch._dynamo.config"), "enable_p2p_compilation", False)
-    groups = all_groups() if _is_numbered_as_its_world(context) and not compiled else []
+    groups = all_groups() if _is_numbered_as_its_world(context) and not _compiles_messages() else []
     found = context.operations.end(groups)
     return {label(group): messages for group, messages in found if dist.get_backend(group) not in _IN_ONE_PROCESS}
+
+
+def _compiles_messages() -> bool:
+    """Return whether compiled code may send messages, which are not counted."""
+    return bool(getattr(sys.modules.get("torch._dynamo.config"), "enable_p2p_compilation", False))
 
 
 def has_own_default(context: RankContext) -> bool:
@@ -121,16 +130,48 @@ def start_recorder(context: RankContext) -> None:
 def _flight_record(context: RankContext) -> dict[str, object]:
     """Return torch's record of this rank's collectives, its groups' members and counts, and its place in the code.
 
-    The record has no collectives if torch does not number the ranks as the world does.
+    The record has no collectives if torch does not number the ranks as the world does. It says whether the rank has
+    finished its test, and has what `diagnostics.deadlock` needs: the time, the group for whose last collective the rank
+    waits, and how many collectives it has issued in each group whose numbers agree between ranks. The latter is empty
+    if other threads of the rank may issue more.
     """
     from torch._C import _distributed_c10d
 
+    position = {"place": place_of_main_thread(), "finished": not context.in_test}
     if not _is_numbered_as_its_world(context):
-        return {"entries": [], "place": place_of_main_thread()}
+        return {"entries": [], **position}
+    waiting = context.pending_work.awaited_group()
     # The function is not public, but torch's own analyzer (torch.distributed.flight_recorder) reads the same record.
     record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
     numbers = {label(group): number for group in all_groups() if (number := _sequence_number(group)) is not None}
-    return {**record, "members": _members(), "numbers": numbers, "place": place_of_main_thread()}
+    return {
+        **record,
+        "members": _members(),
+        "numbers": numbers,
+        **position,
+        "now": wall_clock(),
+        "waits_in": None if waiting is None else label(waiting),
+        "issued": {name: numbers[name] for name in _countable_groups(context) if name in numbers},
+    }
+
+
+def _countable_groups(context: RankContext) -> list[str]:
+    """Return the groups of this rank in which only its main thread issues, and only collectives of gloo.
+
+    Called in the thread that writes the record. gloo numbers messages, too, so the numbers of collectives may differ
+    between the ranks of a group that has any. Threads without a Python frame, such as gloo's own, issue nothing, except
+    those of torch's RPC. Compiled code may send messages that are not counted.
+    """
+    import torch.distributed as dist
+
+    others = _current_frames().keys() - {main_thread().ident, get_ident()}
+    if others or (rpc.initialisations() and rpc.is_running()) or _compiles_messages():
+        return []
+    return [
+        label(group)
+        for group in all_groups()
+        if set(dist.get_backend_config(group).split(",")) <= _ONLY_GLOO and not context.operations.has_messages(group)
+    ]
 
 
 def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]:

@@ -1,4 +1,4 @@
-"""Collectives that a test has started and not waited for. Runs in ranks only.
+"""Collectives that a test has started and not waited for, and the one that a rank waits for. Runs in ranks only.
 
 gloo completes a collective in a thread. If it fails after the end of its test, the failure is never seen, or it closes
 the connections of the next test. So the methods of the process group that start collectives are replaced with ones that
@@ -14,9 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
-from sys import _getframe
-from threading import Lock
+from sys import _current_frames, _getframe
+from threading import Lock, main_thread
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import CallSite, UnawaitedCollective
@@ -60,6 +61,8 @@ class PendingWork:
         self._lock = Lock()  # Tests start collectives from several threads.
         self._started: dict[int, _Started] = {}
         """By the identity of the result, which is kept."""
+        self._last: tuple[ref[Work], ref[ProcessGroup]] | None = None
+        """The result of the last collective that this rank has started, and its group."""
 
     def install(self) -> None:
         """Keep the results of collectives from now on."""
@@ -76,13 +79,14 @@ class PendingWork:
             self._release_after(dist.Work, name)
 
     def _keep_result_of(self, owner: Any, name: str) -> None:
-        original, add = getattr(owner, name), self._add
+        original, add, pending = getattr(owner, name), self._add, self
 
         @wraps(original)
         def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             work = original(self, *args, **named)
             if work is not None:
+                pending._last = ref(work), ref(self)
                 add(self, name, work, (*args, *named.values()))
             return work
 
@@ -123,6 +127,20 @@ class PendingWork:
             with self._lock:
                 if work.is_completed():
                     self._started.pop(id(work), None)
+
+    def awaited_group(self) -> ProcessGroup | None:
+        """Return the group for whose last collective the main thread waits without a limit; None if it does not.
+
+        Call this in another thread. Only a wait for the last collective that Python code has started counts.
+        """
+        frame = _current_frames().get(main_thread().ident or 0)
+        if self._last is None or frame is None or frame.f_code.co_name != "wait":
+            return None
+        local = frame.f_locals
+        if local.get("original") is not self._wait or local["args"] or local["named"]:
+            return None
+        work, group = self._last
+        return group() if local["self"] is work() else None
 
     def _forget_successful(self) -> None:
         """Forget the first collectives that have succeeded, so that their tensors are not kept in memory."""

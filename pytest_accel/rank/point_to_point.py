@@ -250,6 +250,11 @@ class PointToPointCounter:
         operations = self._groups.get(group)
         return number() if operations is None else operations.without(number)
 
+    def has_messages(self, group: ProcessGroup) -> bool:
+        """Return whether this rank has begun an operation in `group` since the group was made."""
+        operations = self._groups.get(group)
+        return operations is not None and operations.begun > 0
+
     def end(self, groups: Iterable[ProcessGroup]) -> list[tuple[ProcessGroup, GroupMessages]]:
         """End the operations of the test, and return those in `groups`, without groups that had none."""
         self._in_test = False

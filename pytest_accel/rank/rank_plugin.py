@@ -211,7 +211,11 @@ class RankPlugin:
             if isinstance(request, Retire):
                 self.retired = True
                 return
-            if isinstance(request, CollectFile):
-                self._runner.collect(session, driver, request)
-            else:
-                self._runner.run(session, driver, request)
+            self.context.in_test = True
+            try:
+                if isinstance(request, CollectFile):
+                    self._runner.collect(session, driver, request)
+                else:
+                    self._runner.run(session, driver, request)
+            finally:
+                self.context.in_test = False

@@ -398,8 +398,9 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
 def _describe(root: RankOutcome, ranks: Sequence[int], phase: Phase) -> tuple[str, list[str]]:
     """Return the summary line and the text for `ranks`, which ended like `root` and did not report it themselves."""
     who = ranks_text(ranks) if len(phase.outcomes) > 1 else report_text.ALONE
-    if root.hang is not None and root.hang.cause is HangCause.PHASE_TIMEOUT:
-        hung = [one for one in phase.outcomes if one.hang is not None and one.hang.cause is root.hang.cause]
+    if root.hang is not None and root.hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.DEADLOCK):
+        ends = [one.later or one for one in phase.outcomes]
+        hung = [one for one in ends if one.hang is not None and one.hang.cause is root.hang.cause]
         message = report_text.describe_timeout(phase.outcomes, hung, phase.findings, phase.folders)
         return message, [message]
     if root.hang is not None:

@@ -16,10 +16,10 @@ from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.truncation import cut_end, cut_gloo
-from pytest_accel.diagnostics.collectives import describe_waits, waiting_in
+from pytest_accel.diagnostics.collectives import describe_waits, differences, waiting_in
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
 from pytest_accel.diagnostics.exit_status import describe_exit, describe_hang
-from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
 from pytest_accel.diagnostics.rank_state import HangCause, RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text, threads_text
 from pytest_accel.verdict.secondary_failures import Consequence, consequence
@@ -134,7 +134,8 @@ def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
     if wasxfail(root) is not None:
         text = _describe_briefly(root, folders, number)
     elif root.ending == "hung":
-        text = "timed out" if root.hang is not None and root.hang.cause is HangCause.PHASE_TIMEOUT else "hung"
+        assert root.hang is not None
+        text = {HangCause.PHASE_TIMEOUT: "timed out", HangCause.DEADLOCK: "in a deadlock"}.get(root.hang.cause, "hung")
     elif root.ending == "unstarted":
         text = "could not run the test"
     return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
@@ -246,8 +247,17 @@ def _describe_silence(number: int) -> str:
 def describe_timeout(
     outcomes: Sequence[RankOutcome], hung: Sequence[RankOutcome], findings: Findings, folders: Folders
 ) -> str:
-    """Return the message for ranks that timed out: where each of `hung` is, those first that wait in no collective."""
+    """Return the message for ranks that timed out or are in a deadlock.
+
+    It says where each of `hung` is, those first that wait in no collective. If all wait in collectives that differ, it
+    says only how.
+    """
     assert hung[0].hang is not None
+    is_deadlock = hung[0].hang.cause is HangCause.DEADLOCK
+    about = "deadlock" if is_deadlock else describe_hang(hung[0].hang)
+    found = differences(findings.records)
+    if found and all(waiting_in(findings.records.get(outcome.rank, {})) for outcome in hung):
+        return f"{about}: {'; '.join(found)}"
     by_position: dict[_Position, list[int]] = {}
     for outcome in hung:
         frame, one = where(frames_of_rank(outcome.stack), folders), waiting_in(findings.records.get(outcome.rank, {}))
@@ -259,9 +269,10 @@ def describe_timeout(
         for position, ranks in sorted(by_position.items(), key=lambda item: bool(item[0].collective))
     ]
     for ending, what in (("passed", "finished"), ("skipped", "skipped")):
-        if ranks := [outcome.rank for outcome in outcomes if outcome.ending == ending]:
-            parts.append(f"{ranks_text(ranks)} had {what}")
-    return f"{describe_hang(hung[0].hang)}: {'; '.join(parts)}"
+        if ranks := [one.rank for one in outcomes if one.ending == ending and one.later not in hung]:
+            has = "had" if not is_deadlock else "has" if len(ranks) == 1 else "have"
+            parts.append(f"{ranks_text(ranks)} {has} {what}{' the test' if is_deadlock else ''}")
+    return f"{about}: {'; '.join(parts + found)}"
 
 
 class _Position(NamedTuple):
@@ -326,15 +337,17 @@ def stacks(
 def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
     """Return the lines about a test that ran when the session was interrupted."""
     by_text: dict[str, list[int]] = {}
+    finished = {rank for rank, stack in world.stacks.items() if has_finished(frames_of_rank(stack))}
     for rank in sorted({**world.ends, **world.stacks}):
         stack = world.stacks.get(rank, "")
         frame = where(frames_of_rank(stack), folders)
         at = "in no code of the test" if frame is None else f"at {frame.where(folders)}"
+        at = "finished the test" if rank in finished else at
         text = world.ends.get(rank) or (at if stack else "")
         by_text.setdefault(text, []).append(rank)
     lines = [f"{ranks_text(ranks)}: {text or _describe_silence(len(ranks))}" for text, ranks in by_text.items()]
     lines += collective_lines(world.stacks, world.findings, folders)
-    texts = {rank: stack_text(stack, folders) for rank, stack in world.stacks.items() if stack}
+    texts = {rank: stack_text(stack, folders) for rank, stack in world.stacks.items() if stack and rank not in finished}
     for ranks in _alike(texts):
         lines += [f"--- [{ranks_text(ranks)}] stacks ---", texts[ranks[0]]]
     return lines

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pytest_accel.core.frames import Folders
+from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseReport, When
@@ -292,6 +292,27 @@ def test_hung_ranks_without_a_stack_do_not_respond_to_signals() -> None:
         ({0: ""}, "rank 0: does not respond to signals"),
     ):
         assert report_text.interrupted_lines(Interrupted("test_it", {}, stacks, Findings()), FOLDERS) == [line]
+
+
+def test_an_interrupt_names_ranks_that_have_finished_the_test() -> None:
+    """The stack of such a rank is that of this package, which receives the next test."""
+    receives = f"""Thread 0x00007f (most recent call first):
+  File "/venv/lib/python3.12/multiprocessing/connection.py", line 250 in recv
+  File "{PACKAGE}rank/driver_connection.py", line 31 in receive
+"""
+    lines = report_text.interrupted_lines(Interrupted("test_it", {}, {0: receives, 1: ""}, Findings()), FOLDERS)
+    assert lines == ["rank 0: finished the test", "rank 1: does not respond to signals"]
+
+
+def test_a_hang_names_the_difference_between_collectives() -> None:
+    calls = {
+        rank: {DEFAULT_GROUP: {1: Collective(DEFAULT_GROUP, 1, operation, (), (), done=False)}}
+        for rank, operation in enumerate(("barrier", "all_reduce"))
+    }
+    difference = "the ranks called different operations as collective #1: rank 0 barrier, rank 1 all_reduce"
+    for cause, about in ((HangCause.PHASE_TIMEOUT, "timed out after 5 s"), (HangCause.DEADLOCK, "deadlock")):
+        ranks = [hung(rank)._replace(hang=Hang(cause, 5, "call")) for rank in (0, 1)]
+        assert judged(*ranks, findings=Findings(calls)).message == f"{about}: {difference}"
 
 
 def test_a_hung_rank_without_a_stack_does_not_respond_to_signals() -> None:

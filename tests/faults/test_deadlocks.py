@@ -1,0 +1,214 @@
+"""Tests of ranks that wait in collectives that can never complete, and of others that only seem to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.background_suite import BackgroundSuite
+
+
+def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_deadlocks.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(2)
+        def test_one_rank_has_finished(rank):
+            if rank == 0:
+                dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_other_operation(rank):
+            dist.barrier() if rank == 0 else dist.all_reduce(torch.ones(1))
+
+
+        @pytest.mark.distributed(3)
+        def test_circle(rank):
+            groups = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])]
+            dist.barrier()
+            dist.barrier([groups[0], groups[1], groups[2]][rank])
+
+
+        @pytest.fixture
+        def barrier_at_the_end(rank):
+            yield
+            if rank == 1:
+                work = dist.all_reduce(torch.ones(1), async_op=True)
+                work.wait()
+
+
+        @pytest.mark.distributed(2)
+        def test_teardown(barrier_at_the_end):
+            dist.all_reduce(torch.ones(1))
+
+
+        @pytest.fixture
+        def barrier_in_setup(rank):
+            if rank == 0:
+                dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_setup(barrier_in_setup):
+            pass
+        """,
+    )
+    run = suite.run("-n2")
+    run.expect(
+        {
+            "test_one_rank_has_finished": "FAILED",
+            "test_other_operation": "FAILED",
+            "test_circle": "FAILED",
+            "test_teardown": "PASSED ERROR",
+            "test_setup": "ERROR",
+        }
+    )
+    messages = {
+        "test_one_rank_has_finished": "rank 0 is stuck in barrier #1 at test_deadlocks.py:10; "
+        "rank 1 has finished the test",
+        "test_other_operation": "the ranks called different operations as collective #1: "
+        "rank 0 barrier, rank 1 all_reduce (float32[1])",
+        "test_circle": "ranks 0-2 are stuck in barrier #1 at test_deadlocks.py:22",
+        "test_teardown": "rank 1 is stuck in all_reduce #2 at test_deadlocks.py:30; rank 0 has finished the test",
+        "test_setup": "rank 0 is stuck in barrier #1 at test_deadlocks.py:41; rank 1 has finished the test",
+    }
+    for test, message in messages.items():
+        assert f"\nE   deadlock: {message}\n" in run.failure(test)
+        assert f"deadlock: {message}"[:60] in run.text.partition("short test summary")[2]  # Long lines are cut.
+    suite.expect_nothing_left()
+
+
+@pytest.mark.long
+def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None:
+    suite.write(
+        "test_healthy.py",
+        """
+        import os
+        import signal
+        import subprocess
+        import sys
+        import threading
+        import time
+        from datetime import timedelta
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        SECONDS = 5  # Longer than it takes to find a deadlock.
+
+
+        @pytest.mark.distributed(2)
+        def test_the_group_has_a_short_timeout(rank):
+            group = dist.new_group([0, 1], timeout=timedelta(seconds=SECONDS))
+            if rank == 0:
+                with pytest.raises(RuntimeError):
+                    dist.all_reduce(torch.ones(1), group=group)
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_the_default_group_has_a_short_timeout(rank):
+            dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
+            if rank == 0:
+                with pytest.raises(RuntimeError):
+                    dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_the_wait_has_a_limit(rank):
+            if rank == 0:
+                work = dist.all_reduce(torch.ones(1), async_op=True)
+                with pytest.raises(RuntimeError):
+                    work.wait(timedelta(seconds=SECONDS))
+
+
+        @pytest.mark.distributed(2)
+        def test_one_rank_is_slow(rank):
+            if rank == 1:
+                time.sleep(SECONDS)
+            dist.barrier()
+
+
+        @pytest.mark.distributed(3)
+        def test_one_rank_waits_for_the_store(rank, dist_store):
+            if rank == 1:
+                dist_store.get("key")
+            elif rank == 2:
+                time.sleep(SECONDS)
+                dist_store.set("key", "value")
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_one_rank_is_stopped(rank):
+            if rank == 1:
+                command = f"import os, time; time.sleep({SECONDS}); os.kill({os.getpid()}, 18)"
+                with subprocess.Popen([sys.executable, "-c", command]):
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_a_thread_joins_the_collective(rank):
+            if rank == 0:
+                dist.barrier()
+            else:
+                thread = threading.Timer(SECONDS, dist.barrier)
+                thread.start()
+                thread.join()
+
+
+        @pytest.mark.distributed(4)
+        def test_other_groups_can_go_on(rank):
+            pairs = dist.new_group([0, 1]), dist.new_group([2, 3])
+            if rank == 3:
+                time.sleep(SECONDS)
+            dist.barrier(pairs[rank // 2])
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_messages_have_numbers_too(rank):
+            if rank == 0:
+                dist.send(torch.ones(1), dst=1)
+                time.sleep(SECONDS)
+                dist.send(torch.ones(1), dst=1)
+            else:
+                dist.recv(torch.ones(1), src=0)
+                dist.recv(torch.ones(1), src=0)
+            dist.barrier()
+
+
+        @pytest.fixture
+        def barrier_in_teardown(rank):
+            yield
+            if rank == 1:
+                time.sleep(SECONDS)
+                dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_the_other_rank_is_in_its_teardown(rank, barrier_in_teardown):
+            if rank == 0:
+                dist.barrier()
+        """,
+    )
+    run = suite.run("-n2")
+    assert "deadlock" not in run.text
+    # Groups that are left, and different numbers of collectives, are errors of the test's end.
+    errors = (
+        "test_the_group_has_a_short_timeout",
+        "test_the_default_group_has_a_short_timeout",
+        "test_the_wait_has_a_limit",
+        "test_other_groups_can_go_on",
+    )
+    run.expect({name: "PASSED ERROR" if name in errors else "PASSED" for name in run.outcomes()})
+    assert len(run.outcomes()) == 10
