@@ -191,7 +191,8 @@ class ReportHooks:
             f"{report.nodeid}: {error}"
             for report in reports
             for name, error in getattr(report, "user_properties", ())
-            if name.partition("[")[0] == EXPECTED_DEVICE_ERROR  # With several ranks, the name of each follows.
+            # With several ranks, the name of each follows.
+            if isinstance(name, str) and name.partition("[")[0] == EXPECTED_DEVICE_ERROR
         }
         if lines:
             terminalreporter.section("accel: ranks replaced after errors of devices that their tests expected", sep="-")
