@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from pytest_accel.core.marks import (
 )
 from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.source_files import record_conftest, record_file
-from pytest_accel.core.stash_keys import LAUNCHED, MARKED, RANK_PLUGIN, SESSION
+from pytest_accel.core.stash_keys import INITIAL_PATHS, LAUNCHED, MARKED, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -87,6 +88,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
 
 
+def _record_initial_paths(config: pytest.Config) -> None:
+    """Record the paths for which pytest loads conftests now; later, others may exist."""
+    known, where = config.known_args_namespace, config.invocation_params.dir
+    if known.file_or_dir and not known.pyargs:
+        found = []
+        for path in known.file_or_dir:
+            with suppress(OSError):
+                if (where / path.partition("::")[0]).exists():
+                    found.append(path)
+        config.stash[INITIAL_PATHS] = tuple(found or [str(where)])  # Without paths, pytest looks there.
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
@@ -99,6 +112,8 @@ def pytest_load_initial_conftests(
         from pytest_accel.core import suite_place
 
         suite_place.apply_in_worker(early_config)
+    elif not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+        _record_initial_paths(early_config)
     process = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else launcher_env.find_here()
     if process is not None and options.sees_launchers(early_config):
         from pytest_accel.nodes import launched_session
@@ -315,7 +330,9 @@ class UnmarkedFailureHooks:
         if isinstance(node, pytest.Collector) and call.excinfo is not None:
             from pytest_accel.core import torch_errors
 
-            if (explanation := torch_errors.explain(call.excinfo.value, grouped=False)) is not None:
+            error = call.excinfo.value
+            # The other explanations are those of a test without a mark.
+            if isinstance(error, KeyError) and (explanation := torch_errors.explain(error, grouped=False)) is not None:
                 torch_errors.add_section(report.longrepr, explanation)
 
     # No wrapper: pytest's own hook has set the exception of a unittest.TestCase by the time that this one is called.

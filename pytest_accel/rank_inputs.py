@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from threading import Thread, current_thread, main_thread
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -15,8 +16,35 @@ from pytest_accel.core.plugin_roles import is_third_party, package_of
 from pytest_accel.core.shims import worker_manager
 from pytest_accel.core.worker_input import WorkerInput, is_plain, numbered
 
+_HOOK_TIMEOUT = 10.0
+"""Seconds for a hook `pytest_configure_node` that is called in another thread than the main one."""
 _RESTARTS_PER_WORKER = 4
 """xdist's default: it replaces so many crashed workers for each that it has started."""
+
+
+def _error_of(call: Callable[[], object]) -> Exception | None:
+    """Return the exception that `call` has raised, or a TimeoutError; None if there is none.
+
+    Under xdist, ranks are started by a thread that the whole session may wait for, also Ctrl-C. So the call has a limit
+    there. In the main thread, Ctrl-C ends it.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    if current_thread() is main_thread():
+        run()
+    else:
+        thread = Thread(target=run, name="accel-configure-node", daemon=True)
+        thread.start()
+        thread.join(_HOOK_TIMEOUT)
+        if thread.is_alive():
+            return TimeoutError(f"it has not returned in {_HOOK_TIMEOUT:g} s")
+    return errors[0] if errors else None
 
 
 class RankNode:
@@ -67,11 +95,11 @@ class RankInputs:
             if package_of(plugin) in ("pytest_accel", "xdist"):
                 continue
             others = [other for other in plugins if other is not plugin]
-            try:
-                self._config.pluginmanager.subset_hook_caller("pytest_configure_node", others)(node=node)
-            except Exception as error:
+            call = partial(self._config.pluginmanager.subset_hook_caller("pytest_configure_node", others), node=node)
+            if (error := _error_of(call)) is not None:
                 self._report(plugin, error)
-        return {**{name: value for name, value in node.workerinput.items() if is_plain(value)}, **given}
+        # A hook that has not ended in time may still add entries.
+        return {**{name: value for name, value in dict(node.workerinput).items() if is_plain(value)}, **given}
 
     def _report(self, plugin: object, error: Exception) -> None:
         """Show, once, that a conftest's hook does not work for ranks; plugins may need more of xdist than they have."""

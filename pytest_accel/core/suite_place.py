@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pytest_accel.core.stash_keys import INITIAL_PATHS
+
 _IN_WORKER = "PYTEST_ACCEL_PLACE"
 """The variable by which an xdist worker gets what is not among its options."""
 _ADDED = "PYTEST_ADDOPTS"
@@ -27,7 +29,7 @@ class SuitePlace(NamedTuple):
     ini_file: str | None
     conftest_cutoff: str
     paths: tuple[str, ...]
-    """The arguments that are no options."""
+    """The paths for which pytest has loaded conftests before it knew the suite's own options."""
 
     @classmethod
     def of(cls, config: pytest.Config) -> SuitePlace:
@@ -35,7 +37,8 @@ class SuitePlace(NamedTuple):
         where = config.invocation_params.dir
         cutoff = getattr(config.known_args_namespace, "confcutdir", None) or config.rootpath
         ini_file = None if config.inipath is None else str(config.inipath)
-        return cls(str(config.rootpath), ini_file, str(where / cutoff), tuple(config.option.file_or_dir))
+        paths = config.stash.get(INITIAL_PATHS, tuple(config.option.file_or_dir))
+        return cls(str(config.rootpath), ini_file, str(where / cutoff), paths)
 
     @property
     def options(self) -> list[str]:

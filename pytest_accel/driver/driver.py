@@ -49,6 +49,8 @@ class Driver:
         self._running: MarkedTest | None = None
         self._listed: set[tuple[str, ...]] = set()
         """The functions of which a report has listed what a rank has collected (`NodeRef.function`)."""
+        self._hung: set[str] = set()
+        """Paths of files that the ranks of a world have not collected in time."""
         self._explained: set[str] = set()
         """Paths of files of which a report has said why a rank may lack tests with parameters."""
 
@@ -111,12 +113,15 @@ class Driver:
                 self.close()
         try:
             lists, explains = node.function not in self._listed, node.path not in self._explained
-            world.collect(CollectFile(node, marked.sources, marked.plan.devices, lists, explains))
+            request = CollectFile(node, marked.sources, marked.plan.devices, lists, explains)
+            world.collect(request, has_hung=node.path in self._hung)
         except KeyboardInterrupt:
             raise
         except BaseException:
             self.end_world("its driver did not wait until its ranks had collected a file")
             raise
+        if world.hung_in_collection:
+            self._hung.add(node.path)
         if world.refuses(node):
             self._listed.add(node.function)
             if node.places[-1].members > 1:

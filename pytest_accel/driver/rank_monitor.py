@@ -57,6 +57,11 @@ class RankMonitor:
         self._condition = condition
         self._debugger = debugger
         self._inspector = WorldInspector(grant.directory, grant.spec)
+        self._has_records = grant.spec.ranks > 1 and grant.spec.grouped and grant.spec.key.init
+        """True if the ranks answer at once when they are asked for records of their collectives.
+
+        In a world without a process group of its own, a rank that has not made one does not answer.
+        """
         self._examiner = Examiner(self._inspector, grouped=grant.spec.grouped)
         self._oom_kills = self._count_oom_kills(grant.spec.ranks)
         self.serial = 0
@@ -200,7 +205,7 @@ class RankMonitor:
         The test's own timeout is over in `rest` seconds. None: a rank did not answer, which takes seconds.
         """
         unfinished = [rank.rank for rank in self.ranks if not rank.done]
-        if len(self.ranks) == 1 or self.is_any_at_work():
+        if not self._has_records or self.is_any_at_work():
             return {}
         positions = self._examiner.positions(self._alive)
         if len(positions) < len(self.ranks):

@@ -21,7 +21,7 @@ from pytest_accel.core.rank_messages import (
     SkipCall,
     When,
 )
-from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, GRACE, START_TIMEOUT
+from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
@@ -117,20 +117,22 @@ class World:
         self._reported_ends |= {end.rank for end in ends}
         return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
 
-    def collect(self, request: CollectFile) -> None:
+    def collect(self, request: CollectFile, *, has_hung: bool = False) -> None:
         """Have every rank collect the file of the requested test, unless all are known to have the test.
 
         This takes the time that the imports of the file take, which is no part of any limit of the test. If a rank
-        cannot run the test, the outcome of its setup says why.
+        cannot run the test, the outcome of its setup says why. `has_hung` is True if ranks of another world have not
+        collected the file in time.
         """
         node = request.node
+        self._refused = None  # Something else may have kept the test that was refused from its setup.
         if node.family in self._families.get(node.path, ()):
             return
         self._monitor.begin(monotonic())
-        self._refused = None
         self._busy = True
         self._send(request)
-        self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, COLLECTION_TIMEOUT))
+        seconds = min(COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG if has_hung else COLLECTION_TIMEOUT)
+        self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, seconds))
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
         if len(answers) == self.size:
@@ -143,6 +145,12 @@ class World:
             ending: Ending = "unstarted" if problem else "passed"
             headline = "" if problem else "could run the test"
             rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=problem, headline=headline)
+
+    @property
+    def hung_in_collection(self) -> bool:
+        """True if a rank did not collect a file in time."""
+        hangs = [rank.end.hang for rank in self._ranks if rank.end is not None]
+        return any(hang is not None and hang.cause is HangCause.COLLECTION_TIMEOUT for hang in hangs)
 
     def refuses(self, node: NodeRef) -> bool:
         """Return True if a rank cannot run the test `node`, and that has not been reported yet."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from gc import get_objects, get_referrers, is_tracked, unfreeze
+from gc import get_objects, get_referents, get_referrers, is_tracked, unfreeze
 from types import FrameType, ModuleType
+from typing import Any
 
 _REGISTRIES = (
     *("threading", "subprocess", "weakref", "multiprocessing.process", "multiprocessing.util"),
+    *("multiprocess.process", "multiprocess.util"),
     *("concurrent.futures.thread", "concurrent.futures.process", "torch.distributed.distributed_c10d"),
 )
 """Modules that list all threads, processes or process groups in their globals. They keep none for the suite."""
@@ -26,13 +28,14 @@ def module_that_holds(objects: Sequence[object]) -> ModuleType | None:
     """
     unfreeze()  # The collector does not look at what the fork server has imported.
     modules = {
-        id(vars(module)): module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)
+        id(_globals_of(module)): module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)
     }
     seen = {id(objects)}
     for name in _REGISTRIES:
         if name in sys.modules:
-            seen |= {id(vars(sys.modules[name])), *map(id, vars(sys.modules[name]).values())}
-    found = [*objects, *_untracked_dicts(objects)]
+            names = _globals_of(sys.modules[name])
+            seen |= {id(names), *map(id, list(names.values()))}
+    found = [*objects, *_untracked_containers(objects)]
     for _ in range(_LONGEST_PATH):
         seen |= {id(found), *map(id, found)}
         if not 0 < len(found) <= _MOST:
@@ -44,19 +47,30 @@ def module_that_holds(objects: Sequence[object]) -> ModuleType | None:
     return None
 
 
-def _untracked_dicts(objects: Sequence[object]) -> list[object]:
-    """Return the dictionaries that hold one of `objects` and that the collector does not know.
+def _globals_of(module: ModuleType) -> dict[str, Any]:
+    """Return the globals of `module`. ``vars`` would import a lazy module."""
+    found: dict[str, Any] = vars(ModuleType)["__dict__"].__get__(module)
+    return found
 
-    It knows no dictionary that has only objects of types without references, as classes written in C++ are.
+
+def _untracked_containers(objects: Sequence[object]) -> list[object]:
+    """Return the dictionaries and tuples that hold one of `objects` and that the collector does not know.
+
+    It knows none that has only objects of types without references, as classes written in C++ are.
     """
     ids = {id(one) for one in objects if not is_tracked(one)}
     if not ids:
         return []
-    values = (value for one in get_objects() if type(one) is dict for value in list(one.values()))
-    unknown = {id(value): value for value in values if type(value) is dict and not is_tracked(value)}
-    return [one for one in unknown.values() if not ids.isdisjoint(map(id, list(one.values())))]
+    unknown = {
+        id(value): value
+        for one in get_objects()
+        for value in get_referents(one)
+        if type(value) in (dict, tuple) and not is_tracked(value)
+    }
+    return [one for one in unknown.values() if not ids.isdisjoint(map(id, get_referents(one)))]
 
 
 def _is_passing(referrer: object) -> bool:
     """Return whether `referrer` is a frame or an object of this package."""
-    return type(referrer) is FrameType or type(referrer).__module__.startswith(_OWN)
+    # A class of the suite may define `__module__` as it likes.
+    return type(referrer) is FrameType or str(getattr(type(referrer), "__module__", "")).startswith(_OWN)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, reduce
 from gc import collect
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.shims import requested_fixtures
 from pytest_accel.rank import (
     device_memory,
@@ -49,8 +50,15 @@ _MOST_GROUPS = 100
 
 Tests that make a device mesh leave its groups, because torch has no function to destroy them.
 """
+_MOST_GROUPS_OF_FIXTURES = 1000
+"""The same number while fixtures that may keep the groups are set up: retiring the ranks would end the fixtures."""
+_LONGEST_SEARCH = 1.0
+"""Seconds for the search for the modules that hold what has been left, which is part of a teardown.
+
+A search takes a tenth of a second in a large suite. What is left afterwards is not reported: it harms no test.
+"""
 _REPLACED = "its processes have been replaced"
-_PACKAGES_OF_TOOLS = ("_pytest.", "pytest_accel.", "xdist.")
+_PACKAGES_OF_TOOLS = ("_pytest.", "pytest_accel.", "xdist.", "pytest_asyncio.", "anyio.")
 """Packages whose fixtures and collectors keep nothing for a test."""
 _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps no process group."""
@@ -229,7 +237,10 @@ class LeakCheck:
             if (now := rpc.initialisations()) != initialised:
                 self._rpc = now
             if grouped:
-                self._context.kept_groups |= group_state.group_names() - groups
+                made = group_state.group_names() - groups
+                self._context.kept_groups |= made
+                # torch gives the names of destroyed groups to others.
+                self._started = [one._replace(groups=one.groups - made) for one in self._started]
                 self._groups = own_groups + group_state.created_count() - created
 
     def end(self, *, closed_streams: bool, failed_work: torch_devices.FailedWork | None) -> Leaks:
@@ -264,6 +275,7 @@ class LeakCheck:
         lasting += self._grown_memory()
         self._ended_clean = settings == self._settings
         kill_reason = f"the test {lasting[0]}" if lasting else None
+        most_groups = _MOST_GROUPS_OF_FIXTURES if self._used else _MOST_GROUPS
         if self._context.spec.grouped and leaked_groups.has_lost_default(self._context):
             kill_reason = kill_reason or "the test destroyed or replaced the world's default process group"
         return Leaks(
@@ -271,7 +283,7 @@ class LeakCheck:
             kill_reason,
             retire=self._context.store_keys.end()
             or (initialised > 0 and not runs)
-            or (self._left_groups > _MOST_GROUPS and not self._used),
+            or self._left_groups + sum(len(one.groups) for one in self._started) > most_groups,
         )
 
     def _judge_started(self) -> Iterator[tuple[str, bool]]:
@@ -288,19 +300,26 @@ class LeakCheck:
         self._context.kept_groups |= names
         if any(spawned):
             self._started.append(_Started(test, module, self._used, spawned))
-        if groups:
+        if default := groups & leaked_groups.default_name():
+            self._started.append(_Started(test, module, (), groups=default))  # The next test could not make one.
+        if groups := groups - default:
             keepers = [one for one in self._used if self._owners.get(one)]
             self._started.append(_Started(test, module, keepers, groups=groups))
+        due: list[_Started] = []
         started, self._started = self._started, []
         for one in started:
-            if any(owner in self._owners for owner in one.owners):
-                self._started.append(one)
-                continue
-            found = leaked_processes.left(one.spawned, self._context.session.kept_processes)
+            (self._started if any(owner in self._owners for owner in one.owners) else due).append(one)
+        spawned = reduce(Spawned.__or__, (one.spawned for one in due), Spawned())
+        running = leaked_processes.left(spawned, self._context.session.kept_processes)
+        deadline = monotonic() + _LONGEST_SEARCH
+        for one in due:
+            found = [leftover for leftover in running if not any(leftover.spawned - one.spawned)]
             found += leaked_groups.left(one.groups) if one.groups else []
             self._left_groups += len(one.groups)
             for leftover in found:
-                holder = module_that_holds(leftover.handles)
+                if not leftover.lasting and (not self._is_on or monotonic() > deadline):
+                    continue
+                holder = None if leftover.lasting else module_that_holds(leftover.handles)
                 if holder is not None and holder is not getattr(one.module, "obj", None):
                     self._left_groups -= len(leftover.groups)
                 elif holder is not None and one.module in self._owners:

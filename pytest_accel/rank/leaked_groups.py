@@ -31,6 +31,12 @@ def left(names: Collection[str]) -> list[Leftover]:
     return found
 
 
+def default_name() -> frozenset[str]:
+    """Return the name of the default process group; nothing if there is none."""
+    groups = group_state.all_groups()
+    return frozenset(str(group.group_name) for group in groups if group_state.label(group) == DEFAULT_GROUP)
+
+
 def has_lost_default(context: RankContext) -> bool:
     """Return whether the default process group with which the world was started has been destroyed or replaced."""
     return context.default_group is not None and not group_state.has_own_default(context)

@@ -145,14 +145,16 @@ def left(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]:
 def _handles(pid: int) -> list[object]:
     """Return the objects of `subprocess`, `multiprocessing` and libraries like these for the process `pid`."""
     objects = get_objects()
-    classes = {one for one in set(map(type, objects)) if any(base.__name__ in _HANDLES for base in one.__mro__)}
-    return [one for one in objects if type(one) in classes and _pid_of(one) == pid]
+    classes = {id(one): one for one in map(type, objects)}  # A metaclass may have made its classes unhashable.
+    handles = {key for key, one in classes.items() if any(base.__name__ in _HANDLES for base in type.mro(one))}
+    return [one for one in objects if id(type(one)) in handles and _is_handle(one, pid)]
 
 
-def _pid_of(handle: Any) -> object:
+def _is_handle(handle: Any, pid: int) -> bool:
+    """Return whether `handle` is that of the process `pid`."""
     with suppress(Exception):  # A class that a test has written, or a handle that has been closed.
-        return handle.pid
-    return None
+        return bool(handle.pid == pid)
+    return False
 
 
 def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process]:

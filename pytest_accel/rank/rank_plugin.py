@@ -101,6 +101,8 @@ class RankPlugin:
             if getattr(config.option, name, None):
                 setattr(config.option, name, None)
         config.option.log_file = os.devnull  # With None, pytest would use the setting in the ini file.
+        # As in an xdist worker, before any hook `pytest_cmdline_main`.
+        vars(config).update(workerinput=dict(self.context.spec.workers[self.context.rank]), workeroutput={})
         return config
 
     @pytest.hookimpl(tryfirst=True)
@@ -114,8 +116,6 @@ class RankPlugin:
         config.pluginmanager.register(self._debugger)
         config.stash[RANK] = self.context
         option = config.option
-        # As in an xdist worker, once the options are parsed.
-        vars(config).update(workerinput=dict(self.context.spec.workers[self.context.rank]), workeroutput={})
         for name in _CHANGES_THE_RUN:
             if getattr(option, name, None):
                 setattr(option, name, 0)

@@ -63,7 +63,8 @@ class StoreKeys:
         @wraps(original)
         def method(store: Store, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
-            arguments = (*args, *named.values())
+            keys = [named[name] for name in ("key", "keys") if name in named]
+            arguments = (*args, *keys, *(value for name, value in named.items() if name not in ("key", "keys")))
             if (refused := _refused(*arguments)) is not None and _without_prefix(store) is self._store:
                 self.refused = self.refused or refused
             try:

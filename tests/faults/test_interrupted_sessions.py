@@ -325,7 +325,7 @@ def test_devices_of_a_killed_worker_are_returned(suite: BackgroundSuite) -> None
         import os
         from pathlib import Path
 
-        if "PYTEST_XDIST_WORKER" in os.environ:
+        if "PYTEST_XDIST_WORKER" in os.environ and "RANK" not in os.environ:
 
             def pytest_runtest_setup(item):
                 if item.name == "test_endless":

@@ -331,11 +331,12 @@ def test_without_a_cache_hooks_of_other_plugins_are_called_once_for_each_test(su
         """
         import pytest
         from log import note
+        from pytest_accel import is_rank
 
 
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_protocol(item):
-            if hasattr(item.config, "workerinput"):  # And not in a rank.
+            if hasattr(item.config, "workerinput") and not is_rank(item.config):
                 note(f"hears-of-{item.name}")
             return (yield)
         """,

@@ -52,3 +52,25 @@ def test_a_path_that_a_session_makes_does_not_change_its_rootdir(
     run.expect({"test_ranks": "PASSED", "test_plain": "PASSED"})
     assert set(run.results) == {"test_it.py::test_ranks", "test_it.py::test_plain"}
     assert os.listdir(tmp_path / "outside" / "logs")
+
+
+@pytest.mark.parametrize("args", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_an_option_whose_value_is_a_folder_may_be_one_of_the_conftest_in_this_folder(
+    suite: Suite, args: tuple[str, ...]
+) -> None:
+    """pytest knows no such option when it looks for conftests, so it takes the value for a path."""
+    suite.ini("testpaths = tests")
+    suite.write("models/conftest.py", "def pytest_addoption(parser): parser.addoption('--models')")
+    suite.write(
+        "tests/test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_ranks(pytestconfig): assert pytestconfig.getoption("--models") == "models"
+
+        def test_plain(pytestconfig): assert pytestconfig.getoption("--models") == "models"
+        """,
+    )
+    run = suite.run(*args, "--models", "models")
+    run.expect({"test_ranks": "PASSED", "test_plain": "PASSED"})
