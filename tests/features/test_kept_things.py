@@ -306,3 +306,68 @@ def test_the_process_of_an_asynchronous_checkpoint_stays_alive(suite: Suite) -> 
 
     assert run.count() == {"PASSED": 3}, run.text
     assert _plain(suite).count(" 3 passed") == 2
+
+
+def test_a_default_group_does_not_wait_for_the_end_of_a_fixture(suite: Suite) -> None:
+    """The next test could not make one."""
+    suite.write(
+        "conftest.py",
+        "import pytest\n\n\n@pytest.fixture(scope='session', autouse=True)\ndef policy():\n    return object()\n",
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.parametrize("n", range(2))
+        def test_init(n):
+            dist.init_process_group("gloo")
+        """,
+    )
+    run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning")
+    run.expect({"test_init[0]": "PASSED", "test_init[1]": "PASSED"})
+
+
+def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None:
+    suite.write("unimportable.py", "raise RuntimeError('imported')\n")
+    suite.write(
+        "test_it.py",
+        """
+        import importlib.util
+        import sys
+
+        import pytest
+        import torch.distributed as dist
+
+        spec = importlib.util.find_spec("unimportable")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        module = sys.modules["unimportable"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+        class Meta(type):
+            def __eq__(cls, other):
+                raise RuntimeError
+
+
+        class Odd(metaclass=Meta):
+            __module__ = property()
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_leaves_a_group():
+            odd = Odd()
+            odd.group = dist.new_group()
+            odd.itself = odd
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_next(): ...
+        """,
+    )
+    run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning", "-rw")
+    run.expect({"test_leaves_a_group": "PASSED", "test_next": "PASSED"})
+    assert "could not be checked" not in run.text

@@ -203,3 +203,29 @@ def test_a_variable_that_a_skipped_file_has_set_is_reported_with_that_file(suite
     assert run.text.count(warning) == 1
     assert "test_1.py::test_skipped\n" in run.text
     assert "test_2.py::test_next\n" not in run.text.partition("warnings summary")[2]
+
+
+def test_a_refused_test_that_is_skipped_does_not_keep_the_next_from_running(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_before(): ...
+
+
+        @pytest.mark.skipif("RANK" not in os.environ, reason="the driver skips it")
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.parametrize("n", range(2 if os.environ.get("RANK") == "1" else 1))
+        def test_skipped(n): ...
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_after(): ...
+        """,
+    )
+    suite.run().expect({"test_before": "PASSED", "test_skipped[0]": "SKIPPED", "test_after": "PASSED"})
