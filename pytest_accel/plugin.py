@@ -26,7 +26,7 @@ from pytest_accel.core.marks import (
 )
 from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.source_files import record_conftest, record_file
-from pytest_accel.core.stash_keys import INITIAL_PATHS, LAUNCHED, MARKED, RANK_PLUGIN, SESSION
+from pytest_accel.core.stash_keys import INITIAL_PATHS, LAUNCHED, MARKED, RANK_PLUGIN, SESSION, is_rank
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -143,10 +143,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Return the number of workers for ``-n auto`` on a cluster: that of its devices.
+    """Return the number of workers for ``-n auto`` on a cluster: that of its devices. A rank has none.
 
     xdist calls this before the plugins are configured.
     """
+    if is_rank(config):
+        return 0
     session = _session(config)
     if session.settings.cluster is None or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
