@@ -115,7 +115,9 @@ def shorten_frames(item: pytest.Item, is_short: Callable[[str], bool]) -> None:
     def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> Traceback:
         entries = list(filtered(item, excinfo))
         short = [is_short(str(entry.path)) for entry in entries]
-        if True not in short:
+        value = excinfo.value
+        # Of `pytest.fail(..., pytrace=False)`, pytest shows only the text, unless a frame has a style of its own.
+        if True not in short or (isinstance(value, pytest.fail.Exception) and not value.pytrace):
             return Traceback(entries)
         entries = [entry.with_repr_style("short") if cut else entry for entry, cut in zip(entries, short, strict=True)]
         if False in short:
