@@ -19,7 +19,7 @@ from pytest_accel.core.worker_input import WorkerInput, is_plain, numbered
 _HOOK_TIMEOUT = 10.0
 """Seconds for a hook `pytest_configure_node` that is called in another thread than the main one."""
 _RESTARTS_PER_WORKER = 4
-"""xdist's default: it replaces so many crashed workers for each that it has started."""
+"""Number of crashed workers that xdist replaces by default, for each worker that it has started."""
 
 
 def _error_of(call: Callable[[], object]) -> Exception | None:

@@ -37,6 +37,11 @@ TestFamily = tuple[bytes | str, ...]
 """The tests that one collector has made of one function; see `NodeRef.family`."""
 
 
+def without_parameters(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the `names` of a test's nodes without the parameters of the last one."""
+    return (*names[:-1], names[-1].partition("[")[0])
+
+
 class NodeRef(NamedTuple):
     """A reference to a test: the file to collect, and the places of its nodes in that file."""
 
@@ -53,7 +58,7 @@ class NodeRef(NamedTuple):
     @property
     def function(self) -> tuple[str, ...]:
         """The path and the names of the nodes, without the parameters of the test."""
-        return (self.path, *self.names[:-1], self.names[-1].partition("[")[0])
+        return (self.path, *without_parameters(self.names))
 
     @property
     def family(self) -> TestFamily:

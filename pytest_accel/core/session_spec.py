@@ -57,7 +57,7 @@ class SessionSpec(Struct, frozen=True):
     fractions: Mapping[str, float] = {}
     """Fraction of the memory of each device that this session may use, if it runs inside a rank with a share of it."""
     place: SuitePlace | None = None
-    """Where the controller has found its suite; None: ranks look for it. `args` has its options."""
+    """The place of the suite, as the controller has found it; None: ranks look for it. `args` has its options."""
     coverage: str | None = None
     """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
 

@@ -1,4 +1,4 @@
-"""Where a session has found its suite: rootdir, ini file and arguments, for the other processes of the session.
+"""The place of a session's suite: rootdir, ini file and arguments, for the other processes of the session.
 
 pytest takes the value of an option that no loaded plugin has registered yet for a path, if it exists. So a process that
 parses ``--accel-logs /tmp/logs`` when the folder has been made finds another rootdir, ini file and conftests than the
@@ -23,7 +23,7 @@ _ADDED = "PYTEST_ADDOPTS"
 
 
 class SuitePlace(NamedTuple):
-    """What pytest has decided in the controller."""
+    """The decisions of pytest in the controller."""
 
     root: str
     ini_file: str | None

@@ -12,6 +12,8 @@ from pytest_accel.core.launcher_env import RUN_OF_RANK
 
 WorkerInput = Mapping[str, Any]
 """`config.workerinput` of one rank."""
+VARIABLES = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
+"""The variables that xdist sets in a worker."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -43,9 +45,5 @@ def is_plain(value: object) -> bool:
 
 def environment(given: WorkerInput) -> dict[str, str | None]:
     """Return the variables that xdist sets in a worker with this input, for a rank."""
-    return {
-        "PYTEST_XDIST_WORKER": given["workerid"],
-        "PYTEST_XDIST_WORKER_COUNT": str(given["workercount"]),
-        "PYTEST_XDIST_TESTRUNUID": given["testrunuid"],
-        RUN_OF_RANK: given["testrunuid"],
-    }
+    values = (given["workerid"], str(given["workercount"]), given["testrunuid"])
+    return {**dict(zip(VARIABLES, values, strict=True)), RUN_OF_RANK: given["testrunuid"]}

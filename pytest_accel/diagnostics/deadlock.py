@@ -22,7 +22,7 @@ from pytest_accel.diagnostics.collectives import OF_ONE_SHAPE, Collective, Recor
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a rank does, and what it has issued."""
+    """The collective in which a rank stands, and the collectives that it has issued."""
 
     record: Record
     members: Mapping[str, tuple[int, ...]]

@@ -48,11 +48,11 @@ class Driver:
         self._error: BaseException | None = None
         self._running: MarkedTest | None = None
         self._listed: set[tuple[str, ...]] = set()
-        """The functions of which a report has listed what a rank has collected (`NodeRef.function`)."""
+        """The functions (`NodeRef.function`) whose tests in a rank a report has listed."""
         self._hung: set[str] = set()
         """Paths of files that the ranks of a world have not collected in time."""
         self._explained: set[str] = set()
-        """Paths of files of which a report has said why a rank may lack tests with parameters."""
+        """Paths of files for which a report has said why a rank may lack tests with parameters."""
 
     def prepare(self, marked: MarkedTest) -> None:
         """Wait until the test's ranks have collected it, before its phases begin.

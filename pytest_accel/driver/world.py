@@ -131,7 +131,7 @@ class World:
         self._monitor.begin(monotonic())
         self._busy = True
         self._send(request)
-        seconds = min(COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG if has_hung else COLLECTION_TIMEOUT)
+        seconds = COLLECTION_TIMEOUT_AFTER_HANG if has_hung else COLLECTION_TIMEOUT
         self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, seconds))
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.plugin_roles import package_of
+from pytest_accel.core.worker_input import VARIABLES
 
 _PACKAGES = frozenset(
     {
@@ -32,7 +33,6 @@ _PACKAGES = frozenset(
 )
 """Packages of the plugins, each with what it does in a worker."""
 _HOOKS = ("pytest_configure", "pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
-_VARIABLES = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 _ATTRIBUTES = ("workerinput", "workeroutput")
 
 
@@ -65,7 +65,7 @@ class MainProcessPlugins:
     @contextmanager
     def _hidden(self) -> Iterator[None]:
         attributes = vars(self._config)
-        variables = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
+        variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
         values = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
         try:
             yield

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference
+from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference, without_parameters
 from pytest_accel.core.rank_messages import RunTest
 from pytest_accel.core.serialization import exception_text
 from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
@@ -165,7 +165,7 @@ class RankCollector:
         return found
 
     def families(self, path: str) -> frozenset[TestFamily]:
-        """Return the families of tests of the file `path` of which this rank can find each test."""
+        """Return those families of the file `path` in which this rank can find each test."""
         tests = self._files.get(path, {})
         unclear = {node.family for node, item in tests.items() if item is None}
         return frozenset(node.family for node in tests) - unclear
@@ -292,8 +292,8 @@ def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFou
         text = f"several tests that a plugin has added have the name {_shown(node.names)}; give them different names"
         return TestNotFound(f"{file}: {text}")
     found = [test.names for test in tests]
-    function = _function(node.names)
-    same = [names for names in found if _function(names) == function]
+    function = without_parameters(node.names)
+    same = [names for names in found if without_parameters(names) == function]
     members = node.places[-1].members
     if not same:
         text = f"{file}: this rank has not collected {_shown(node.names)}, as the driver has"
@@ -305,11 +305,6 @@ def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFou
     else:
         what = f"this rank has collected {_shown(function)} with other names, or in another order, than the driver"
     return TestNotFound(f"{file}: {what}", f"it has {_listed(same)}", has_others=True)
-
-
-def _function(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `names` without parameters."""
-    return (*names[:-1], names[-1].partition("[")[0])
 
 
 def _listed(tests: Sequence[tuple[str, ...]]) -> str:

@@ -76,7 +76,7 @@ class Leaks(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """What one test has started, and has to be judged."""
+    """Processes, threads and groups of one test that have not been judged yet."""
 
     test: str
     """Node id of the test."""
@@ -100,7 +100,7 @@ class LeakCheck:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._is_on = self._counts_memory = context.session.leaks != "off"
+        self._is_on = context.session.leaks != "off"
         self._settings: process_state.Settings = {}
         """Settings at the beginning of the test."""
         self._ended_clean = False
@@ -115,11 +115,11 @@ class LeakCheck:
         self._owners: dict[object, bool] = {}
         """Fixtures of a wider scope and collectors that are set up; True if they may keep a process group."""
         self._used: tuple[object, ...] = ()
-        """Those that the test uses."""
+        """The fixtures and collectors of `_owners` that the test uses."""
         self._item: pytest.Item | None = None
         """The test, if it has reached its teardown."""
         self._started: list[_Started] = []
-        """What this test and earlier ones have started, and has not been judged yet."""
+        """Things that this test and earlier ones have started, and that have not been judged yet."""
         self._left_groups = 0
         """Number of process groups that tests have left in this rank."""
         self._rpc = 0
@@ -334,7 +334,7 @@ class LeakCheck:
                     )
 
     def _allocated(self) -> dict[str, int]:
-        return torch_devices.allocated_memory(self._context) if self._counts_memory else {}
+        return torch_devices.allocated_memory(self._context) if self._is_on else {}
 
     def _grown_memory(self) -> list[str]:
         """Return a line for each device on which the test has left more memory allocated than is tolerated."""

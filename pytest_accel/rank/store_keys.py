@@ -1,4 +1,4 @@
-"""What a test does to the world's store that the next test would notice. Runs in ranks only.
+"""Changes that a test makes to the world's store and the next test would notice. Runs in ranks only.
 
 The store lives as long as the world, so the next test would find a key that this test has left in the store of the
 default process group. It cannot be deleted: no rank knows when the others have begun the next test, which may set it
@@ -41,7 +41,7 @@ class StoreKeys:
         self._lost = False
         """True if the connection to the store has failed, or is about to. It stays so as long as the world lives."""
         self.refused: str | None = None
-        """What the world's store refuses, in words: the first key or value that was too large; None: there was none."""
+        """Description of the first key or value that was too large for the world's store; None: there was none."""
 
     def install(self, store: Store) -> None:
         """Watch the use of the world's `store`, and note the keys that are set from now on."""

@@ -166,6 +166,12 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
                 thread.join()
 
 
+        @pytest.mark.distributed(2, init=False)
+        def test_no_rank_gets_a_signal_without_a_group():
+            time.sleep(SECONDS)
+            signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
         @pytest.mark.distributed(4)
         def test_other_groups_can_go_on(rank):
             pairs = dist.new_group([0, 1]), dist.new_group([2, 3])
@@ -201,7 +207,7 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
                 dist.barrier()
         """,
     )
-    run = suite.run("-n2")
+    run = suite.start("-n2").finish(timeout=180)  # The tests take 5 seconds each.
     assert "deadlock" not in run.text
     # Groups that are left, and different numbers of collectives, are errors of the test's end.
     errors = (
@@ -211,4 +217,4 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
         "test_other_groups_can_go_on",
     )
     run.expect({name: "PASSED ERROR" if name in errors else "PASSED" for name in run.outcomes()})
-    assert len(run.outcomes()) == 10
+    assert len(run.outcomes()) == 11

@@ -53,7 +53,15 @@ def test_the_import_of_a_file_has_no_part_in_the_limits_of_its_tests(suite: Suit
 
 
 def test_an_import_that_does_not_end_has_a_limit_of_its_own(suite: Suite) -> None:
-    suite.write("conftest.py", "from pytest_accel.driver import world\n\nworld.COLLECTION_TIMEOUT = 2.0\n")
+    suite.write(
+        "conftest.py",
+        """
+        from pytest_accel.driver import world
+
+        world.COLLECTION_TIMEOUT = 2.0
+        world.COLLECTION_TIMEOUT_AFTER_HANG = 1.0
+        """,
+    )
     suite.write(
         "test_it.py",
         """
@@ -69,12 +77,18 @@ def test_an_import_that_does_not_end_has_a_limit_of_its_own(suite: Suite) -> Non
         @pytest.mark.distributed(2, device="cpu", init=False)
         def test_it():
             pass
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_of_the_same_file():
+            pass
         """,
     )
     text = "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu', init=False)\ndef test_next():\n    pass\n"
     suite.write("test_next.py", text)
     run = suite.run()
-    run.expect({"test_it": "ERROR", "test_next": "PASSED"})
+    run.expect({"test_it": "ERROR", "test_of_the_same_file": "ERROR", "test_next": "PASSED"})
+    assert "did not import and collect the test's file within 1 s" in run.failure("test_of_the_same_file")
     where = "ranks 0-1: did not import and collect the test's file within 2 s at test_it.py:8"
     assert where in run.failure("test_it")
 

@@ -1,4 +1,4 @@
-"""What a conftest sees in a rank: all that xdist promises for its workers."""
+"""Tests that a conftest sees in a rank all that xdist promises for its workers."""
 
 from __future__ import annotations
 
@@ -236,3 +236,29 @@ def test_numbers_of_ranks_that_live_are_not_used_again() -> None:
     second = numbered(first[1:2], 3, first=4)
     assert [one["workerid"] for one in second] == ["gw4", "gw6", "gw7"]
     assert [one["workercount"] for one in second] == [8, 8, 8]
+
+
+def test_a_hook_that_does_not_end_keeps_no_rank_from_running(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import threading
+
+        import pytest
+        from pytest_accel import rank_inputs
+
+        rank_inputs._HOOK_TIMEOUT = 0.1
+
+
+        @pytest.hookimpl(optionalhook=True)
+        def pytest_configure_node(node):
+            if type(node).__name__ == "RankNode":
+                threading.Event().wait()
+        """,
+    )
+    suite.write(
+        "test_it.py", "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu')\ndef test_ranks():\n    pass\n"
+    )
+    run = suite.run("-n1")
+    run.expect({"test_ranks": "PASSED"})
+    assert "pytest_configure_node raised TimeoutError for a rank" in run.text
