@@ -337,6 +337,7 @@ def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None
         "test_it.py",
         """
         import importlib.util
+        import os
         import sys
 
         import pytest
@@ -346,6 +347,7 @@ def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None
         spec.loader = importlib.util.LazyLoader(spec.loader)
         module = sys.modules["unimportable"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        del module  # pytest would look at it, and so import it.
 
 
         class Meta(type):
@@ -357,6 +359,9 @@ def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None
             __module__ = property()
 
 
+        ODD = Odd()
+
+
         @pytest.mark.distributed(2, device="cpu")
         def test_leaves_a_group():
             odd = Odd()
@@ -365,9 +370,12 @@ def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None
 
 
         @pytest.mark.distributed(2, device="cpu")
-        def test_next(): ...
+        def test_leaves_a_process():
+            os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
         """,
     )
-    run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning", "-rw")
-    run.expect({"test_leaves_a_group": "PASSED", "test_next": "PASSED"})
+    run = suite.run("--accel-leaks=fail")
+    assert run.count() == {"PASSED": 2, "ERROR": 2}
+    assert "did not destroy process group" in run.failure("test_leaves_a_group")
+    assert "left process" in run.failure("test_leaves_a_process")
     assert "could not be checked" not in run.text
