@@ -1,9 +1,12 @@
-"""Memory of devices that torch, its libraries and failed tests keep after a test. Runs in ranks only."""
+"""Memory of devices that tests leak, and that torch, its libraries and failed tests keep. Runs in ranks only."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from gc import collect
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -24,8 +27,86 @@ again; each call takes from some microseconds to a millisecond. So an ordinary t
 not reach the limit. Programs outside of torch see the cache as memory in use. With the limit, a process that the next
 test starts can still have the three quarters of a GPU that JAX takes by default.
 """
+_TOLERANCE = 64 << 20
+"""Bytes by which torch's allocated memory on a device may grow in a test without being a leak.
+
+A test may leave constants and small caches of libraries behind. Their workspaces can be larger
+(https://docs.nvidia.com/cuda/cublas/#cublassetworkspace): they are cleared before a test is said to leak memory. They
+are not cleared at the beginning of a test, which would cost every test something: up to this number of bytes, those of
+earlier tests may hide a leak.
+"""
 _LAST_FAILURE = ("last_exc", "last_type", "last_value", "last_traceback")
 """The attributes of `sys` in which pytest keeps the exception of a failed test for a debugger."""
+
+
+class MemoryGrowth:
+    """The growth of the memory that torch has allocated on this rank's devices, from one test to the next.
+
+    What fixtures of a wider scope allocate in their setup is not the test's. What they release in their teardown is not
+    either: it would hide a leak of the last test that uses them. All sizes are in bytes, by torch's name of the device.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._expected: Counter[str] = Counter()
+        """Allocated at the beginning of the test, and by wider fixtures since then."""
+        self._ended_fixtures: Counter[str] = Counter()
+        """Allocated in the setup of the wider fixtures whose teardown has begun during the test."""
+        self._before_release: dict[str, int] | None = None
+        """Allocated when the teardown of the first wider fixture began; None: no teardown has begun."""
+
+    def begin(self) -> None:
+        """Begin a test."""
+        self._expected = Counter(torch_devices.allocated_memory(self._context))
+        self._ended_fixtures = Counter()
+        self._before_release = None
+
+    @contextmanager
+    def wider_fixture(self, add_finalizer: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+        """Attribute what is allocated in the ``with`` block to a fixture of a wider scope.
+
+        `add_finalizer` adds a function to the teardown of the fixture, to be called before all others.
+        """
+        before, expected = Counter(torch_devices.allocated_memory(self._context)), Counter(self._expected)
+        try:
+            yield
+        finally:
+            of_inner_fixtures = self._expected - expected
+            made = Counter(torch_devices.allocated_memory(self._context)) - before - of_inner_fixtures
+            if made:
+                self._expected += made
+                add_finalizer(partial(self._begin_release, made))
+
+    def _begin_release(self, made: Counter[str]) -> None:
+        """Record that the teardown of a fixture begins whose setup has allocated `made`."""
+        if self._before_release is None:
+            self._before_release = torch_devices.allocated_memory(self._context)
+        self._ended_fixtures += made
+
+    def leaks(self) -> list[str]:
+        """Return a line for each device on which the test has left more memory allocated than is tolerated."""
+        grown = self._grown()
+        # Tensors in reference cycles are no leak either: the garbage collector would free them later.
+        for release in (clear_workspaces, collect):
+            if any(size > _TOLERANCE for size in grown.values()):
+                release()
+                grown = self._grown()
+        return [
+            f"left {size / (1 << 20):.0f} MiB more allocated on {device} than it had found"
+            for device, size in grown.items()
+            if size > _TOLERANCE
+        ]
+
+    def _grown(self) -> dict[str, int]:
+        allocated = torch_devices.allocated_memory(self._context)
+        before = self._before_release or allocated
+        return {
+            # A fixture may also leave its memory in a cache, for good: only what has been released is subtracted.
+            device: size
+            - self._expected[device]
+            + max(0, min(self._ended_fixtures[device], before.get(device, size) - size))
+            for device, size in allocated.items()
+        }
 
 
 def forget_failure(context: RankContext, item: pytest.Item | None) -> None:

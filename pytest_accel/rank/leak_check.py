@@ -12,9 +12,8 @@ module keeps belongs to that module, which lives as long as the rank.
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, reduce
-from gc import collect
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,28 +22,20 @@ import pytest
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.shims import requested_fixtures
 from pytest_accel.rank import (
-    device_memory,
     group_state,
     leaked_groups,
     leaked_processes,
     process_state,
     rpc,
-    torch_devices,
 )
+from pytest_accel.rank.device_memory import MemoryGrowth
 from pytest_accel.rank.holders import module_that_holds
 from pytest_accel.rank.leaked_processes import Spawned
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
+    from pytest_accel.rank.torch_devices import FailedWork
 
-_MEMORY_TOLERANCE = 64 << 20
-"""Bytes by which torch's allocated memory on a device may grow in a test without being a leak.
-
-A test may leave constants and small caches of libraries behind. Their workspaces can be larger
-(https://docs.nvidia.com/cuda/cublas/#cublassetworkspace): they are cleared before a test is said to leak memory. They
-are not cleared at the beginning of a test, which would cost every test something: up to this number of bytes, those of
-earlier tests may hide a leak.
-"""
 _MOST_GROUPS = 100
 """Number of process groups that tests may leave in a rank. Each has connections to the other ranks.
 
@@ -124,10 +115,7 @@ class LeakCheck:
         """Number of process groups that tests have left in this rank."""
         self._rpc = 0
         """Count of RPC initialisations at the beginning of the test, or after a wider fixture has initialised RPC."""
-        self._memory: dict[str, int] = {}
-        """Bytes allocated on each device at the beginning of the test."""
-        self._kept_memory: dict[str, int] = {}
-        """Bytes allocated on each device by wider fixtures during the test."""
+        self._memory = MemoryGrowth(context) if self._is_on else None
         self._groups = 0
         """Number of process groups created until the test began, and by wider fixtures since then."""
 
@@ -143,8 +131,8 @@ class LeakCheck:
         `activity` differs from that of the last call if code of the suite has run between the two tests
         (`RankCollector.activity`).
         """
-        self._memory = self._allocated()
-        self._kept_memory = {}
+        if self._memory is not None:
+            self._memory.begin()
         self._known |= self._spawned()
         self._item, self._used = None, ()
         self._rpc = rpc.initialisations()
@@ -215,25 +203,26 @@ class LeakCheck:
         return process_state.read(self._context.variables) if self._is_on else {}
 
     @contextmanager
-    def _wider_fixture(self, owner: object) -> Iterator[None]:
+    def _wider_fixture(self, owner: pytest.FixtureDef[Any] | pytest.Collector) -> Iterator[None]:
         """Attribute changes made in the ``with`` block to `owner`, a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
         settings = self._read_settings()
         spawned = self._spawned()
-        memory = self._allocated()
         groups = group_state.group_names() if grouped else set()
         initialised = rpc.initialisations()
         own_groups, created = self._groups, group_state.created_count() if grouped else 0
         try:
-            with self._context.operations.wider_fixture(), self._context.store_keys.wider_fixture():
+            with ExitStack() as stack:
+                stack.enter_context(self._context.operations.wider_fixture())
+                stack.enter_context(self._context.store_keys.wider_fixture())
+                if self._memory is not None:
+                    stack.enter_context(self._memory.wider_fixture(owner.addfinalizer))
                 yield
         finally:
             changed = process_state.changed(settings, self._read_settings())
             pairs = {(name, value) for name, values in changed.items() for value in values}
             self._wider_settings.setdefault(owner, set()).update(pairs)
             self._known |= self._spawned() - spawned
-            for device, size in self._allocated().items():
-                self._kept_memory[device] = self._kept_memory.get(device, 0) + max(0, size - memory.get(device, 0))
             if (now := rpc.initialisations()) != initialised:
                 self._rpc = now
             if grouped:
@@ -243,7 +232,7 @@ class LeakCheck:
                 self._started = [one._replace(groups=one.groups - made) for one in self._started]
                 self._groups = own_groups + group_state.created_count() - created
 
-    def end(self, *, closed_streams: bool, failed_work: torch_devices.FailedWork | None) -> Leaks:
+    def end(self, *, closed_streams: bool, failed_work: FailedWork | None) -> Leaks:
         """Return the leaks of the test since :meth:`begin`, after settings have been put back.
 
         `closed_streams` is True if the test has closed pytest's capture streams. `failed_work` is work on a device that
@@ -272,7 +261,7 @@ class LeakCheck:
         if failed_work is not None:
             # The test has seen the error, or has failed because of it, so the error needs no line.
             return Leaks((*lines, *_with_replacement(lasting)), f"the test left a device unusable: {failed_work}")
-        lasting += self._grown_memory()
+        lasting += self._memory.leaks() if self._memory is not None else ()
         self._ended_clean = settings == self._settings
         kill_reason = f"the test {lasting[0]}" if lasting else None
         most_groups = _MOST_GROUPS_OF_FIXTURES if self._used else _MOST_GROUPS
@@ -332,30 +321,6 @@ class LeakCheck:
                         f"{leftover.text}{'' if one.test == test else f', which {one.test} started'}",
                         leftover.lasting,
                     )
-
-    def _allocated(self) -> dict[str, int]:
-        return torch_devices.allocated_memory(self._context) if self._is_on else {}
-
-    def _grown_memory(self) -> list[str]:
-        """Return a line for each device on which the test has left more memory allocated than is tolerated."""
-        grown = self._growth()
-        # Tensors in reference cycles are no leak either: the garbage collector would free them later.
-        for release in (device_memory.clear_workspaces, collect):
-            if any(size > _MEMORY_TOLERANCE for size in grown.values()):
-                release()
-                grown = self._growth()
-        return [
-            f"left {size / (1 << 20):.0f} MiB more allocated on {device} than it had found"
-            for device, size in grown.items()
-            if size > _MEMORY_TOLERANCE
-        ]
-
-    def _growth(self) -> dict[str, int]:
-        """Return the bytes by which the memory of each device has grown because of the test."""
-        return {
-            device: size - self._memory.get(device, 0) - self._kept_memory.get(device, 0)
-            for device, size in self._allocated().items()
-        }
 
 
 def _is_of_tool(made: Any) -> bool:

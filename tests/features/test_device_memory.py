@@ -124,7 +124,7 @@ import torch
 from fake_accel import GIB, Block
 
 pytestmark = pytest.mark.devices(1)
-KEPT = []
+KEPT, LIBRARY = [], []
 
 
 @pytest.fixture
@@ -208,9 +208,38 @@ def test_leaks(card):
     KEPT.append(Block(card, 16 * GIB))
 
 
-def test_last(card):
+@pytest.fixture(scope="class")
+def block():
+    inner = Block(torch.cuda.card, GIB)
+    yield Block(torch.cuda.card, GIB)
+    del inner
+
+
+@pytest.fixture(scope="class")
+def library():
+    LIBRARY.append(Block(torch.cuda.card, GIB))
+
+
+class TestLast:
+    def test_healthy(self, card, block, library):
+        note("healthy")
+        assert card.allocated == 3 * GIB
+
+    def test_leaks_as_much_as_its_fixture_releases(self, card):
+        KEPT.append(Block(card, 2 * GIB))
+
+
+class TestFixtures:
+    def test_healthy_with_fixtures(self, request, card):
+        note("last")
+        assert card.allocated == 0
+        for name in ("block", "library"):
+            request.getfixturevalue(name)
+
+
+def test_at_last(card):
     note("last")
-    assert card.allocated == 0
+    assert card.allocated == GIB
 """
 
 
@@ -225,11 +254,13 @@ def test_memory_after_a_test(fake: Suite) -> None:
     # Neither a workspace nor a failed test costs the rank.
     names = ["backward", "nothing", "emptied", "failed", "cycle", "xfail", "before-graph"]
     assert len({ranks[name] for name in names}) == 1
-    assert len({ranks[name] for name in ("before-graph", "after-graph", "last")}) == 3
+    assert len({ranks[name] for name in ("before-graph", "after-graph", "healthy", "last")}) == 4
     # A graph may use the workspace, which is therefore not cleared.
     assert "left 65 MiB more allocated on cuda:0 than it had found" in run.failure("test_captures_a_graph")
     assert "left 16384 MiB more allocated on cuda:0 than it had found" in run.failure("test_leaks")
-    assert [name for name, outcome in outcomes.items() if "ERROR" in outcome] == ["test_captures_a_graph", "test_leaks"]
+    assert "left 2048 MiB more allocated on cuda:0" in run.failure("TestLast.test_leaks_as_much_as_its_fixture_releases")
+    leaks = ["test_captures_a_graph", "test_leaks", "test_leaks_as_much_as_its_fixture_releases"]
+    assert [name for name, outcome in outcomes.items() if "ERROR" in outcome] == leaks
 
 
 _WORLDS = """
