@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,12 +19,13 @@ from pytest_accel.core.marks import (
     WORLD_SIZE_PARAMETER,
     MarkError,
     MarkFinder,
+    deselected_marks,
     has_marks,
     marks_in,
     world_sizes,
 )
 from pytest_accel.core.node_refs import PlaceRecorder
-from pytest_accel.core.source_files import record_conftest, record_file
+from pytest_accel.core.source_files import record_conftest, record_file, text_of
 from pytest_accel.core.stash_keys import INITIAL_PATHS, LAUNCHED, MARKED, RANK_PLUGIN, SESSION, is_rank
 from pytest_accel.fixtures import (
     accel,
@@ -121,6 +121,10 @@ def pytest_load_initial_conftests(
         early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
     # Not in a worker: the controller may have begun to write the files.
     if not launcher_env.is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+        if LAUNCHED not in early_config.stash:
+            from pytest_accel import early_start
+
+            early_start.start_server(early_config)
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
                 from pytest_accel.core import whole_file
@@ -398,9 +402,7 @@ class CollectionHooks:
         self._adoption = adoption
         option = session.config.option
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
-        mark_expression = getattr(option, "markexpr", "")
-        self._deselected_marks = set(re.findall(r"\bnot\s+(devices|distributed)\b(?!\s*\()", mark_expression))
-        """Marks of this plugin whose tests ``-m`` seems to deselect."""
+        self._deselected_marks = deselected_marks(getattr(option, "markexpr", ""))
         self._redirector: Redirector | None = None
         """None before the first marked item."""
         self._has_modified_items = False
@@ -418,7 +420,7 @@ class CollectionHooks:
         record_file(collector)
         if collector.path.suffix != ".py":
             return
-        text = _text_of(collector.path)
+        text = text_of(collector.path)
         marks = marks_in(text)
         if self._adoption is not None:
             marks |= self._adoption.marks_in(collector.path, text)
@@ -508,11 +510,3 @@ class CollectionHooks:
                     config.pluginmanager.register(bridge)
         except pytest.UsageError as error:
             redirector.refuse(str(error), runnable)
-
-
-def _text_of(path: Path) -> str:
-    """Return the text of a test file, or "" if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""  # Collection will report the error.

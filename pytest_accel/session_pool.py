@@ -17,8 +17,9 @@ from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory
-from pytest_accel.core.stash_keys import LAUNCHED, RECORDERS
+from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.suite_place import SuitePlace
+from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.pool.pool import Pool, SingleNode
@@ -28,6 +29,7 @@ from pytest_accel.record.live_state import LiveEvents
 from pytest_accel.settings.options import Settings, is_distributed
 
 if TYPE_CHECKING:
+    from pytest_accel.forkserver.early_server import EarlyServer
     from pytest_accel.nodes.launched_session import LaunchedSession
     from pytest_accel.nodes.ray_session import RaySession
 
@@ -65,6 +67,7 @@ class SessionPool:
             children = coverage.for_children(os.environ)
             spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
         launched: LaunchedSession | None = config.stash.get(LAUNCHED, None)
+        early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
         waits = settings.busy == "wait"
         self.pool = Pool(
             machine,
@@ -72,7 +75,7 @@ class SessionPool:
             cpu_slots(),
             workers=RankInputs(config, show),
             waits_for_busy=waits,
-            nodes=launched or (SingleNode() if cluster is None else cluster.nodes),
+            nodes=launched or (SingleNode(early.spawn if early else spawn_here) if cluster is None else cluster.nodes),
             record=Recorders((*config.stash.get(RECORDERS, ()), self.events)),
         )
         self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
@@ -101,7 +104,7 @@ def _explanation_options(config: pytest.Config) -> list[str]:
     return options
 
 
-def _plugin_options(config: pytest.Config) -> tuple[str, ...]:
+def plugin_options(config: pytest.Config) -> tuple[str, ...]:
     """Return the options of this session that say which installed plugins pytest loads.
 
     A plugin that ``-p`` names by its module may be one of the suite's own modules, which each rank imports itself.
@@ -136,7 +139,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         options.append(f"--randomly-seed={seed}")
     options += _explanation_options(config)
     basetemp = base_temporary_directory(config)
-    directory = session_folder.create()
+    early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
+    directory = session_folder.create() if early is None else early.directory
     return SessionSpec(
         args=with_options(args, options),
         place=place,
@@ -145,7 +149,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         directory=directory,
         basetemp=str(basetemp) if basetemp is not None else os.path.join(directory, "tmp"),
         preload=None if settings.preload == "none" else settings.preload,
-        plugin_options=None if settings.preload == "none" else _plugin_options(config),
+        plugin_options=None if settings.preload == "none" else plugin_options(config),
         roles=tuple(chosen_roles(config.pluginmanager, settings.rank_plugins).items()),
         markers=tuple(config.getini("markers")),
         hidden=tuple(machine.vendor(machine.session.kind).mask((), os.environ).items())

@@ -173,12 +173,18 @@ def _signature(name: str) -> str:
 
 MARKER_LINES = tuple(f"{_signature(name)}: {effect}" for name, effect in _EFFECTS.items())
 """Lines that ``pytest --markers`` shows, for ``config.addinivalue_line("markers", ...)``."""
+_DESELECTED = re.compile(r"\bnot\s+(devices|distributed)\b(?!\s*\()")
 _MENTIONED = re.compile(r"\bmark\s*\.\s*(distributed|devices)\b")
 
 
 def marks_in(text: str) -> set[str]:
     """Return the plugin's marks that the `text` of a test file mentions: a guess before the file is imported."""
     return set(_MENTIONED.findall(text))
+
+
+def deselected_marks(expression: str) -> set[str]:
+    """Return the plugin's marks whose tests the `expression` of ``-m`` seems to deselect."""
+    return set(_DESELECTED.findall(expression))
 
 
 def first_argument(mark: str) -> str:

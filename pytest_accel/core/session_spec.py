@@ -61,6 +61,11 @@ class SessionSpec(Struct, frozen=True):
     coverage: str | None = None
     """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
 
+    @property
+    def own_folder(self) -> str | None:
+        """The session's folder if this fork server removes it; None if it shares it with the driver's own, number 0."""
+        return self.directory if self.server == 0 or self.remote else None
+
 
 def with_options(args: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
     """Return the command line `args` with `options` at its end, or before ``--`` if it has one."""

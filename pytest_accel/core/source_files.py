@@ -32,6 +32,14 @@ _SOURCES: pytest.StashKey[tuple[SourceState, ...]] = pytest.StashKey()
 """The states of a test file and of its conftests, on the node of the file."""
 
 
+def text_of(path: Path) -> str:
+    """Return the text of a test file, or "" if it cannot be read: the collection reports the error."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def record_conftest(plugin: object, name: str) -> None:
     """Record the state of the conftest `plugin`, which is registered under `name`; no-op for another plugin."""
     if name.endswith("conftest.py") and isinstance(plugin, ModuleType) and (state := _look_at(name)) is not None:

@@ -16,6 +16,8 @@ LAUNCHED: pytest.StashKey[Any] = pytest.StashKey()
 """The `LaunchedSession`, on the config of a driver that a launcher has started as one of several processes."""
 MARKED: pytest.StashKey[Any] = pytest.StashKey()
 """The `MarkedItem`, on an item that runs in a world."""
+EARLY_SERVER: pytest.StashKey[Any] = pytest.StashKey()
+"""The `EarlyServer`, on the config of a controller that has started its fork server before the conftests."""
 RECORDERS: pytest.StashKey[Any] = pytest.StashKey()
 """The receivers of the session's events, a tuple, on the config of a controller that has any."""
 INITIAL_PATHS: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()

@@ -160,16 +160,17 @@ def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> N
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
     installed = Installed()
-    with ending_with(parent, spec), blas_without_threads():
+    with ending_with(parent, spec.own_folder), blas_without_threads():
         import_installed(RANK_MODULES)
         problem = _load_plugins(spec, installed)
     if problem is not None:
         _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {problem}"))
-        _start_without_plugins(descriptor, spec, controller, parent)
+        # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
+        start_anew(descriptor, structs.replace(spec, plugin_options=None), controller, parent)
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(spec.directory)
     error = None
-    with ending_with(parent, spec), blas_without_threads():
+    with ending_with(parent, spec.own_folder), blas_without_threads():
         if spec.preload is not None:
             import_installed(TORCH_MODULES)
             error = import_named(spec.preload)
@@ -187,7 +188,7 @@ def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> N
         traceback.print_exc()
     finally:
         if getpid() == pid:  # A forked child with an error also comes here.
-            clean_up(spec)
+            clean_up(spec.own_folder)
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
 
@@ -210,15 +211,12 @@ def _load_plugins(spec: SessionSpec, installed: Installed) -> str | None:
     return unfit(known, threads)
 
 
-def _start_without_plugins(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> NoReturn:
-    """Replace this process by a fork server that does not load pytest's plugins.
-
-    A plugin that starts a thread must not keep a suite from running, and nobody has asked the fork server to import it.
-    """
+def start_anew(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> NoReturn:
+    """Replace this process by a fork server that has not imported anything yet."""
     source = f"from pytest_accel.forkserver.server import main; main({descriptor}, {controller}, {parent})"
     os.set_inheritable(descriptor, True)
     with tempfile.TemporaryFile() as given:
-        given.write(pickle.dumps(structs.replace(spec, plugin_options=None)))
+        given.write(pickle.dumps(spec))
         given.seek(0)
         os.dup2(given.fileno(), 0)
         command = python_command(source, path=spec.sys_path)

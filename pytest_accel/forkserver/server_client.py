@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -14,7 +14,7 @@ from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryFile
 from threading import Lock, Thread, current_thread
 from traceback import format_exc
-from typing import Protocol
+from typing import IO, Protocol
 
 from pytest_accel.core import session_folder, unix_sockets
 from pytest_accel.core.clock import PAUSES, monotonic
@@ -59,21 +59,17 @@ class OwnServer:
 
     loss = None
 
-    def __init__(self, spec: SessionSpec, end: socket, environment: Mapping[str, str]) -> None:
-        """Start the server with `environment`; it serves on the socket `end`."""
+    def __init__(self, process: Popen[bytes]) -> None:
+        self.process = process
+
+    @classmethod
+    def start(cls, spec: SessionSpec, end: socket, environment: Mapping[str, str]) -> OwnServer:
+        """Start a server with `environment`; it serves on the socket `end`."""
         source = f"from pytest_accel.forkserver.server import main; main({end.fileno()}, {getpid()}, {getpid()})"
-        with open(server_log_path(spec.directory, spec.server), "wb") as log, TemporaryFile() as given:
+        with TemporaryFile() as given:
             given.write(dumps(spec))
             given.seek(0)
-            self.process = Popen(
-                python_command(source, path=spec.sys_path),
-                pass_fds=[end.fileno()],
-                stdin=given,
-                stdout=log,
-                stderr=log,
-                env={**unmeasured(environment), MARK: mark(spec.directory, spec.server)},
-                start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
-            )
+            return cls(start_python(source, spec.directory, spec.server, environment, spec.sys_path, end, given))
 
     def kill(self) -> None:
         self.process.kill()
@@ -90,7 +86,33 @@ class OwnServer:
 
 def spawn_here(spec: SessionSpec, end: socket) -> ServerProcess:
     """Start a fork server as a child of this process, with its environment."""
-    return OwnServer(spec, end, os.environ)
+    return OwnServer.start(spec, end, os.environ)
+
+
+def start_python(
+    source: str,
+    directory: str,
+    number: int,
+    environment: Mapping[str, str],
+    path: Sequence[str],
+    end: socket,
+    given: IO[bytes] | int,
+) -> Popen[bytes]:
+    """Start the process of fork server `number` of the session in `directory`, which runs `source`.
+
+    The process inherits the socket `end`, and reads `given`, a file or `subprocess.DEVNULL`. `path` is its
+    ``sys.path``. Its output goes to the server's log.
+    """
+    with open(server_log_path(directory, number), "wb") as log:
+        return Popen(
+            python_command(source, path=path),
+            pass_fds=[end.fileno()],
+            stdin=given,
+            stdout=log,
+            stderr=log,
+            env={**unmeasured(environment), MARK: mark(directory, number)},
+            start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from os import _exit
 
 from pytest_accel.core.kill import kill_descendants
-from pytest_accel.core.session_spec import SessionSpec
 
 _PARENT_CHECK_INTERVAL = 0.5
 """Seconds between two checks that the parent still runs, while nobody reads the connection."""
 
 
 @contextlib.contextmanager
-def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
-    """Exit with all descendants when `parent` exits, in a block in which nobody reads the connection.
+def ending_with(parent: int, folder: str | None) -> Iterator[None]:
+    """Exit as :func:`clean_up` does when `parent` exits, in a block in which nobody reads the connection.
 
     A timer compares the parent process id. PR_SET_PDEATHSIG would not do: its "parent" is the thread that started this
     process (prctl(2)).
@@ -26,7 +25,7 @@ def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
 
     def check_parent(number: int, frame: object) -> None:
         if os.getppid() != parent:
-            clean_up(spec)
+            clean_up(folder)
             _exit(1)
 
     before = signal.signal(signal.SIGALRM, check_parent)
@@ -38,11 +37,8 @@ def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def clean_up(spec: SessionSpec) -> None:
-    """Kill all descendants, and remove the session's folder.
-
-    A server that shares the folder with the driver's own server, number 0, leaves it.
-    """
+def clean_up(folder: str | None) -> None:
+    """Kill all descendants, and remove the session's `folder`; None: another process removes it."""
     kill_descendants()
-    if spec.server == 0 or spec.remote:
-        shutil.rmtree(spec.directory, ignore_errors=True)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

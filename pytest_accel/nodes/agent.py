@@ -126,7 +126,7 @@ class _Agent:
         try:
             self._spec = self._own_spec(message) if self._transport.remote else message.spec
             with self._transport.connect_server(self._spec.directory) as end:
-                self._server = OwnServer(self._spec, end, changed_environment(message.environment))
+                self._server = OwnServer.start(self._spec, end, changed_environment(message.environment))
         except Exception:
             self._transport.send(ServerEnded(message.number, traceback.format_exc()))
         else:

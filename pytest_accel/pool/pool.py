@@ -89,8 +89,11 @@ class SingleNode:
 
     layout = HERE
     cluster = None
-    spawns: Mapping[int, Spawn] = MappingProxyType({0: spawn_here})
     remote_leases: Mapping[int, RemoteLeases] = MappingProxyType({})
+
+    def __init__(self, spawn: Spawn = spawn_here) -> None:
+        """`spawn` starts the fork server."""
+        self.spawns: Mapping[int, Spawn] = {0: spawn}
 
 
 class Pool:

@@ -225,7 +225,7 @@ class TestLast:
         note("healthy")
         assert card.allocated == 3 * GIB
 
-    def test_leaks_as_much_as_its_fixture_releases(self, card):
+    def test_leaks_what_its_fixture_releases(self, card):
         KEPT.append(Block(card, 2 * GIB))
 
 
@@ -258,8 +258,8 @@ def test_memory_after_a_test(fake: Suite) -> None:
     # A graph may use the workspace, which is therefore not cleared.
     assert "left 65 MiB more allocated on cuda:0 than it had found" in run.failure("test_captures_a_graph")
     assert "left 16384 MiB more allocated on cuda:0 than it had found" in run.failure("test_leaks")
-    assert "left 2048 MiB more allocated on cuda:0" in run.failure("TestLast.test_leaks_as_much_as_its_fixture_releases")
-    leaks = ["test_captures_a_graph", "test_leaks", "test_leaks_as_much_as_its_fixture_releases"]
+    assert "left 2048 MiB more allocated on cuda:0" in run.failure("TestLast.test_leaks_what_its_fixture_releases")
+    leaks = ["test_captures_a_graph", "test_leaks", "test_leaks_what_its_fixture_releases"]
     assert [name for name, outcome in outcomes.items() if "ERROR" in outcome] == leaks
 
 

@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.run import Run
-
 if TYPE_CHECKING:
     from pytest_accel.core.device import Device
     from pytest_accel.fixtures import Accel
     from tests.background_suite import BackgroundSuite
-    from tests.gpu.conftest import Inner
 
 pytestmark = pytest.mark.devices(kind="cuda")
 
@@ -507,16 +504,16 @@ LIBRARIES = {
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library_beside_torch_has_the_verdict_of_plain_pytest(
-    inner: Inner, monkeypatch: pytest.MonkeyPatch, library: str
+    suite: BackgroundSuite, accel: Accel, library: str
 ) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"needs {library}")
+    suite.write("pytest.ini", "[pytest]\naccel = cuda\n")
+    suite.write("test_it.py", LIBRARIES[library])
     # JAX reserves a part of the card, as always, but not the three quarters that are its default.
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.1")
-    inner.write(test_it=LIBRARIES[library])
-    plain, marked = (
-        Run(int(result.ret), result.stdout.str())
-        for result in (inner.run("-p", "no:accel"), inner.run("--accel=cuda", "--accel-timeout=60"))
-    )
+    environment = {**accel.mask, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}
+    without = suite.start("-p", "no:accel", "-o", "addopts=", environment=environment)
+    marked = suite.start("--accel-timeout=60", environment=environment).finish(TIMEOUT)
+    plain = without.finish(TIMEOUT)
     assert list(plain.outcomes()) == [f"test_{library}[{number}]" for number in (1, 2)], plain.text
     marked.expect(plain.outcomes())

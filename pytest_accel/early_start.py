@@ -1,0 +1,78 @@
+"""The decision to start the fork server before conftests are imported (`forkserver.early_server`)."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.core.marks import deselected_marks, marks_in
+from pytest_accel.core.source_files import text_of
+from pytest_accel.core.stash_keys import EARLY_SERVER
+from pytest_accel.settings import options
+
+_MOST_FILES = 50
+"""Number of test files that are searched for marks; reading one takes about 0.05 ms."""
+_MOST_FOLDERS = 50
+_RUN_NO_TESTS = ("collectonly", "setupplan", "setuponly", "help", "version", options.PLAN, options.INFO)
+
+
+def start_server(early_config: pytest.Config) -> None:
+    """Start an early fork server if the session seems to need one; it ends with the session."""
+    known = early_config.known_args_namespace
+    if any(getattr(known, name, False) for name in _RUN_NO_TESTS) or importlib.util.find_spec("torch") is None:
+        return
+    marks = set().union(*map(marks_in, islice(_texts(early_config), _MOST_FILES)))
+    marks -= deselected_marks(getattr(known, "markexpr", ""))
+    if not marks:
+        return
+    config = copy.copy(early_config)
+    config.option = known  # The options of conftests are missing; the session needs none of them here.
+    try:
+        settings = options.settings(config)
+    except pytest.UsageError:
+        return  # The session reports the error.
+    if settings.preload == "none" or settings.cluster is not None:
+        return
+    if "distributed" not in marks and not _has_devices(settings):
+        return
+    from pytest_accel.forkserver.early_server import EarlyServer
+    from pytest_accel.session_pool import plugin_options
+
+    try:
+        server = early_config.stash[EARLY_SERVER] = EarlyServer(plugin_options(config))
+    except OSError:
+        return  # The first test that needs the fork server reports the error.
+    early_config.add_cleanup(server.close)
+
+
+def _has_devices(settings: options.Settings) -> bool:
+    """Return whether tests that only request devices would run."""
+    from pytest_accel.settings.machine import machine_for
+
+    try:
+        return machine_for(settings).session_kind is not None
+    except (ValueError, pytest.UsageError):
+        return False
+
+
+def _texts(config: pytest.Config) -> Iterator[str]:
+    """Yield the texts of the first test files that pytest will collect."""
+    known, patterns = config.known_args_namespace, config.getini("python_files")
+    named = known.file_or_dir or config.getini("testpaths")
+    for argument in named or ["."]:
+        top = config.invocation_params.dir / argument.partition("::")[0]
+        for folder, folders, names in islice(os.walk(top), _MOST_FOLDERS):
+            ignored = config.getini("norecursedirs")
+            folders[:] = [name for name in folders if not any(fnmatch(name, pattern) for pattern in ignored)]
+            yield from (
+                text_of(Path(folder, name)) for name in names if any(fnmatch(name, pattern) for pattern in patterns)
+            )
+        if top.suffix == ".py":
+            yield text_of(top)

@@ -1,0 +1,105 @@
+"""Tests of the fork server that starts before conftests are imported."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.background_suite import suite
+
+if TYPE_CHECKING:
+    from tests.background_suite import BackgroundSuite
+
+__all__ = ["suite"]
+
+_CONFTEST = """
+    import os
+    from pathlib import Path
+
+    import psutil
+
+    def note(name, value):
+        Path(__file__).with_name(name).write_text(f"{value}\\n")
+
+    if not os.environ.get("PYTEST_XDIST_WORKER"):  # Ranks have it, too.
+        servers = [child.pid for child in psutil.Process().children() if "early_server" in " ".join(child.cmdline())]
+        note("early", servers)
+    """
+_TESTS = """
+    import os
+
+    import pytest
+
+    from conftest import note
+
+    @pytest.mark.distributed(1, init=False)
+    def test_it():
+        note("used", [os.getppid()])
+        note("variable", os.environ.get("FOR_TORCH"))
+
+    def test_unmarked(): ...
+    """
+
+
+def test_the_early_server_becomes_the_fork_server(suite: BackgroundSuite) -> None:
+    suite.write("conftest.py", _CONFTEST)
+    suite.write("test_it.py", _TESTS)
+    assert suite.run().count() == {"PASSED": 2}
+    assert suite.read("used") == suite.read("early") != "[]"
+
+
+def test_a_conftest_that_changes_the_environment_gets_a_new_fork_server(suite: BackgroundSuite) -> None:
+    suite.write("conftest.py", _CONFTEST + "\n    os.environ['FOR_TORCH'] = 'set'\n")
+    suite.write("test_it.py", _TESTS)
+    assert suite.run().count() == {"PASSED": 2}
+    assert suite.read("variable") == "set"
+    assert suite.read("used") != suite.read("early") != "[]"
+
+
+def test_a_module_of_the_suite_is_found_before_one_of_the_same_name(suite: BackgroundSuite) -> None:
+    # All modules of the server are imported with the suite's folders on the path, as without an early server.
+    (suite.path / "tests").mkdir()
+    suite.write("tests/bisect.py", "from _bisect import *\n\nbisect, insort, ours = bisect_right, insort_right, True\n")
+    suite.write("tests/conftest.py", _CONFTEST)
+    suite.write(
+        "tests/test_it.py",
+        """
+        import bisect
+
+        import pytest
+
+        @pytest.mark.distributed(1, init=False)
+        def test_it():
+            assert bisect.ours
+        """,
+    )
+    assert suite.run("tests").count() == {"PASSED": 1}
+    assert suite.read("tests/early") != "[]"
+
+
+@pytest.mark.parametrize("options", [("-k", "unmarked"), ("--collect-only",), ("-m", "not distributed")])
+def test_an_unused_early_server_ends_with_the_session(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
+    suite.write("conftest.py", _CONFTEST)
+    suite.write("test_it.py", _TESTS)
+    run = suite.run(*options)
+    assert run.ret == 0
+    assert (suite.read("early") != "[]") == (options[0] == "-k")  # The other options tell that no server is needed.
+    suite.expect_nothing_left()
+
+
+def test_the_early_server_ends_with_a_killed_controller(suite: BackgroundSuite) -> None:
+    suite.write("conftest.py", _CONFTEST + "\n    os.kill(os.getpid(), 9)\n")
+    suite.write("test_it.py", _TESTS)
+    assert suite.run().ret == -signal.SIGKILL
+    assert suite.read("early") != "[]"
+    suite.expect_nothing_left()
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError", "import nonexistent"])
+def test_the_early_server_ends_if_a_conftest_fails(suite: BackgroundSuite, text: str) -> None:
+    suite.write("conftest.py", f"{_CONFTEST}\n    {text}\n")
+    suite.write("test_it.py", _TESTS)
+    assert suite.run().ret == pytest.ExitCode.USAGE_ERROR
+    suite.expect_nothing_left()
