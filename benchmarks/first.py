@@ -21,11 +21,21 @@ while time.monotonic() < conftest.began + {COLLECTION}:
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Return the seconds from the end of the collection without the plugin to the first result with the plugin."""
-    suite = suites.write(folder / "first", suites.all_reduce('2, device="cpu"'), 1)
-    with (suite / "conftest.py").open("a") as conftest:
-        conftest.write("\nbegan = time.monotonic()\n")
-    (suite / "test_1.py").write_text(_OTHER_FILE + suites.TRIVIAL.format(number=1))
+    """Return the seconds from the end of the collection without the plugin to the first result with the plugin.
+
+    They are those of a suite whose test file imports torch, and of one whose conftest does.
+    """
+    found = []
+    for where, import_torch in {"the test file": "", "a conftest": "import torch\n"}.items():
+        suite = suites.write(folder / f"first-{len(found)}", suites.all_reduce('2, device="cpu"'), 1)
+        with (suite / "conftest.py").open("a") as conftest:
+            conftest.write(f"\n{import_torch}began = time.monotonic()\n")
+        (suite / "test_1.py").write_text(_OTHER_FILE + suites.TRIVIAL.format(number=1))
+        found += _figures_of(suite, effort, where)
+    return found
+
+
+def _figures_of(suite: Path, effort: Effort, where: str) -> list[Figure]:
     # Without the plugin the exit status is 1, since a test that needs ranks fails.
     results = interleaved(
         {
@@ -38,6 +48,6 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     values = tuple(run.ends[0] - run.started - collected for run in results["with"])
     others = max(run.others for run in results["with"])
     return [
-        Figure("start of the process to end of collection, no plugin", collected, "s"),
-        Figure("first result after that", middle(values), "s", 0.5, "0.5 s", values, others),
+        Figure(f"start of the process to end of collection, no plugin, torch in {where}", collected, "s"),
+        Figure(f"first result after that, torch in {where}", middle(values), "s", 0.5, "0.5 s", values, others),
     ]

@@ -1,9 +1,9 @@
 """A fork server that imports torch and pytest's plugins before the session's settings are known.
 
 If a conftest imports torch, the fork server would only then begin to import it, too. An early server does this at the
-same time as the conftest. It becomes the session's fork server if that would import the same: if the environment and
-the current folder have not changed, and no new folder of ``sys.path`` has other modules than those it has imported.
-Otherwise a server that has not imported anything takes its place.
+same time as the conftest. It becomes the session's fork server if that would import the same: if the current folder and
+all variables that an import may read are unchanged, and no new folder of ``sys.path`` has other modules than those it
+has imported. Otherwise a server that has not imported anything takes its place.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from pytest_accel.core import fd_passing, session_folder, unix_sockets
+from pytest_accel.core.kill import MARK
+from pytest_accel.core.torch_variables import is_read_later
 from pytest_accel.forkserver.server_client import OwnServer, ServerProcess, spawn_here, start_python
+from pytest_accel.rank.coverage import unmeasured
 
 if TYPE_CHECKING:
     from pytest_accel.core.session_spec import SessionSpec
-
-_SET_BY_TORCH = "CUDA_MODULE_LOADING"
-"""Environment variable that torch sets when a conftest initialises CUDA. Importing torch does not read it."""
 
 
 class EarlyServer:
@@ -61,7 +61,7 @@ class EarlyServer:
         with self._connection:
             if (spec.plugin_options, _state()) == (self._plugin_options, self._state):
                 with suppress(OSError), TemporaryFile() as given:  # It has ended, or too many files are open.
-                    given.write(pickle.dumps(spec))
+                    given.write(pickle.dumps((spec, unmeasured(os.environ))))
                     given.seek(0)
                     fd_passing.send(self._connection, [end.fileno(), given.fileno()])
                     return server
@@ -78,8 +78,11 @@ class EarlyServer:
 
 
 def _state() -> tuple[Mapping[str, str], str]:
-    """Return what a new process inherits and what may change what its imports do: the environment and the folder."""
-    environment = {name: value for name, value in os.environ.items() if name != _SET_BY_TORCH}
+    """Return what a new process inherits and its imports may depend on: the environment and the current folder.
+
+    torch itself sets a variable that is read later, `CUDA_MODULE_LOADING`, when a conftest initialises CUDA.
+    """
+    environment = {name: value for name, value in os.environ.items() if not is_read_later(name)}
     try:
         return environment, os.getcwd()
     except OSError:  # The folder has been removed.
@@ -116,7 +119,11 @@ def main(descriptor: int, directory: str, controller: int, plugin_options: tuple
             _exit(0)
         connection.close()
         with open(given, "rb") as file:
-            spec: SessionSpec = pickle.load(file)
+            spec: SessionSpec
+            spec, environment = pickle.load(file)
+        os.environ.update(environment)
+        for name in os.environ.keys() - environment.keys() - {MARK}:
+            del os.environ[name]
     if not fit or _has_other_modules([entry for entry in spec.sys_path if entry not in path]):
         server.start_anew(end, spec, controller, controller)
     sys.path[:] = spec.sys_path

@@ -37,7 +37,7 @@ _TESTS = """
     @pytest.mark.distributed(1, init=False)
     def test_it():
         note("used", [os.getppid()])
-        note("variable", os.environ.get("FOR_TORCH"))
+        note("variables", [os.environ.get("VARIABLE"), os.environ.get("CUDA_LAUNCH_BLOCKING")])
 
     def test_unmarked(): ...
     """
@@ -50,12 +50,18 @@ def test_the_early_server_becomes_the_fork_server(suite: BackgroundSuite) -> Non
     assert suite.read("used") == suite.read("early") != "[]"
 
 
-def test_a_conftest_that_changes_the_environment_gets_a_new_fork_server(suite: BackgroundSuite) -> None:
-    suite.write("conftest.py", _CONFTEST + "\n    os.environ['FOR_TORCH'] = 'set'\n")
-    suite.write("test_it.py", _TESTS)
-    assert suite.run().count() == {"PASSED": 2}
-    assert suite.read("variable") == "set"
-    assert suite.read("used") != suite.read("early") != "[]"
+@pytest.mark.parametrize(("name", "is_read_later"), [("FOR_TORCH", False), ("NCCL_DEBUG", True)])
+def test_variables_that_a_conftest_changes(suite: BackgroundSuite, name: str, is_read_later: bool) -> None:
+    suite.write(
+        "conftest.py",
+        f"{_CONFTEST}\n    os.environ[{name!r}] = 'set'\n    os.environ.pop('CUDA_LAUNCH_BLOCKING', None)\n",
+    )
+    suite.write("test_it.py", _TESTS.replace("VARIABLE", name))
+    run = suite.start(environment={"CUDA_LAUNCH_BLOCKING": "1"}).finish()
+    assert run.count() == {"PASSED": 2}
+    assert suite.read("variables") == "['set', None]"
+    assert suite.read("early") != "[]"
+    assert (suite.read("used") == suite.read("early")) == is_read_later
 
 
 def test_a_module_of_the_suite_is_found_before_one_of_the_same_name(suite: BackgroundSuite) -> None:
