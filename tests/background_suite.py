@@ -57,7 +57,7 @@ def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
 
     def is_server(process: psutil.Process) -> bool:
         with contextlib.suppress(psutil.Error):  # It has ended.
-            return "forkserver.server import main" in " ".join(process.cmdline())
+            return "server import main" in " ".join(process.cmdline())
         return False
 
     return list(filter(is_server, parent.children()))

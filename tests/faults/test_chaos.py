@@ -185,7 +185,7 @@ class Killer(threading.Thread):
 
     def _find(self, what: str) -> list[psutil.Process]:
         children = psutil.Process(self._session.process.pid).children()
-        servers = [child for child in children if "forkserver.server import main" in command_line(child)]
+        servers = [child for child in children if "server import main" in command_line(child)]
         if what == "server":
             return servers
         if what == "worker":
