@@ -17,6 +17,11 @@ from pytest_accel.core.terminal_lines import write_section
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import PRELOAD, is_distributed
 
+_USED_AT_IMPORT = (
+    "A conftest or test file that uses a device when it is imported keeps memory of it in each process that imports the "
+    "file, until the session ends. Use the device in fixtures, and ask for its properties with arguments of the mark."
+)
+
 
 class ReportHooks:
     """Hooks for the session's output, start and end. Registered in the controller only."""
@@ -156,8 +161,12 @@ class ReportHooks:
                 terminalreporter.write_line(text)
         if pool.summary.devices:
             terminalreporter.section("accel: device memory that tests found in use", sep="-")
+            from pytest_accel.hardware.processes import USED_BY_SUITE
+
             for text in pool.summary.devices:
                 terminalreporter.write_line(text)
+            if any(USED_BY_SUITE in text for text in pool.summary.devices):
+                terminalreporter.write_line(_USED_AT_IMPORT)
         if pool.summary.shared_files:
             terminalreporter.section("accel: left in /dev/shm by an unknown process while ranks ran", sep="-")
             for text in pool.summary.shared_files:

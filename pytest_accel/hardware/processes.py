@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from pytest_accel.hardware.health import Facts, Health, judge
 
-_IN_WHICH = "in which code of the suite has used the device"
+USED_BY_SUITE = "in which code of the suite has used the device"
+"""What is said of a process of this session that uses a device, and is no rank."""
 
 
 def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Health]:
@@ -31,8 +32,8 @@ def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Heal
                 names[pid] = process.name()
                 parents = [parent.pid for parent in process.parents()]
                 if pid == main:
-                    own[pid] = f"this session's main process, {_IN_WHICH}"
+                    own[pid] = f"this session's main process, {USED_BY_SUITE}"
                 elif main in parents:
                     # The main process is the parent of xdist's workers. The parent of a rank is a fork server.
-                    own[pid] = f"this session's, {_IN_WHICH}" if parents[0] == main else ""
+                    own[pid] = f"this session's, {USED_BY_SUITE}" if parents[0] == main else ""
     return {name: judge(one, own, names) for name, one in facts.items()}

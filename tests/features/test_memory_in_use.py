@@ -98,6 +98,7 @@ def test_memory_in_use_by_living_processes_never_takes_a_card_away(
     assert "set aside" not in run.text
     [summary] = [line for line in run.text.splitlines() if line.startswith("sim-0: ")]
     assert "of its memory were still in use after its processes were killed, by pid " in summary
+    assert "A conftest or test file that uses a device when it is imported keeps memory" in run.text
     # The files of tests are imported by the main process, or by xdist's workers.
     assert summary.count("in which code of the suite has used the device, 524 MiB)") == (2 if options else 1)
     if not options:
