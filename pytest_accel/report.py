@@ -18,8 +18,8 @@ from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import PRELOAD, is_distributed
 
 _USED_AT_IMPORT = (
-    "A conftest or test file that uses a device when it is imported keeps memory of it in each process that imports the "
-    "file, until the session ends. Use the device in fixtures, and ask for its properties with arguments of the mark."
+    "A conftest or test file that uses a device when it is imported keeps memory of it in each importing process until "
+    "the session ends. Use the device in fixtures, and ask for its properties with arguments of the mark."
 )
 
 
