@@ -49,20 +49,21 @@ class MakeMesh(Protocol):
         """Return a mesh with this `shape` over all ranks; `names` are the names of its dimensions."""
 
 
-def _rank_context(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankContext:
-    """Return the context of this rank. Fail the test outside of a rank, or if `grouped` and it is not distributed."""
+def _rank_context(request: pytest.FixtureRequest) -> RankContext:
+    """Return the context of this rank. Fail the test if it lacks the marks that the requested fixture needs."""
     from pytest_accel.core.missing_mark import missing_mark
     from pytest_accel.rank.context import RANK
 
     context = request.config.stash.get(RANK, None)
-    if context is None:
-        mark = "@pytest.mark.distributed" if grouped else "@pytest.mark.devices or @pytest.mark.distributed"
-        raise missing_mark(f"the fixture {request.fixturename!r} needs {mark} on the test")
-    if grouped and not context.spec.grouped:
-        raise missing_mark(
-            f"the fixture {request.fixturename!r} needs @pytest.mark.distributed on the test; "
-            "@pytest.mark.devices alone makes no ranks"
-        )
+    error = missing_mark(
+        str(request.fixturename),
+        in_rank=context is not None,
+        grouped=context is not None and context.spec.grouped,
+        initialized=context is not None and context.default_group is not None,
+    )
+    if error is not None:
+        raise error
+    assert context is not None
     return context
 
 
@@ -102,45 +103,35 @@ def devices(request: pytest.FixtureRequest) -> list[torch.device]:
 @pytest.fixture(scope="session")
 def rank(request: pytest.FixtureRequest) -> int:
     """Return the rank of this process in the world."""
-    return _rank_context(request, grouped=True).rank
+    return _rank_context(request).rank
 
 
 @pytest.fixture(scope="session")
 def local_rank(request: pytest.FixtureRequest) -> int:
     """Return the rank of this process among the ranks on its machine."""
-    context = _rank_context(request, grouped=True)
+    context = _rank_context(request)
     return context.spec.neighbours(context.rank).index(context.rank)
 
 
 @pytest.fixture(scope="session")
 def node_rank(request: pytest.FixtureRequest) -> int:
     """Return the number of this process's machine among the machines of the world."""
-    context = _rank_context(request, grouped=True)
+    context = _rank_context(request)
     return context.spec.node_rank(context.rank)
 
 
 @pytest.fixture(scope="session")
 def world_size(request: pytest.FixtureRequest) -> int:
     """Return the number of ranks."""
-    return _rank_context(request, grouped=True).spec.ranks
-
-
-def _default_group(request: pytest.FixtureRequest) -> ProcessGroup:
-    """Return the default process group; fail the test if the world has none."""
-    default_group = _rank_context(request, grouped=True).default_group
-    if default_group is None:
-        pytest.fail(
-            f"the fixture {request.fixturename!r} needs a process group, which @pytest.mark.distributed(init=False) "
-            "leaves to the test",
-            pytrace=False,
-        )
-    return default_group
+    return _rank_context(request).spec.ranks
 
 
 @pytest.fixture(scope="session")
 def process_group(request: pytest.FixtureRequest) -> ProcessGroup:
     """Return the world's default process group."""
-    return _default_group(request)
+    group = _rank_context(request).default_group
+    assert group is not None
+    return group
 
 
 @pytest.fixture(scope="session")
@@ -148,8 +139,7 @@ def device_mesh(request: pytest.FixtureRequest) -> MakeMesh:
     """``device_mesh(shape, names)``: return a mesh over all ranks. Meshes are cached by shape and names."""
     from pytest_accel.rank import process_group as group
 
-    context = _rank_context(request, grouped=True)
-    _default_group(request)
+    context = _rank_context(request)
     meshes: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
 
     def make(shape: Sequence[int], names: Sequence[str] | None = None) -> DeviceMesh:
@@ -167,7 +157,7 @@ def dist_store(request: pytest.FixtureRequest) -> Store:
     """Return a store that the ranks of this test share; it is empty at the start of each test."""
     from pytest_accel.rank import process_group as group
 
-    return group.dist_store(_rank_context(request, grouped=True))
+    return group.dist_store(_rank_context(request))
 
 
 @pytest.fixture(scope="session")
@@ -175,7 +165,7 @@ def world_store(request: pytest.FixtureRequest) -> Store:
     """Return a store that the ranks share as long as their world lives; its keys are kept from test to test."""
     from pytest_accel.rank import process_group as group
 
-    return group.world_store(_rank_context(request, grouped=True))
+    return group.world_store(_rank_context(request))
 
 
 @pytest.fixture(scope="session")
@@ -186,7 +176,7 @@ def gather(request: pytest.FixtureRequest) -> Gather:
     """
     import pickle  # Imported here because most sessions do not use it.
 
-    context = _rank_context(request, grouped=True)
+    context = _rank_context(request)
     store = context.signed_store
     assert store is not None
     # Calls are numbered within each test. A rank that fails may make fewer calls; the next test starts from 1 again.
@@ -223,7 +213,7 @@ def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Return a port on rank 0's machine, the same on every rank, reserved as long as the world lives."""
     from pytest_accel.launch.reserved_port import hold
 
-    context = _rank_context(request, grouped=True)
+    context = _rank_context(request)
     store = context.signed_store
     assert store is not None
     if context.rank == 0:
@@ -240,7 +230,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """Return a folder that all ranks of the test share (`tmp_path` differs between ranks)."""
     from pytest_accel.rank import process_group as group
 
-    context = _rank_context(request, grouped=True)
+    context = _rank_context(request)
     if apart := group.nodes_without_shared_folder(context):
         pytest.fail(
             "the fixture 'shared_tmp_path' needs a folder that all nodes of the test share, and the session's "

@@ -1,15 +1,41 @@
-"""The failure of a test that uses a fixture without the mark that the fixture needs."""
+"""The failure of a test that uses a fixture of this package without the marks that the fixture needs."""
 
 from __future__ import annotations
 
 import pytest
 
+FIXTURES = "pytest_accel.fixtures"
+"""The module that defines the fixtures."""
+_OF_RANKS = frozenset(
+    (
+        *("rank", "local_rank", "node_rank", "world_size", "process_group", "device_mesh"),
+        *("dist_store", "world_store", "gather", "free_port", "shared_tmp_path"),
+    )
+)
+"""Fixtures that have a value only in the ranks of a distributed test."""
+_OF_DEFAULT_GROUP = frozenset(("process_group", "device_mesh"))
 _TEXT = "accel_missing_mark"
 """Attribute of the exception with its text without a place."""
 
 
-def missing_mark(text: str) -> BaseException:
-    """Return the exception for a fixture to raise; `text` names the fixture and the mark."""
+def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: bool) -> pytest.fail.Exception | None:
+    """Return the exception to raise for a test that uses `fixture`; None if the test's marks suffice.
+
+    `in_rank` is true if the test has a mark of this package, `grouped` if it is distributed, and `initialized` if its
+    ranks have a default process group.
+    """
+    needed = f"the fixture {fixture!r} needs"
+    distributed = f"{needed} @pytest.mark.distributed on the test"
+    if not in_rank and fixture not in _OF_RANKS:
+        text = f"{needed} @pytest.mark.devices or @pytest.mark.distributed on the test"
+    elif not in_rank:
+        text = distributed
+    elif fixture in _OF_RANKS and not grouped:
+        text = f"{distributed}; @pytest.mark.devices alone makes no ranks"
+    elif fixture in _OF_DEFAULT_GROUP and not initialized:
+        text = f"{needed} a process group, which @pytest.mark.distributed(init=False) leaves to the test"
+    else:
+        return None
     error = pytest.fail.Exception(text, pytrace=False)
     vars(error)[_TEXT] = text
     return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,20 @@ def requested_fixtures(item: pytest.Item) -> tuple[Any, ...]:
     They are known from the item's setup to its teardown.
     """
     return tuple(getattr(getattr(item, "_request", None), "_fixture_defs", {}).values())
+
+
+def fixtures_from(item: pytest.Item, module: str) -> Iterator[str]:
+    """Yield the names of the fixtures that `item` uses and that `module` defines, in the order of their setup.
+
+    A fixture is left out if the suite has replaced it by one of the same name that does not use it.
+    """
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    for name in getattr(item, "fixturenames", ()):
+        for definition in reversed(definitions.get(name, ())):
+            if definition.func.__module__ == module:
+                yield name
+            if name not in definition.argnames:
+                break
 
 
 def forget_sections(item: pytest.Item) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel.core.marks import Marks
+from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
 from pytest_accel.core.rank_messages import When
-from pytest_accel.core.shims import leave_fixtures_to_ranks
+from pytest_accel.core.shims import fixtures_from, leave_fixtures_to_ranks
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver import rank_data_merge, repro_command
@@ -81,6 +82,7 @@ class MarkedItem(MarkedTest):
         self._verdicts.clear()
         self._run = None
         if self.missing is not None:
+            self._fail_without_mark()
             if self._driver.settings.strict:
                 message = f"{self.missing} (--accel-strict)"
                 self._verdicts["setup"] = Verdict("failed", longrepr=text_longrepr(message, [message], self.place))
@@ -109,6 +111,15 @@ class MarkedItem(MarkedTest):
         if verdict is not None and verdict.outcome == "failed" and isinstance(verdict.longrepr, dict):
             return verdict.representation(self.item)
         return self._own_repr_failure(excinfo, *args, **kwargs)
+
+    def _fail_without_mark(self) -> None:
+        """Fail the test, which is about to be skipped, if a fixture would fail it on a machine with the devices."""
+        for fixture in fixtures_from(self.item, FIXTURES):
+            initialized = self.key.grouped and self.key.init
+            error = missing_mark(fixture, in_rank=True, grouped=self.key.grouped, initialized=initialized)
+            if error is not None:
+                name_place(error, self.item)
+                raise error
 
     def _is_display_only(self) -> bool:
         """Return True with --setup-only and --setup-plan: no test runs, and the driver has no fixtures to show."""

@@ -198,3 +198,91 @@ def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:
     assert "ERROR" not in run.count()
     for text in ("needs 5 sim devices; there are 4: 4 x sim", "needs 6 sim devices", "needs 8 sim devices"):
         assert text in run.text, text
+
+
+_FIXTURES_WITHOUT_MARKS = """
+    import pytest
+
+
+    @pytest.fixture
+    def everybody(gather):
+        return gather(None)
+
+
+    @pytest.mark.devices(2)
+    def test_rank(tmp_path, rank):
+        pass
+
+
+    @pytest.mark.devices(2)
+    def test_indirectly(everybody):
+        pass
+
+
+    @pytest.mark.devices(2)
+    @pytest.mark.distributed(2, init=False)
+    def test_no_group(device_mesh):
+        pass
+
+
+    @pytest.mark.devices(2)
+    @pytest.mark.xfail
+    def test_expected(rank):
+        pass
+
+
+    class TestExtended:
+        @pytest.fixture
+        def rank(self, rank):
+            return rank
+
+        @pytest.mark.devices(2)
+        def test_extended(self, rank):
+            pass
+
+
+    @pytest.mark.devices(2)
+    class TestSkipped:
+        @pytest.fixture
+        def rank(self):
+            return 0
+
+        def test_replaced(self, rank):
+            pass
+
+        @pytest.mark.parametrize("world_size", [1])
+        def test_parameter(self, world_size):
+            pass
+
+        def test_devices(self, accel, device, devices):
+            pass
+
+        @pytest.mark.distributed(2)
+        def test_distributed(self, rank, process_group):
+            pass
+
+        @pytest.mark.distributed(2, init=False)
+        def test_ranks(self, rank, gather):
+            pass
+
+        @pytest.mark.skip(reason="not for want of hardware")
+        def test_other_reason(self, gather):
+            pass
+    """
+
+
+def test_a_fixture_without_its_mark_is_an_error_also_if_hardware_is_missing(suite: Suite) -> None:
+    suite.write("test_it.py", _FIXTURES_WITHOUT_MARKS)
+    run = suite.run("--accel=none")
+
+    needs, alone = "needs @pytest.mark.distributed on the test", "@pytest.mark.devices alone makes no ranks"
+    without_group = "needs a process group, which @pytest.mark.distributed(init=False) leaves to the test"
+    errors = {
+        "test_rank": f"the fixture 'rank' {needs}; {alone} (test_it.py:10)",
+        "test_indirectly": f"the fixture 'gather' {needs}; {alone} (test_it.py:15)",
+        "test_no_group": f"the fixture 'device_mesh' {without_group} (test_it.py:20)",
+        "TestExtended.test_extended": f"the fixture 'rank' {needs}; {alone} (test_it.py:37)",
+    }
+    assert {name: run.failure(name).splitlines()[0] for name in errors} == errors
+    assert run.count() == {"ERROR": len(errors), "XFAIL": 1, "SKIPPED": 6}
+    assert "accel: 5 skipped for missing hardware" in run.text
