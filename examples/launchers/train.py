@@ -7,6 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -41,12 +42,14 @@ def main() -> None:
         torch.accelerator.set_device_index(local)
     dist.init_process_group(dist.get_default_backend_for_device(device), rank=rank, world_size=size)
     train(rank, size, device, options.epochs)
-    # The model is gone by now: if it outlived the group that it uses, torch's threads could abort the process.
+    # This ends the group's threads, since nothing refers to the group: the model is gone, and torch.distributed.nn was
+    # imported before the group existed. DDP imports it, too, and its functions keep the group that exists then.
+    # A thread that still runs when Python exits may abort the process.
     dist.destroy_process_group()
 
 
 def train(rank: int, size: int, device: torch.device, epochs: int) -> None:
-    """Train the model. What refers to the process group is freed when this function returns."""
+    """Train the model, which refers to the process group until this function returns."""
     data = digits()
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=64, sampler=sampler)

@@ -10,16 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.signals import signal_name
+from pytest_accel.core.truncation import cut_end
 
 _LINES = 20
 """Maximum number of lines of each stream in an error's text."""
+_WIDTH = 200
+"""Maximum number of characters of the line about a C++ exception."""
 _TORCHRUN_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """The entry for one worker in the summary of torchrun's agent."""
 _HYDRA_SIGNAL = re.compile(r"APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
 """A line of Hydra, MPICH's launcher, whose exit status is the signal's number."""
 _STACKS = "Fatal Python error: Aborted"
 """Python's fault handler writes this line before the stacks of all threads."""
+_TERMINATED = re.compile(
+    r"^terminate called (?:without an active exception|"
+    r"after throwing an instance of '(.+)'(?:\n\s*what\(\):\s*(.*))?)$",
+    re.MULTILINE,
+)
+"""What `std::terminate` of libstdc++ writes before it aborts the process."""
+_PYTHON_FRAME = '\n  File "'
 _SIGNALS = 65
 """One more than the highest number of a signal on Linux."""
 
@@ -104,7 +115,7 @@ def failed(launcher: str, result: LaunchResult) -> LaunchError:
         text += f": {', '.join(f'rank {rank} {_status(launcher, code)}' for rank, code in sorted(causes.items()))}"
     elif launcher == "mpirun" and (ending := _HYDRA_SIGNAL.search(result.stdout)) is not None:
         text += f" ({signal_name(int(ending[1]))} in a rank)"
-    return LaunchError(_with_output(text, result), result)
+    return LaunchError(_with_output("\n".join([text, *_aborts(result)]), result), result)
 
 
 def timed_out(launcher: str, result: LaunchResult, timeout: float, nproc: int) -> LaunchTimeout:
@@ -119,6 +130,32 @@ def no_output(launcher: str, result: LaunchResult) -> NoOutput:
     """Return the error for missing output."""
     text = f"{launcher} succeeded, but no rank wrote anything (output=True)"
     return NoOutput(_with_output(text, result), result)
+
+
+def _aborts(result: LaunchResult) -> list[str]:
+    """Return a line for each different reason that C++ gave for the abort of a rank."""
+    ranks: dict[str, list[int]] = {}
+    for rank in result.rank_stdout:
+        if reason := _reason_of_abort(result.rank_stderr[rank]) or _reason_of_abort(result.rank_stdout[rank]):
+            ranks.setdefault(reason, []).append(rank)
+    return [f"{ranks_text(those)}: {reason}" for reason, those in ranks.items()]
+
+
+def _reason_of_abort(written: str) -> str:
+    """Return why C++ code aborted the process that has `written` this; "" if it did not, or while Python code ran."""
+    *_, last = (None, *_TERMINATED.finditer(written))
+    if last is None:
+        return ""
+    kind, what = last.groups(default="")
+    if kind:
+        return cut_end(f"nothing caught a C++ exception: {kind}{f': {what}' if what else ''}", _WIDTH)
+    if _PYTHON_FRAME in written[last.end() :]:
+        return ""
+    return (
+        "aborted at the exit of Python, after the script's last line: a thread of a library was still running. The "
+        "threads of a process group end with it: import torch.distributed.nn before init_process_group, and free the "
+        "model before destroy_process_group"
+    )
 
 
 def _status(launcher: str, code: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from pytest_accel.launch import LaunchError, LaunchTimeout, NoOutput
-from pytest_accel.launch.launch_result import result_of, timed_out
+from pytest_accel.launch.launch_result import failed, result_of, timed_out
 from tests.deadline import scaled
 from tests.descriptor_limit import open_descriptors
 
@@ -54,6 +55,17 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 print("all are there", flush=True)
+"""
+
+
+TERMINATE_AT_EXIT = """
+import ctypes
+
+capsule = ctypes.pythonapi.PyCapsule_New
+capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+terminate = ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev
+held = capsule(1, None, ctypes.cast(terminate, ctypes.c_void_p))  # C code frees it, with this module's globals.
+print("all work is done", flush=True)
 """
 
 
@@ -99,6 +111,34 @@ def test_the_stack_of_a_rank_that_aborts_is_shown(launch: Launch, script: Script
     with pytest.raises(LaunchError, match=r"^python ended by SIGABRT\n") as caught:
         launch(script("import os\ndef give_up():\n    os.abort()\ngive_up()"), launcher="python")
     assert "in give_up" in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs libstdc++")
+def test_an_abort_at_the_exit_of_a_script_is_explained(launch: Launch, script: Script) -> None:
+    """The threads of a process group abort the process in the same way if they run when Python exits."""
+    with pytest.raises(LaunchError, match=r"^python ended by SIGABRT\nrank 0: aborted at the exit") as caught:
+        launch(script(TERMINATE_AT_EXIT), launcher="python")
+    assert "import torch.distributed.nn before init_process_group" in str(caught.value)
+    assert "--- rank 0, stdout\nall work is done\n" in str(caught.value)
+    assert "terminate called without an active exception" in caught.value.result.stderr
+
+
+def test_the_c_plus_plus_exception_that_aborts_ranks_is_named(tmp_path: Path) -> None:
+    thrown = "terminate called after throwing an instance of "
+    stack = 'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "train.py", line 3 in main\n'
+    written = {
+        0: f"{thrown}'c10::Error'\n  what():  CUDA error: an illegal access\nException raised from f\n{stack}",
+        1: f"{thrown}'c10::Error'\n  what():  CUDA error: an illegal access\n",
+        2: f"{thrown}'int'\n{stack}",
+        3: f"terminate called without an active exception\n{stack}",
+        4: f"terminated called by nobody\n{stack}",
+    }
+    text = str(failed("python", result_of((), -6, dict.fromkeys(written, ""), written, ("", ""), tmp_path)))
+    assert text.partition("\ncommand: ")[0].splitlines() == [
+        "python ended by SIGABRT",
+        "ranks 0-1: nothing caught a C++ exception: c10::Error: CUDA error: an illegal access",
+        "rank 2: nothing caught a C++ exception: int",
+    ]
 
 
 @pytest.mark.long
