@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from pytest_accel import __version__
-from pytest_accel.core.frames import Folders, folders_of, is_library
+from pytest_accel.core.frames import Folders, failure_place, folders_of, is_library
 from pytest_accel.core.record_events import (
     SCHEMA,
     PhaseReported,
@@ -56,7 +56,7 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     """
     config = session.config
     if session.is_worker:
-        config.pluginmanager.register(ReportDetails())
+        config.pluginmanager.register(ReportDetails(folders_of(config)))
         return
     # A test may change the working directory.
     paths = {
@@ -79,6 +79,8 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
         return
     config.stash[RECORDERS] = (file,)
     config.pluginmanager.register(RecordHooks(session, file, chosen, required=required, in_ci=in_ci), "accel-record")
+    if not options.is_distributed(config):
+        config.pluginmanager.register(ReportDetails(folders_of(config)))
 
 
 class _Details(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,13 +90,18 @@ class _Details(msgspec.Struct, frozen=True, omit_defaults=True):
     world: int = 0
     ranks: tuple[RankPhase, ...] = ()
     failed_ranks: tuple[int, ...] = ()
+    place: tuple[str, int] | None = None
+    """File and line of the failure; None if they are those of the report's `longrepr`."""
 
 
 class ReportDetails:
-    """Adds the process, the world and the ranks of a test to the reports of its phases.
+    """Adds the place of a failure, and the process, the world and the ranks of a test, to the reports of its phases.
 
-    Registered in xdist's workers, and in a process that runs tests with marks.
+    Registered in each process that runs tests.
     """
+
+    def __init__(self, folders: Folders) -> None:
+        self._folders = folders
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -104,9 +111,12 @@ class ReportDetails:
         marked: MarkedItem | None = item.stash.get(MARKED, None)
         verdict = None if marked is None else marked.verdict(call.when)
         if marked is None or verdict is None:
-            details = _Details(os.getpid())
+            place = None
+            if call.excinfo is not None and report.failed:
+                place = failure_place(call.excinfo, report.longrepr, self._folders)
+            details = _Details(os.getpid(), place=place)
         else:
-            details = _Details(os.getpid(), marked.world, verdict.ranks, verdict.failed_ranks)
+            details = _Details(os.getpid(), marked.world, verdict.ranks, verdict.failed_ranks, verdict.place)
         report.accel_details = msgspec.to_builtins(details)  # type: ignore[attr-defined]  # xdist sends plain data only.
         return report
 
@@ -144,10 +154,6 @@ class RecordHooks:
 
     def pytest_sessionstart(self) -> None:
         self._worker = worker_of_starting_test(self._config)
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if any(MARKED in item.stash for item in session.items):
-            self._config.pluginmanager.register(ReportDetails())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -213,11 +219,13 @@ def phase_reported(report: pytest.TestReport, folders: Folders, process: int) ->
     failed = report.failed or report.outcome not in ("passed", "failed", "skipped")
     xfail: str | None = getattr(report, "wasxfail", None)
     # Most phases have none of these: each field that is given costs time.
-    more: dict[str, Any] = _failure(report, folders) if failed else {}
+    more: dict[str, Any] = _failure(report) if failed else {}
     if report.skipped and xfail is None:
         more["skip"] = reason_of_skip(report.longrepr)
-    if hasattr(report, "accel_details"):
-        details = msgspec.convert(report.accel_details, _Details)
+    details = msgspec.convert(report.accel_details, _Details) if hasattr(report, "accel_details") else None
+    if failed:
+        more["place"] = _place(report, details, folders)
+    if details is not None:
         process = details.process
         more |= {"world": details.world, "ranks": details.ranks, "failed_ranks": details.failed_ranks}
     if report.sections:
@@ -243,24 +251,24 @@ def phase_reported(report: pytest.TestReport, folders: Folders, process: int) ->
     )
 
 
-def _failure(report: pytest.TestReport, folders: Folders) -> dict[str, Any]:
+def _failure(report: pytest.TestReport) -> dict[str, Any]:
     """Return the fields of the event that only a phase has that did not pass."""
     return {
         "headline": _headline(report),
         "failure": cut(report.longreprtext, _LONGEST_TEXT),
-        "place": _place(report, folders),
         "output": {name: cut(text, _LONGEST_TEXT) for name, text in report.sections},
     }
 
 
-def _place(report: pytest.TestReport, folders: Folders) -> tuple[str, int] | None:
+def _place(report: pytest.TestReport, details: _Details | None, folders: Folders) -> tuple[str, int] | None:
     """Return the file and line of the failure in `report`, the same as those on the terminal; None if it has none."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is None:
+    if details is not None and details.place is not None:
+        path, line = details.place
+    elif crash is not None:
+        path, line = str(crash.path), int(crash.lineno)
+    else:
         return None
-    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
-    locations = [location for entry in entries if (location := getattr(entry, "reprfileloc", None)) is not None]
-    path, line = folders.place_of_failure([(str(one.path), int(one.lineno)) for one in (*locations, crash)])
     return _relative(path if is_library(path) else folders.absolute(path), folders.root), line
 
 

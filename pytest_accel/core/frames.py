@@ -63,6 +63,19 @@ def folders_of(config: pytest.Config) -> Folders:
     return Folders(str(config.rootpath), str(config.invocation_params.dir))
 
 
+def failure_place(
+    excinfo: pytest.ExceptionInfo[BaseException], longrepr: object, folders: Folders
+) -> tuple[str, int] | None:
+    """Return the file and line of the failure that `longrepr` shows; None if it shows no place.
+
+    The place is that of the exception, since `longrepr` has the places of all frames only in some styles of ``--tb``.
+    """
+    if getattr(longrepr, "reprcrash", None) is None:
+        return None
+    shown = excinfo.traceback.filter(excinfo)
+    return folders.place_of_failure([(str(entry.path), entry.lineno + 1) for entry in shown]) if shown else None
+
+
 def place_of_main_thread() -> str:
     """Return the innermost frame of the main thread that is not in a library, as ``file:line in function``, or "".
 

@@ -18,7 +18,7 @@ _TEXT = "accel_missing_mark"
 """Attribute of the exception with its text without a place."""
 
 
-def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: bool) -> pytest.fail.Exception | None:
+def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: bool) -> BaseException | None:
     """Return the exception to raise for a test that uses `fixture`; None if the test's marks suffice.
 
     `in_rank` is true if the test has a mark of this package, `grouped` if it is distributed, and `initialized` if its
@@ -36,7 +36,7 @@ def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: boo
         text = f"{needed} a process group, which @pytest.mark.distributed(init=False) leaves to the test"
     else:
         return None
-    error = pytest.fail.Exception(text, pytrace=False)
+    error: BaseException = pytest.fail.Exception(text, pytrace=False)
     vars(error)[_TEXT] = text
     return error
 

@@ -143,13 +143,13 @@ def _aborts(result: LaunchResult) -> list[str]:
 
 def _reason_of_abort(written: str) -> str:
     """Return why C++ code aborted the process that has `written` this; "" if it did not, or while Python code ran."""
-    *_, last = (None, *_TERMINATED.finditer(written))
-    if last is None:
+    found = list(_TERMINATED.finditer(written))
+    if not found:
         return ""
-    kind, what = last.groups(default="")
+    kind, what = found[-1].groups(default="")
     if kind:
         return cut_end(f"nothing caught a C++ exception: {kind}{f': {what}' if what else ''}", _WIDTH)
-    if _PYTHON_FRAME in written[last.end() :]:
+    if _PYTHON_FRAME in written[found[-1].end() :]:
         return ""
     return (
         "aborted at the exit of Python, after the script's last line: a thread of a library was still running. The "

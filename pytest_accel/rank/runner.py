@@ -16,6 +16,7 @@ import pytest
 from pytest_accel import PreloadWarning
 from pytest_accel.core import torch_errors
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.frames import failure_place, folders_of
 from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.rank_messages import (
     CannotRun,
@@ -121,6 +122,7 @@ class TestRunner:
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
         """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
         self._config = session.config
+        self._folders = folders_of(session.config)
         self._advises = asks_for_advice(session.config)
         self._traces = output_path(session.config, TRACE) is not None
         self._log.open()
@@ -392,6 +394,8 @@ class TestRunner:
         self._test.exception = None if failure is None else sketch(failure)
         if failure is not None and (explanation := self._torch_failures.explain(failure)) is not None:
             torch_errors.add_headline(report.longrepr, explanation)
+        if call.excinfo is not None and report.failed:
+            report.accel_place = failure_place(call.excinfo, report.longrepr, self._folders)  # type: ignore[attr-defined]
         traceback = getattr(report.longrepr, "reprtraceback", None)
         if failure is not None and failure is self._test.late_error and traceback is not None:
             # All frames are the plugin's own. `--full-trace`, which pytest suggests, shows nothing of the test.

@@ -26,6 +26,8 @@ class Verdict(Struct, frozen=True):
     """The exception to raise in the driver."""
     longrepr: Any = None
     """pytest's representation of the failure, serialized as pytest does it."""
+    place: tuple[str, int] | None = None
+    """File and line of a failure that a rank has reported; None if they are those of `longrepr`."""
     sections: tuple[tuple[str, str], ...] = ()
     """Title and text of captured output, labelled by rank."""
     wasxfail: str | None = None

@@ -118,14 +118,20 @@ def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders, nu
 
 def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
     """Return the place of the failure, after "at", or "" if the report has none."""
-    longrepr = outcome.report.report.get("longrepr") if outcome.report is not None else None
-    if not isinstance(longrepr, dict) or not longrepr.get("reprcrash"):
+    if (place := place_of(outcome)) is None:
         return ""
-    entries = [entry["data"] or {} for entry in longrepr["reprtraceback"]["reprentries"]]
-    locations = [location for entry in entries if (location := entry.get("reprfileloc"))]
-    places = [(one["path"], one["lineno"]) for one in (*locations, longrepr["reprcrash"])]
-    path, line = folders.place_of_failure(places)
+    path, line = place
     return f" at {folders.shown(path)}:{line}"
+
+
+def place_of(outcome: RankOutcome) -> tuple[str, int] | None:
+    """Return the file and line of the failure that the rank has reported; None if it has reported none."""
+    if outcome.report is None:
+        return None
+    if (place := outcome.report.report.get("accel_place")) is not None:
+        return place[0], place[1]
+    crash = _crash_of(outcome)
+    return None if crash is None else (crash["path"], crash["lineno"])
 
 
 def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:

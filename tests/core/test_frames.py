@@ -32,3 +32,29 @@ def test_other_files_in_rootdir_are_the_users(name: str) -> None:
     assert not is_library(path)
     assert Folders("/home/me").is_own(path)
     assert Folders("/home/me").shown(path) == name
+
+
+@pytest.mark.parametrize(
+    ("deepest", "place"),
+    [
+        ("/suite/helpers.py", ("/suite/helpers.py", 3)),
+        ("helpers.py", ("helpers.py", 3)),
+        ("/other/helpers.py", ("/suite/test_it.py", 2)),
+        ("/opt/lib/python3.12/contextlib.py", ("/suite/test_it.py", 2)),
+        ("/suite/.venv/lib/python3.12/site-packages/torch/functional.py", ("/suite/test_it.py", 2)),
+        ("<string>", ("/suite/test_it.py", 2)),
+    ],
+)
+def test_the_place_of_a_failure_is_the_deepest_line_of_the_suite(deepest: str, place: tuple[str, int]) -> None:
+    folders = Folders("/suite", "/suite")
+    assert (
+        folders.place_of_failure([("/opt/lib/python3.12/unittest/case.py", 1), ("/suite/test_it.py", 2), (deepest, 3)])
+        == place
+    )
+
+
+def test_the_place_of_a_failure_outside_of_the_suite_is_the_deepest_line_in_no_library() -> None:
+    library = "/opt/lib/python3.12/contextlib.py"
+    folders = Folders("/suite", "/suite")
+    assert folders.place_of_failure([("/other/one.py", 1), ("/other/two.py", 2), (library, 3)]) == ("/other/two.py", 2)
+    assert folders.place_of_failure([(library, 1), (library, 3)]) == (library, 3)

@@ -379,10 +379,14 @@ def test_the_command_summary_combines_records(job: CiJob, capfd: pytest.CaptureF
         main(["summary", str(job.suite.path / "test_it.py")])
 
 
-def test_a_failure_has_the_same_place_on_the_terminal_in_the_summary_and_in_the_annotation(job: CiJob) -> None:
+@pytest.mark.long(except_for="--tb=line")
+@pytest.mark.parametrize("option", ["--tb=auto", "--tb=line", "--tb=native", "-n1"])
+def test_a_failure_has_the_same_place_on_the_terminal_in_the_summary_and_in_the_annotation(
+    job: CiJob, option: str
+) -> None:
     job.suite.write("test_it.py", _FAILURES_IN_LIBRARIES)
     job.on_github()
-    run = job.run()
+    run = job.run(option)
 
     places = {"test_ranks": 8, "test_errs": 13, "test_plain": 8}
     found = re.findall(r"^::error file=test_it\.py,line=(\d+),title=test_it\.py%3A%3A(\w+)::", run.text, re.MULTILINE)
@@ -390,4 +394,4 @@ def test_a_failure_has_the_same_place_on_the_terminal_in_the_summary_and_in_the_
     text = job.summary.read_text().replace("&#95;", "_")
     for test, line in places.items():
         assert re.search(rf"^\| <code>test_it\.py::{test}</code> .*<code>test_it\.py:{line}</code>", text, re.MULTILINE)
-    assert "ranks 0-1: failed at test_it.py:8" in run.failure("test_ranks")
+    assert "ranks 0-1: failed at test_it.py:8" in run.text

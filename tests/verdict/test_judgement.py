@@ -216,17 +216,13 @@ def test_equal_secondary_failures_at_one_place_are_reported_once() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "library", ["/opt/lib/python3.12/contextlib.py", "/env/lib/python3.12/site-packages/torch/functional.py"]
-)
-def test_the_place_of_a_secondary_failure_is_not_in_a_library(library: str) -> None:
-    longrepr = text_longrepr("Connection closed by peer", ["the traceback"], (library, 137))
-    (entry,) = longrepr["reprtraceback"]["reprentries"]
-    places = [{"path": path, "lineno": line, "message": ""} for path, line in (("test_it.py", 279), (library, 137))]
-    entries = [{**entry, "data": {**entry["data"], "reprfileloc": place}} for place in places]
-    longrepr["reprtraceback"]["reprentries"] = entries
-    lost = _reported(0, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "Broken pipe"), longrepr=longrepr)
-    assert summary(judged(lost, died(1)))[1][-1].endswith("its connection after rank 1 died, at test_it.py:279")
+def test_the_place_of_a_failure_is_the_one_that_the_rank_has_reported() -> None:
+    lost = failed(0, "Broken pipe", accel_place=("test_it.py", 279))
+    judgement = judged(lost, died(1))
+    assert summary(judgement)[1][-1].endswith("its connection after rank 1 died, at test_it.py:279")
+    assert judgement.place is None
+    assert judged(failed(0, accel_place=("test_it.py", 279)), passed(1)).place == ("test_it.py", 279)
+    assert judged(failed(0, line=8), passed(1)).place == ("test_it.py", 8)
 
 
 def test_an_error_about_a_lost_peer_is_the_cause_if_there_is_no_other() -> None:
