@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.failed_subtests import FailedSubtests
 from pytest_accel.core.frames import Folders, folders_of
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import PhaseReported, TestStarted
@@ -71,6 +72,7 @@ class LiveHooks:
         self._terminal = terminal
         self._has_status = _can_have_status(session.config)
         self._remaining: RemainingTime | None = None
+        self._failed_subtests = FailedSubtests()
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
         self._restore = _handle_signals(lambda: self._requests.put(True))
@@ -107,9 +109,12 @@ class LiveHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not is_subtest(report):
-            worker = getattr(report, "worker_id", "")
-            self._events(PhaseReported(report.nodeid, report.when, report.outcome, report.start, report.stop, worker))
+        if is_subtest(report):
+            self._failed_subtests.add(report)
+            return
+        outcome = report.outcome if self._failed_subtests.pop(report) is None else "failed"
+        worker = getattr(report, "worker_id", "")
+        self._events(PhaseReported(report.nodeid, report.when, outcome, report.start, report.stop, worker))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_enter_pdb(self) -> None:

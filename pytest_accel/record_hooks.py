@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from pytest_accel import __version__
+from pytest_accel.core.failed_subtests import FailedSubtests
 from pytest_accel.core.frames import Folders, failure_place, folders_of, is_library
 from pytest_accel.core.record_events import (
     SCHEMA,
@@ -92,6 +93,8 @@ class _Details(msgspec.Struct, frozen=True, omit_defaults=True):
     failed_ranks: tuple[int, ...] = ()
     place: tuple[str, int] | None = None
     """File and line of the failure; None if they are those of the report's `longrepr`."""
+    headline: str = ""
+    """Type and first line of the exception of a failure whose `longrepr` has no such line; else empty."""
 
 
 class ReportDetails:
@@ -111,10 +114,16 @@ class ReportDetails:
         marked: MarkedItem | None = item.stash.get(MARKED, None)
         verdict = None if marked is None else marked.verdict(call.when)
         if marked is None or verdict is None:
-            place = None
+            details = _Details(os.getpid())
             if call.excinfo is not None and report.failed:
                 place = failure_place(call.excinfo, report.longrepr, self._folders)
-            details = _Details(os.getpid(), place=place)
+                text = ""
+                if place is not None and not hasattr(report.longrepr, "reprcrash"):  # It is that of a doctest.
+                    from pytest_accel.core.serialization import sketch
+                    from pytest_accel.verdict.report_text import headline
+
+                    text = headline(sketch(call.excinfo.value))
+                details = _Details(os.getpid(), place=place, headline=text)
         else:
             details = _Details(os.getpid(), marked.world, verdict.ranks, verdict.failed_ranks, verdict.place)
         report.accel_details = msgspec.to_builtins(details)  # type: ignore[attr-defined]  # xdist sends plain data only.
@@ -138,6 +147,7 @@ class RecordHooks:
         self._outputs = outputs
         self._worker: Callable[[], str] = str
         self._folders = folders_of(session.config)
+        self._failed_subtests = FailedSubtests()
         self._process = 0 if options.is_distributed(session.config) else os.getpid()
         """The process that runs the tests; 0 if the workers do."""
         arguments = tuple(map(str, session.config.invocation_params.args))
@@ -162,8 +172,13 @@ class RecordHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._lacks_hardware |= hasattr(report, "accel_missing")
-        if not is_subtest(report):  # A failed subtest fails its test.
-            self._record(phase_reported(report, self._folders, self._process))
+        if is_subtest(report):
+            self._failed_subtests.add(report)
+            return
+        event = phase_reported(report, self._folders, self._process)
+        if (subtest := self._failed_subtests.pop(report)) is not None:
+            event = msgspec.structs.replace(event, outcome="failed", **_failure(subtest, self._folders))
+        self._record(event)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -219,13 +234,10 @@ def phase_reported(report: pytest.TestReport, folders: Folders, process: int) ->
     failed = report.failed or report.outcome not in ("passed", "failed", "skipped")
     xfail: str | None = getattr(report, "wasxfail", None)
     # Most phases have none of these: each field that is given costs time.
-    more: dict[str, Any] = _failure(report) if failed else {}
+    more: dict[str, Any] = _failure(report, folders) if failed else {}
     if report.skipped and xfail is None:
         more["skip"] = reason_of_skip(report.longrepr)
-    details = msgspec.convert(report.accel_details, _Details) if hasattr(report, "accel_details") else None
-    if failed:
-        more["place"] = _place(report, details, folders)
-    if details is not None:
+    if (details := _details(report)) is not None:
         process = details.process
         more |= {"world": details.world, "ranks": details.ranks, "failed_ranks": details.failed_ranks}
     if report.sections:
@@ -251,10 +263,16 @@ def phase_reported(report: pytest.TestReport, folders: Folders, process: int) ->
     )
 
 
-def _failure(report: pytest.TestReport) -> dict[str, Any]:
+def _details(report: pytest.TestReport) -> _Details | None:
+    return msgspec.convert(report.accel_details, _Details) if hasattr(report, "accel_details") else None
+
+
+def _failure(report: pytest.TestReport, folders: Folders) -> dict[str, Any]:
     """Return the fields of the event that only a phase has that did not pass."""
+    details = _details(report)
     return {
-        "headline": _headline(report),
+        "headline": _headline(report, details),
+        "place": _place(report, details, folders),
         "failure": cut(report.longreprtext, _LONGEST_TEXT),
         "output": {name: cut(text, _LONGEST_TEXT) for name, text in report.sections},
     }
@@ -272,7 +290,9 @@ def _place(report: pytest.TestReport, details: _Details | None, folders: Folders
     return _relative(path if is_library(path) else folders.absolute(path), folders.root), line
 
 
-def _headline(report: pytest.TestReport) -> str:
+def _headline(report: pytest.TestReport, details: _Details | None) -> str:
+    if details is not None and details.headline:
+        return details.headline
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = str(crash.message if crash is not None else report.longreprtext).strip().splitlines()
     return lines[0] if lines else ""

@@ -69,7 +69,10 @@ def failure_place(
     """Return the file and line of the failure that `longrepr` shows; None if it shows no place.
 
     The place is that of the exception, since `longrepr` has the places of all frames only in some styles of ``--tb``.
+    The place in a doctest is that of the example.
     """
+    for location, _ in getattr(longrepr, "reprlocation_lines", ()):
+        return None if location.lineno is None else (str(location.path), location.lineno)
     if getattr(longrepr, "reprcrash", None) is None:
         return None
     shown = excinfo.traceback.filter(excinfo)

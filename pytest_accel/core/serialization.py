@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from json import dumps as json_dumps
 from pickle import dumps, loads
+from traceback import format_exception_only
 from typing import Any
 
 import pytest
@@ -29,11 +30,17 @@ def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
 def exception_text(error: BaseException) -> str:
     """Return the text of `error`, or a replacement if its ``str()`` raises.
 
-    For pytest's error for a missing fixture, return the first line of its report, since its ``str()`` is not readable.
+    The ``str()`` of some errors is not readable. For pytest's error for a missing fixture, return the first line of its
+    report; for those of a doctest, what the example raised, or what was expected of it.
     """
     try:
         if isinstance(error, pytest.FixtureLookupError):
             return error.formatrepr().errorstring.strip().splitlines()[0]
+        doctest = sys.modules.get("doctest")
+        if doctest is not None and isinstance(error, doctest.UnexpectedException):
+            return "".join(format_exception_only(error.exc_info[1])).strip()
+        if doctest is not None and isinstance(error, doctest.DocTestFailure):
+            return f"expected {error.example.want.strip()!r}, got {error.got.strip()!r}"
         return str(error)
     except Exception as second:
         return f"<str() of the exception raised {type(second).__name__}>"

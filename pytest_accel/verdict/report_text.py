@@ -150,7 +150,7 @@ def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
 def _without_message(outcome: RankOutcome, folders: Folders) -> str:
     """Return the outcome and its place; the messages of this package's fixtures are enough without a place."""
     crash = _crash_of(outcome)
-    place = "" if crash is None or crash["path"].startswith(PACKAGE) else _crash_place(outcome, folders)
+    place = "" if crash is not None and crash["path"].startswith(PACKAGE) else _crash_place(outcome, folders)
     return f"{outcome.ending}{place}"
 
 
@@ -176,7 +176,7 @@ def _describe_report(outcome: RankOutcome, folders: Folders, number: int) -> lis
             lines = [f"{_without_message(outcome, folders)}: {first}", *more[:_MORE_LINES]]
             return [cut_end(line, _WIDTH) for line in lines]
         if text := headline(outcome.report.exception):
-            return [f"failed: {text}"]
+            return [f"{_without_message(outcome, folders)}: {text}"]
     return [_describe_briefly(outcome, folders, number)]
 
 

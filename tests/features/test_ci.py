@@ -395,3 +395,58 @@ def test_a_failure_has_the_same_place_on_the_terminal_in_the_summary_and_in_the_
     for test, line in places.items():
         assert re.search(rf"^\| <code>test_it\.py::{test}</code> .*<code>test_it\.py:{line}</code>", text, re.MULTILINE)
     assert "ranks 0-1: failed at test_it.py:8" in run.text
+
+
+_DOCTESTS_AND_SUBTESTS = '''
+    import unittest
+
+
+    def fail():
+        raise ValueError("no value")
+
+
+    def double(number):
+        """
+        >>> double(2)
+        4
+        >>> double(3)
+        7
+        """
+        return 2 * number
+
+
+    def broken():
+        """
+        >>> fail()
+        """
+
+
+    class TestCase(unittest.TestCase):
+        def test_parts(self):
+            with self.subTest():
+                fail()
+'''
+
+
+def test_causes_and_places_of_failed_doctests_and_subtests_are_shown(job: CiJob) -> None:
+    job.suite.write("test_it.py", _DOCTESTS_AND_SUBTESTS)
+    job.suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+
+        def pytest_itemcollected(item):
+            if item.name == "test_it.broken":
+                item.add_marker(pytest.mark.devices)
+        """,
+    )
+    job.on_github()
+    run = job.run("--doctest-modules", "--accel=sim:1")
+
+    start, test = "::error file=test_it.py,line=", "title=test_it.py%3A%3A"
+    assert _annotations(run) == [
+        f"{start}21,{test}test_it.broken::UnexpectedException: ValueError: no value",
+        f"{start}13,{test}test_it.double::DocTestFailure: expected '7', got '6'",
+        f"{start}6,{test}TestCase%3A%3Atest_parts::ValueError: no value",
+    ]
