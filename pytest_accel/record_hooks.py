@@ -113,21 +113,25 @@ class ReportDetails:
         report = yield
         marked: MarkedItem | None = item.stash.get(MARKED, None)
         verdict = None if marked is None else marked.verdict(call.when)
-        if marked is None or verdict is None:
-            details = _Details(os.getpid())
-            if call.excinfo is not None and report.failed:
-                place = failure_place(call.excinfo, report.longrepr, self._folders)
-                text = ""
-                if place is not None and not hasattr(report.longrepr, "reprcrash"):  # It is that of a doctest.
-                    from pytest_accel.core.serialization import sketch
-                    from pytest_accel.verdict.report_text import headline
-
-                    text = headline(sketch(call.excinfo.value))
-                details = _Details(os.getpid(), place=place, headline=text)
-        else:
+        if marked is not None and verdict is not None:
             details = _Details(os.getpid(), marked.world, verdict.ranks, verdict.failed_ranks, verdict.place)
+        elif call.excinfo is not None and report.failed:
+            details = _details_of_failure(call.excinfo, report.longrepr, self._folders)
+        else:
+            details = _Details(os.getpid())
         report.accel_details = msgspec.to_builtins(details)  # type: ignore[attr-defined]  # xdist sends plain data only.
         return report
+
+
+def _details_of_failure(excinfo: pytest.ExceptionInfo[BaseException], longrepr: object, folders: Folders) -> _Details:
+    """Return the details of a phase that has failed in this process."""
+    place, text = failure_place(excinfo, longrepr, folders), ""
+    if place is not None and not hasattr(longrepr, "reprcrash"):  # It is a doctest.
+        from pytest_accel.core.serialization import sketch
+        from pytest_accel.verdict.report_text import headline
+
+        text = headline(sketch(excinfo.value))
+    return _Details(os.getpid(), place=place, headline=text)
 
 
 class RecordHooks:

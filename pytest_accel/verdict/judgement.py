@@ -167,7 +167,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
 def _with_problems(verdict: Verdict, error: type[RankError], problems: Sequence[str], phase: Phase) -> Verdict:
     """Return a failure because of `problems`, with the captured output of `verdict`, which has passed."""
     lines = "\n".join(problems).splitlines()
-    return Verdict("failed", lines[0], error, text_longrepr(lines[0], lines, phase.place), sections=verdict.sections)
+    return Verdict("failed", lines[0], error, text_longrepr(lines[0], lines, phase.place), verdict.sections)
 
 
 def _merge(phase: Phase) -> Verdict:
@@ -203,7 +203,7 @@ def _merge(phase: Phase) -> Verdict:
     who = ranks_text([outcome.rank for outcome in unknown])
     message = f"{who} reported {unknown[0].ending!r} for the {phase.when} phase, which is no pass, failure or skip"
     longrepr = text_longrepr(message, [message, "", *report_text.outcome_lines(outcomes, phase.folders)], phase.place)
-    return Verdict("failed", message, RanksDisagree, longrepr, sections=sections)
+    return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 
 def _position(phase: Phase, hung: RankOutcome) -> tuple[bool, bool]:
@@ -368,7 +368,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         if log.strip() and outcome.ending in ("died", "unstarted"):
             longrepr["sections"].append((f"{extra}last output", log, "-"))
     place = report_text.place_of(root)
-    return Verdict("failed", message, error or RankError, longrepr, place, sections, failed_ranks=tuple(same))
+    return Verdict("failed", message, error or RankError, longrepr, sections, failed_ranks=tuple(same), place=place)
 
 
 def _put_above(longrepr: Any, line: str) -> None:
@@ -436,7 +436,7 @@ def _disagreement(phase: Phase, sections: tuple[tuple[str, str], ...]) -> Verdic
         message, [message, "", *report_text.outcome_lines(phase.outcomes, phase.folders)], phase.place
     )
     longrepr["sections"] += _diagnosis(phase, None)
-    return Verdict("failed", message, RanksDisagree, longrepr, sections=sections)
+    return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 
 def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: tuple[str, int]) -> tuple[Any, str]:

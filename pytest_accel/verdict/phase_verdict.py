@@ -26,8 +26,6 @@ class Verdict(Struct, frozen=True):
     """The exception to raise in the driver."""
     longrepr: Any = None
     """pytest's representation of the failure, serialized as pytest does it."""
-    place: tuple[str, int] | None = None
-    """File and line of a failure that a rank has reported; None if they are those of `longrepr`."""
     sections: tuple[tuple[str, str], ...] = ()
     """Title and text of captured output, labelled by rank."""
     wasxfail: str | None = None
@@ -50,6 +48,8 @@ class Verdict(Struct, frozen=True):
     """The phase in each rank."""
     failed_ranks: tuple[int, ...] = ()
     """The ranks that the failure is about; empty if it is about none in particular."""
+    place: tuple[str, int] | None = None
+    """File and line of a failure that a rank has reported; None if they are those of `longrepr`."""
     infra_cause: str | None = None
     """The cause of a failure that lies outside of the test; None if there is no such cause."""
     ended_ranks: frozenset[int] = frozenset()
