@@ -32,6 +32,13 @@ class CollectFile(Struct, frozen=True):
     """False if the driver has already shown, for a test of the file, why ranks may lack one."""
 
 
+class Prepare(Struct, frozen=True):
+    """Prepare for tests: verify the devices, and form the process group. The answer is `Ready` or `CannotRun`.
+
+    Ranks wait for each other in this. The driver therefore sends it only if every rank has collected the test's file.
+    """
+
+
 class RunTest(Struct, frozen=True):
     """Run a test."""
 
@@ -67,7 +74,7 @@ FAILED_BY_HOOK = 94
 
 
 class Ready(Struct, frozen=True):
-    """The rank can run tests."""
+    """The rank can collect files. If it was started with torch, or as an answer to `Prepare`: it can run tests."""
 
 
 class Collected(Struct, frozen=True):
@@ -77,6 +84,8 @@ class Collected(Struct, frozen=True):
     """The families of tests that the rank has collected from the file."""
     problem: str = ""
     """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
+    prepared: bool = True
+    """False if the rank needs `Prepare` before its first test."""
 
 
 class CannotRun(Struct, frozen=True):

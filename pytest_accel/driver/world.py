@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pickle import dumps
@@ -11,11 +11,13 @@ from pickle import dumps
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.rank_messages import (
+    Collected,
     CollectFile,
     ExitRequest,
     ExtraReport,
     Finished,
     Location,
+    Prepare,
     RunCall,
     RunTest,
     SkipCall,
@@ -110,7 +112,7 @@ class World:
 
         Raise :class:`LostWorld` if a rank of a warm world has died: the next test has nothing to do with that.
         """
-        self._await(lambda rank: rank.rank in self._monitor.ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
+        self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             raise LostWorld
@@ -137,7 +139,7 @@ class World:
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
         if len(answers) == self.size:
             self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
-            if not any(answer.problem for answer in answers):
+            if not any(answer.problem for answer in answers) and self._prepare(answers):
                 return
         self._refused = node
         for rank in self._ranks:
@@ -145,6 +147,19 @@ class World:
             ending: Ending = "unstarted" if problem else "passed"
             headline = "" if problem else "could run the test"
             rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=problem, headline=headline)
+
+    def _prepare(self, answers: Sequence[Collected]) -> bool:
+        """Have the ranks prepare for tests if they have not; return whether all have done so."""
+        if not all(answer.prepared for answer in answers):
+            self._busy = True
+            self._monitor.ready.clear()
+            self._send(Prepare())
+            self._await(self._is_ready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT))
+            self._busy = False
+        return all(rank.end is None for rank in self._ranks)
+
+    def _is_ready(self, rank: RankConnection) -> bool:
+        return rank.rank in self._monitor.ready
 
     @property
     def hung_in_collection(self) -> bool:

@@ -33,7 +33,7 @@ class CollectionWatch:
 
     def __init__(self) -> None:
         """Call this when the rank has its environment, before any file of the suite is imported."""
-        self._active = "torch" in sys.modules
+        self.active = "torch" in sys.modules
         """False if the rank began without torch, because its test or the session asks for that."""
         self._original = _values()
         self._changed: list[tuple[str, str]] = []
@@ -47,7 +47,7 @@ class CollectionWatch:
     def timing_imports(self) -> Generator[None, None, None]:
         """Measure imports in this block, in which conftests and plugins are imported."""
         original = getattr(_interpreter, "_find_and_load", None)
-        if not self._active or original is None:  # Not public: without the function, slow imports are not reported.
+        if not self.active or original is None:  # Not public: without the function, slow imports are not reported.
             yield
             return
         _interpreter._find_and_load = timed = _timed(original, self._imports)
@@ -65,7 +65,7 @@ class CollectionWatch:
             with self.timing_imports():
                 yield
         finally:
-            if self._active:
+            if self.active:
                 after = _values()
                 self._changed += [
                     (path, name)

@@ -7,7 +7,6 @@ and assertion rewriting work as usual.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from functools import cached_property
@@ -19,7 +18,7 @@ import pytest
 
 from pytest_accel.core import plugin_roles, suite_place
 from pytest_accel.core.device import MaskError
-from pytest_accel.core.rank_messages import CannotRun, CollectFile, Ready, Retire
+from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.as_main import MainProcessPlugins
@@ -79,7 +78,7 @@ class RankPlugin:
         self._leak_check = LeakCheck(context)
         self._torch_failures = TorchFailures(context)
         self._runner = TestRunner(
-            context, self._collector, self._debugger, self._leak_check, self._torch_failures, lambda: self._problem
+            context, self._collector, self._debugger, self._leak_check, self._torch_failures, self._is_prepared
         )
 
     def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -144,7 +143,8 @@ class RankPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._starting.close()
         # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
-        if "torch" in sys.modules and self._problem is not None:
+        # A conftest that has imported torch makes no difference, since it may have done so in some ranks only.
+        if self._collector.watch.active and self._problem is not None:
             self.refuse(self._problem)
             return True
         self.served = True
@@ -184,6 +184,9 @@ class RankPlugin:
             return CannotRun(format_exc())
         return None
 
+    def _is_prepared(self) -> bool:
+        return "_problem" in vars(self)
+
     def _prepare(self) -> None:
         """Verify the devices, apply the limits, and open the store and the process group."""
         context, spec = self.context, self.context.spec
@@ -215,6 +218,8 @@ class RankPlugin:
             try:
                 if isinstance(request, CollectFile):
                     self._runner.collect(session, driver, request)
+                elif isinstance(request, Prepare):
+                    driver.send(self._problem or Ready())
                 else:
                     self._runner.run(session, driver, request)
             finally:

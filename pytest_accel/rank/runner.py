@@ -99,15 +99,15 @@ class TestRunner:
         debugger: RankDebugger,
         leak_check: LeakCheck,
         torch_failures: TorchFailures,
-        prepare: Callable[[], CannotRun | None],
+        is_prepared: Callable[[], bool],
     ) -> None:
-        """`prepare` prepares the rank for its first test; it returns the reason if the rank cannot run tests."""
+        """`is_prepared` returns whether the rank has been prepared for its first test."""
         self._context = context
         self._collector = collector
         self._debugger = debugger
         self._leak_check = leak_check
         self._torch_failures = torch_failures
-        self._prepare = prepare
+        self._is_prepared = is_prepared
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
@@ -141,9 +141,8 @@ class TestRunner:
                 self._collector.find(session, node, request.sources)
             except TestNotFound as error:
                 problem = self._describe(error, request)
-            unprepared = self._prepare()
         except FileSkipped:
-            driver.send(Collected(frozenset([node.family])))
+            driver.send(Collected(frozenset([node.family]), prepared=self._is_prepared()))
         except NotCollected as error:
             driver.send(CannotRun(str(error), error.headline))
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
@@ -151,7 +150,7 @@ class TestRunner:
         except Exception:
             driver.send(CannotRun(format_exc()))
         else:
-            driver.send(unprepared or Collected(self._collector.families(node.path), problem))
+            driver.send(Collected(self._collector.families(node.path), problem, self._is_prepared()))
 
     def _describe(self, error: TestNotFound, request: CollectFile) -> str:
         """Return the text of `error`. What other reports have said, and `request` does not ask for, is left out."""

@@ -243,3 +243,43 @@ def test_a_refused_test_that_is_skipped_does_not_keep_the_next_from_running(suit
         """,
     )
     suite.run().expect({"test_before": "PASSED", "test_skipped[0]": "SKIPPED", "test_after": "PASSED"})
+
+
+def test_ranks_that_do_not_collect_alike_wait_for_no_other(suite: Suite) -> None:
+    """Without preloaded modules, ranks form their process group after they have collected the first file."""
+    suite.ini("accel_preload = none")
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+        import pytest
+
+        if os.environ.get("RANK") == "1":
+            import torch
+        """,
+    )
+    text = """
+        import os
+
+        import pytest
+
+        if os.environ.get("RANK") == "1":
+            {differs}
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_{name}():
+            pass
+        """
+    skips = 'pytest.skip("not here", allow_module_level=True)'
+    suite.write("test_1.py", text.format(differs="import nothing_here", name="error"))
+    suite.write("test_2.py", text.format(differs=skips, name="skip"))
+    suite.write("test_3.py", text.format(differs="pass", name="next"))
+    run = suite.run()
+    run.expect({"test_error": "ERROR", "test_skip": "ERROR", "test_next": "PASSED"})
+    error = run.failure("test_error")
+    assert "No module named 'nothing_here'" in error
+    assert "rank 1: could not run the test\nrank 0: could run the test\n" in error
+    assert "the ranks disagree in the setup phase: rank 1 skipped, rank 0 ran\n" in run.failure("test_skip")
+    assert "rank 1: skipped: not here\n" in run.failure("test_skip")
