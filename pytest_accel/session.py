@@ -143,7 +143,7 @@ class AccelSession:
 
         if self.worker_input is not None:
             return WorkerPoolClient(self.worker_input["accel_channel"])
-        return LocalPoolClient(self.pool, self.show)
+        return LocalPoolClient(self.pool, self.show, self._made_session_pool.calls)
 
     @property
     def driver(self) -> Driver:

@@ -13,10 +13,11 @@ from msgspec import structs
 
 from pytest_accel.core import session_folder
 from pytest_accel.core.launcher_env import without_local_rank
+from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
-from pytest_accel.core.shims import base_temporary_directory
+from pytest_accel.core.shims import base_temporary_directory, wake_controller
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.forkserver.server_client import spawn_here
@@ -56,6 +57,8 @@ class SessionPool:
         """
         self._show = show
         self.events = LiveEvents()
+        self.calls = MainThreadCalls()
+        self.calls.wake = wake_controller(config, self.calls.run) or self.calls.wake
         self._coverage: coverage.DriverCoverage | None = None
         left = session_folder.remove_dead()
         spec = _session_spec(config, settings, own_machine)
@@ -73,7 +76,7 @@ class SessionPool:
             machine,
             spec,
             cpu_slots(),
-            workers=RankInputs(config, show),
+            workers=RankInputs(config, show, self.calls),
             waits_for_busy=waits,
             nodes=launched or (SingleNode(early.spawn if early else spawn_here) if cluster is None else cluster.nodes),
             record=Recorders((*config.stash.get(RECORDERS, ()), self.events)),
@@ -84,6 +87,7 @@ class SessionPool:
         """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""
         try:
             self.pool.close(gracefully=gracefully)
+            self.calls.run()
         finally:
             if self._coverage is not None:
                 for problem in self._coverage.combine():

@@ -60,6 +60,11 @@ def captured_log_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.records")
 
 
+def output_path(directory: str, world: int, rank: int) -> str:
+    """Return the path of `config.workeroutput` of a rank that has ended its session."""
+    return os.path.join(directory, f"w{world}r{rank}.output")
+
+
 def held_path(directory: str, world: int | str, rank: int | str) -> str:
     """Return the path of the record of the devices that a rank holds; `world` and `rank` may be glob patterns."""
     return os.path.join(directory, f"w{world}r{rank}.held")
@@ -79,6 +84,7 @@ RANK_FILES = (
     stderr_path,
     captured_log_path,
     held_path,
+    output_path,
 )
 """Functions that return the paths of all files of one rank in the session's folder."""
 

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -361,6 +362,29 @@ def complete_last_test(scheduler: Any, node: Any, index: int) -> None:
 def worker_manager(config: pytest.Config) -> Any:
     """Return the object that has started xdist's workers, in their controller; None in a session without workers."""
     return getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None)
+
+
+def number_of_new_worker(manager: Any) -> int:
+    """Return a number that no worker has, and that xdist's `manager` gives to none; any thread may call this."""
+    while True:
+        spec = SimpleNamespace(id=None)
+        try:
+            manager.group.allocate_id(spec)
+        except ValueError:  # The user has given this id to a worker (--tx popen//id=gw0).
+            continue
+        return int(spec.id.removeprefix("gw"))
+
+
+def wake_controller(config: pytest.Config, function: Callable[[], None]) -> Callable[[], None] | None:
+    """Return a callable by which any thread has xdist's controller call `function` in its loop.
+
+    Return None in a session without workers. xdist calls all its hooks for workers in this loop.
+    """
+    controller: Any = config.pluginmanager.get_plugin("dsession")
+    if controller is None:
+        return None
+    controller.worker_accel_calls = function
+    return functools.partial(controller.queue.put, ("accel_calls", {}))
 
 
 def worker_of_starting_test(config: pytest.Config) -> Callable[[], str]:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from os import stat, truncate, unlink
+from pickle import load
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.connect import InspectorTarget, call_agent
-from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, stack_path
+from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, output_path, stack_path
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.unix_sockets import limit_reads
@@ -100,6 +101,14 @@ class NodeInspector:
             with suppress(OSError), open(path, "rb", buffering=0) as file:
                 file.seek(offset)
                 found[rank] = file.read(limit)
+        return found
+
+    def outputs(self, ranks: Mapping[int, None]) -> dict[int, dict[str, Any]]:
+        """Return `config.workeroutput` of ranks that have ended their sessions."""
+        found = {}
+        for rank, path in self._paths(output_path, ranks).items():
+            with suppress(OSError), open(path, "rb") as file:
+                found[rank] = load(file)
         return found
 
     def truncate_logs(self, ranks: Mapping[int, None]) -> dict[int, None]:

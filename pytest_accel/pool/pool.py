@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -51,7 +51,7 @@ from pytest_accel.pool.node_lease import (
 )
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.pool_events import device_found, world_starting
-from pytest_accel.pool.pooled_world import PooledWorld, WorldState, surplus
+from pytest_accel.pool.pooled_world import PooledWorld, WorldState, WorldWorkers, surplus
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_manager import WorldManager
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError, WantedObserver, WorldRequest
@@ -109,15 +109,14 @@ class Pool:
         slots: int,
         *,
         waits_for_busy: bool = False,
-        workers: Callable[[Iterable[WorkerInput], int], tuple[WorkerInput, ...]],
+        workers: Callable[[int], WorldWorkers],
         nodes: Nodes,
         record: Recorder,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        `waits_for_busy` is True for ``--accel-busy wait``. ``workers(living, ranks)`` makes the `workerinput` of each
-        rank of a new world; `living` has those of all ranks that live. The layout of `nodes` is read whenever a world
-        is placed. `record` gets the pool's events.
+        `waits_for_busy` is True for ``--accel-busy wait``. ``workers(ranks)`` makes what the suite's hooks see of the
+        ranks of a new world. The layout of `nodes` is read whenever a world is placed. `record` gets the pool's events.
         """
         self.summary = PoolSummary(spec.directory)
         self._machine = machine
@@ -570,8 +569,7 @@ class Pool:
         left = {node: iter(lease.devices) for node, lease in leases.items()}
         ranks = range(spec.ranks) if leases else ()
         devices = tuple(next(left[spec.node_of(rank)]) for rank in ranks for _ in range(key.devices_per_rank))
-        living = [worker for world in self._manager.worlds.values() for worker in world.spec.workers]
-        spec = replace(spec, devices=devices, workers=self._workers(living, spec.ranks))
+        spec = replace(spec, devices=devices)
         if place is not None:
             self._record_nodes()
         for rank in range(spec.ranks):
@@ -580,7 +578,21 @@ class Pool:
         self._record(world_starting(spec, request.id))
         request.end_wait()
         wanted = [self._notices.take_wanted(lease.id) for lease in held]
-        self._manager.start(PooledWorld(spec, request, leases, slots, place, wanted=any(wanted)))
+        workers = self._workers(spec.ranks)
+        world = PooledWorld(spec, request, workers, leases, slots, place, wanted=any(wanted))
+        self._manager.add(world)
+        workers.configure(partial(self._begin, world))
+
+    def _begin(self, world: PooledWorld, inputs: tuple[WorkerInput, ...]) -> None:
+        """Start the processes of a world, whose ranks get these `inputs`, unless it has been killed meanwhile."""
+        with self._lock:
+            if world.state is not WorldState.STARTING:
+                return
+            if world.request is None or world.request.cancelled:
+                self._manager.kill(world, "its request was cancelled")
+                return
+            world.begin(inputs)
+            self._manager.start(world)
 
     def _placed(self, spec: WorldSpec, place: Place | None) -> WorldSpec:
         """Return `spec` with the fork server, node and address of each rank: those of `place`, else of the layout."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pickle import dumps, loads
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -12,6 +13,7 @@ from traceback import format_exc
 from typing import Any, Protocol
 
 from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
@@ -41,8 +43,8 @@ WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
 
 
-_Value = AcquiredWorld | PoolError | RankExit | None
-"""The values of an :class:`Answer`."""
+_Value = AcquiredWorld | PoolError | RankExit | MainThreadCalls | None
+"""The values of an :class:`Answer`; in the controller also calls to make while waiting for one."""
 _Answers = SimpleQueue[_Value]
 
 
@@ -118,7 +120,10 @@ def _wait_for_world(
             due = monotonic() + sleep
             with suppress(Empty):
                 answer = answers.get(timeout=sleep)
-                break
+                if not isinstance(answer, MainThreadCalls):
+                    break
+                answer.run()
+                continue
             PAUSES.notice(due)
             waited = monotonic() - began - PAUSES.since(began)
             if waited >= limit:
@@ -155,16 +160,18 @@ def waiting_text(waiting: str, seconds: float) -> str:
 class LocalPoolClient(_WantedWorlds):
     """The client of a pool in this process."""
 
-    def __init__(self, pool: Pool, show: Callable[[str], None]) -> None:
-        """`show` writes a line to the terminal."""
+    def __init__(self, pool: Pool, show: Callable[[str], None], calls: MainThreadCalls) -> None:
+        """`show` writes a line to the terminal. `calls` are made while the client waits for a world."""
         super().__init__()
         self._pool = pool
+        self._calls = calls
         self.show = show
         self.record_interrupted = pool.record_interrupted
         self.warm = pool.warm
 
     def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
         answers: _Answers = SimpleQueue()
+        self._calls.wake = partial(answers.put, self._calls)
         number = self._pool.acquire(key, holder, self, answers.put)
 
         def show(seconds: float) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
 from types import MappingProxyType
+from typing import Any, Protocol
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.nodes.placement import Place
 from pytest_accel.pool.node_lease import NodeLease
@@ -35,6 +38,19 @@ class WorldState(Enum):
     """The processes have ended, and the leases have been returned."""
 
 
+class WorldWorkers(Protocol):
+    """The ranks of one world as xdist's workers, to the hooks of the suite."""
+
+    def configure(self, then: Callable[[tuple[WorkerInput, ...]], None]) -> None:
+        """Call ``then`` with the `workerinput` of each rank, at once or later in another thread."""
+
+    def end(self, exits: Mapping[int, RankExit], outputs: Mapping[int, dict[str, Any]]) -> None:
+        """Note that all processes have ended.
+
+        `outputs` has `config.workeroutput` of the ranks that have ended their sessions.
+        """
+
+
 class PooledWorld:
     """One world: its state, the request that it serves, its leases, and the exits of its ranks.
 
@@ -52,6 +68,7 @@ class PooledWorld:
         self,
         spec: WorldSpec,
         request: WorldRequest,
+        workers: WorldWorkers,
         leases: Mapping[int, NodeLease] = MappingProxyType({}),
         slots: NodeLease | None = None,
         place: Place | None = None,
@@ -61,6 +78,9 @@ class PooledWorld:
         self.spec = spec
         self.state = WorldState.STARTING
         self.request: WorldRequest | None = request
+        self.workers = workers
+        self.begun = False
+        """False as long as no process has been started, since `workers` are being configured."""
         self.leases = leases
         """The leases on devices, by node number; held as long as the world has processes."""
         self.slots = slots
@@ -79,7 +99,7 @@ class PooledWorld:
         self.ticks_after_kill = 0
         """Ticks since the processes were to be killed. The time that a stopped controller loses does not count."""
         self.since = monotonic()
-        """Time of creation, or of the last return by a driver."""
+        """Time at which the start of the processes began, or of the last return by a driver."""
         self.retire_deadline: float | None = None
         """Time at which the ranks of a retired world are killed if their sessions have not ended; else None."""
         self.stacks: dict[int, str] = {}
@@ -89,8 +109,8 @@ class PooledWorld:
 
     @property
     def ended(self) -> bool:
-        """True if every process of the world has ended."""
-        return len(self.exits) == self.spec.ranks and not self.survivors
+        """True if the world has no process, or every one has ended."""
+        return not self.begun or (len(self.exits) == self.spec.ranks and not self.survivors)
 
     @property
     def ending(self) -> bool:
@@ -107,6 +127,11 @@ class PooledWorld:
     def alive(self) -> dict[int, int]:
         """The process id of each rank that has not ended."""
         return {rank: pid for rank, pid in enumerate(self.pids) if rank not in self.exits}
+
+    def begin(self, workers: tuple[WorkerInput, ...]) -> None:
+        """Record that the processes are being started, whose ranks have these inputs."""
+        self._change(WorldState.STARTING, WorldState.STARTING)
+        self.spec, self.begun, self.since = replace(self.spec, workers=workers), True, monotonic()
 
     def started(self, pids: tuple[int, ...]) -> None:
         """Record the process ids of the ranks. The world stays STARTING until it is handed over."""

@@ -12,7 +12,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from threading import Condition, RLock
 from traceback import format_exc
-from typing import Protocol
+from typing import Any, Protocol
 
 from pytest_accel.core import session_folder, shared_memory
 from pytest_accel.core.clock import PAUSES, monotonic
@@ -20,7 +20,7 @@ from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
-from pytest_accel.core.rank_messages import RETIRED, Retire
+from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, Retire
 from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, WorldReady
 from pytest_accel.core.server_messages import (
     FilesOpened,
@@ -154,9 +154,12 @@ class WorldManager:
         if not self.closing:
             self._servers.run(self._spec, self._spawns())
 
-    def start(self, world: PooledWorld) -> None:
-        """Start the processes of a world; the observer gets the result."""
+    def add(self, world: PooledWorld) -> None:
+        """Add a world, whose processes are to be started later."""
         self.worlds[world.spec.world] = world
+
+    def start(self, world: PooledWorld) -> None:
+        """Start the processes of a world that has been added; the observer gets the result."""
         try:
             if world.spec.key.launcher is not None:
                 self._own_starters[world.spec.world] = self._start_job(world, world.spec.key.launcher)
@@ -260,9 +263,20 @@ class WorldManager:
         killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
         world.gone()
         self._record(WorldGone(world.spec.world))
+        world.workers.end(world.exits, self._outputs(world))
         WorldInspector(self.directory, world.spec).remove_files()
         self._observer.on_gone(world, killed=killed)
         self._changed.notify_all()
+
+    def _outputs(self, world: PooledWorld) -> dict[int, dict[str, Any]]:
+        """Return `config.workeroutput` of the ranks that have ended their sessions; empty for those elsewhere.
+
+        The inspector of another node may take seconds to answer.
+        """
+        ended = {rank for rank, end in world.exits.items() if end.status in (RETIRED, FAILED_BY_HOOK)}
+        here = {rank: None for rank in ended if not world.spec.is_remote(rank)}
+        found = NodeInspector(self.directory, world.spec.world).outputs(here)
+        return {rank: found.get(rank, {}) for rank in ended}
 
     def watch_exit(self, number: int, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
         """Call `on_exit` with the rank's exit status once it has ended; with None if the status is unknown."""
@@ -425,11 +439,8 @@ class WorldManager:
     def _tick(self) -> None:
         with self._lock:
             now = monotonic()
-            late = [
-                world
-                for world in self.worlds.values()
-                if world.state is WorldState.STARTING and now - world.since - PAUSES.since(world.since) > START_TIMEOUT
-            ]
+            starting = [one for one in self.worlds.values() if one.state is WorldState.STARTING and one.begun]
+            late = [one for one in starting if now - one.since - PAUSES.since(one.since) > START_TIMEOUT]
             for world in late:
                 self._kill_servers(world, world.spec.server_numbers)
             for world in self.worlds.values():

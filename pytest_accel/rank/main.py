@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing import connection, process
 from os import getpid
+from pickle import dump
 from types import SimpleNamespace
 from typing import IO
 
@@ -20,7 +21,7 @@ import pytest
 from pytest_accel.core import plugin_roles, prctl, worker_input
 from pytest_accel.core.held_devices import HeldDevices
 from pytest_accel.core.metadata_cache import Installed
-from pytest_accel.core.paths import inner_lock_folder, stack_path
+from pytest_accel.core.paths import inner_lock_folder, output_path, stack_path
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.signals import STACK_SIGNAL
@@ -91,7 +92,12 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
         return int(code)
     if not plugin.served:
         plugin.refuse(CannotRun(f"pytest ended with exit status {code} before it could run a test"))
-    return _status(plugin, code) if plugin.retired else int(code)
+    if not plugin.retired:
+        return int(code)
+    path = output_path(session.directory, plugin.context.spec.world, plugin.context.rank)
+    with contextlib.suppress(OSError), open(path, "wb") as file:
+        dump(worker_input.only_plain(plugin.output), file)
+    return _status(plugin, code)
 
 
 def _status(plugin: rank_plugin.RankPlugin, code: int) -> int:

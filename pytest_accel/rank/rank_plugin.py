@@ -70,6 +70,8 @@ class RankPlugin:
         self.retired = False
         self.exit_status: int | None = None
         """Exit status of the session before the hooks for its end; None: it has not ended."""
+        self.output: dict[str, Any] = {}
+        """`config.workeroutput`."""
         self._listener = listener
         self._store_port = store_port
         self._starting = starting
@@ -101,7 +103,7 @@ class RankPlugin:
                 setattr(config.option, name, None)
         config.option.log_file = os.devnull  # With None, pytest would use the setting in the ini file.
         # As in an xdist worker, before any hook `pytest_cmdline_main`.
-        vars(config).update(workerinput=dict(self.context.spec.workers[self.context.rank]), workeroutput={})
+        vars(config).update(workerinput=dict(self.context.spec.workers[self.context.rank]), workeroutput=self.output)
         return config
 
     @pytest.hookimpl(tryfirst=True)
@@ -155,8 +157,11 @@ class RankPlugin:
         return True
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, None, None]:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
         self.exit_status = exitstatus
+        self.output.update(  # As in an xdist worker.
+            exitstatus=int(exitstatus), shouldfail=session.shouldfail, shouldstop=session.shouldstop
+        )
         try:
             return (yield)
         finally:

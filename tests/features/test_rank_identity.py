@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.worker_input import numbered
 from tests.features.conftest import Suite
 from tests.run import Run
 
 CONFTEST = """
-    import itertools, json, os
+    import itertools, json, os, threading
     import pytest
     from pytest_accel import is_rank
 
@@ -33,10 +32,25 @@ CONFTEST = """
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(node):
+        assert threading.current_thread() is threading.main_thread()
         assert not hasattr(node.config, "workerinput")
         node.workerinput["name"] = f"db-{node.gateway.id}"
         node.workerinput["port"] = next(PORTS)
         node.workerinput["object"] = object() if is_a_rank(node) else None
+
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(node, error):
+        assert threading.current_thread() is threading.main_thread()
+        output = getattr(node, "workeroutput", {})
+        note(
+            what="down",
+            rank=is_a_rank(node),
+            name=node.workerinput["name"],
+            pid=output.get("pid"),
+            status=output.get("exitstatus"),
+            error=str(error),
+        )
 
 
     def is_a_rank(node):
@@ -45,7 +59,7 @@ CONFTEST = """
 
     def pytest_sessionfinish(session):
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["results"] = 1
+            session.config.workeroutput["pid"] = os.getpid()
         else:
             note(what="finished")
 
@@ -108,6 +122,12 @@ TESTS = """
     @pytest.mark.devices(1)
     def test_device(see):
         pass
+
+    @pytest.mark.distributed(2, fresh=True)
+    @pytest.mark.devices(2)
+    @pytest.mark.parametrize("number", range(2))
+    def test_waits_for_devices(see, number):
+        pass
 """
 
 
@@ -123,6 +143,14 @@ def check(suite: Suite, run: Run) -> list[dict[str, Any]]:
     seen = facts(suite, "worker")
     assert len({one["run"] for one in seen}) == len({one["folder"] for one in seen}) == 1
     assert all(one["number"] < one["count"] for one in seen if one["rank"])
+    # xdist's hooks have been called for each rank, before its start and after its end.
+    assert len({one["port"] for one in seen}) == len({one["pid"] for one in seen})
+    pids = {one["pid"] for one in seen if one["rank"]}
+    down = [one for one in facts(suite, "down") if one["rank"]]
+    assert {one["pid"] for one in down} == pids
+    assert len(down) == len(pids)
+    assert {(one["error"], one["status"]) for one in down} == {("None", 0)}
+    assert {one["name"] for one in down} == {f"db-gw{one['number']}" for one in seen if one["rank"]}
     return seen
 
 
@@ -130,14 +158,12 @@ def test_ranks_look_like_workers(suite: Suite) -> None:
     suite.write("conftest.py", CONFTEST)
     suite.write("test_it.py", TESTS)
     seen = check(suite, suite.run())
-    assert len(seen) == 1 + 2 + 2 + 2 + 1
+    assert len(seen) == 1 + 2 + 2 + 2 + 1 + 2 + 2
     assert all(one["rank"] for one in seen)
     # The worlds of the first two tests stay alive. The numbers of a world that has ended are used again.
     numbers = [one["number"] for one in seen]
     assert sorted(numbers[:3]) == [0, 1, 2]
-    assert max(numbers) < 3 + 2 + 2
-    # xdist's hook has been called for each rank.
-    assert len({one["port"] for one in seen}) == len(seen)
+    assert max(numbers) < 3 + 2 + 2 + 1
 
 
 @pytest.mark.long
@@ -163,8 +189,10 @@ def test_ranks_have_other_numbers_than_xdists_workers_and_their_replacements(sui
     seen = check(suite, run)
     workers = {one["number"] for one in seen if not one["rank"]}
     ranks = {one["number"] for one in seen if one["rank"]}
-    assert workers <= set(range(5))
-    assert min(ranks) == 2 + 3
+    # The replacement for the worker that has crashed has a number that no rank has had.
+    assert len(workers) == 2
+    assert not ranks & (workers | {0, 1})
+    assert workers | ranks | {0, 1} == set(range(2 + 1 + len(ranks)))
     assert {one["count"] for one in seen if not one["rank"]} == {2}
 
 
@@ -230,35 +258,83 @@ def test_ranks_are_workers_without_xdist(suite: Suite) -> None:
     assert len(run.outcomes()) == 2
 
 
-def test_numbers_of_ranks_that_live_are_not_used_again() -> None:
-    first = numbered([], 3, first=4)
-    assert [one["workerid"] for one in first] == ["gw4", "gw5", "gw6"]
-    second = numbered(first[1:2], 3, first=4)
-    assert [one["workerid"] for one in second] == ["gw4", "gw6", "gw7"]
-    assert [one["workercount"] for one in second] == [8, 8, 8]
-
-
-def test_a_hook_that_does_not_end_keeps_no_rank_from_running(suite: Suite) -> None:
+def test_a_hook_that_takes_long_holds_up_only_the_ranks_for_which_it_is_called(suite: Suite) -> None:
+    """The main thread, in which xdist's hooks are called, holds no lock of the pool meanwhile."""
     suite.write(
         "conftest.py",
         """
-        import threading
+        import os
+        import pathlib
 
         import pytest
-        from pytest_accel import rank_inputs
 
-        rank_inputs._HOOK_TIMEOUT = 0.1
+
+        def pytest_sessionstart(session):
+            if not hasattr(session.config, "workerinput"):
+                for name in ("first", "in_hook", "second"):
+                    os.mkfifo(name)
+
+
+        def signal(name):
+            open(name, "w").close()
+
+
+        def wait_for(name):
+            open(name).close()
+
+
+        @pytest.fixture
+        def pipe():
+            return signal, wait_for
 
 
         @pytest.hookimpl(optionalhook=True)
         def pytest_configure_node(node):
-            if type(node).__name__ == "RankNode":
-                threading.Event().wait()
+            if pathlib.Path("slow").exists():
+                pathlib.Path("slow").unlink()
+                signal("in_hook")
+                wait_for("second")
         """,
     )
     suite.write(
-        "test_it.py", "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu')\ndef test_ranks():\n    pass\n"
+        "test_a.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(1)
+        def test_first(pipe):
+            pipe[0]("first")
+
+
+        def test_between(pipe):
+            pipe[1]("in_hook")
+
+
+        @pytest.mark.devices(1)
+        def test_second(pipe):
+            pipe[0]("second")
+        """,
     )
-    run = suite.run("-n1")
-    run.expect({"test_ranks": "PASSED"})
-    assert "pytest_configure_node raised TimeoutError for a rank" in run.text
+    suite.write(
+        "test_b.py",
+        """
+        import pathlib
+
+        import pytest
+
+
+        def test_before(pipe):
+            pipe[1]("first")
+            pathlib.Path("slow").touch()
+
+
+        @pytest.mark.devices(2)
+        def test_ranks():
+            pass
+        """,
+    )
+    run = suite.run("-n2", "--dist=loadfile")
+    assert set(run.count()) == {"PASSED"}
+    assert len(run.outcomes()) == 5
+    assert "pytest_configure_node" not in run.text

@@ -13,7 +13,6 @@ def use_instant_worlds(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = pool._manager
 
     def start(world: PooledWorld) -> None:
-        manager.worlds[world.spec.world] = world
         world.started(tuple(range(1, world.spec.ranks + 1)))
         pool.on_started(world)
 

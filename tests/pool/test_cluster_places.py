@@ -11,7 +11,6 @@ import pytest
 from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.worker_input import numbered
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 from pytest_accel.nodes.placement import ForkServer, Layout, Node
@@ -23,6 +22,7 @@ from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.nodes.table_cluster import CROWDED, TableCluster
 from tests.pool.instant_worlds import use_instant_worlds
+from tests.pool.plain_workers import PlainWorkers
 
 EIGHT = WorldKey("cpu", None, 8, grouped=True, nodes=2)
 """A world that fills both nodes, which have room for four ranks each."""
@@ -94,7 +94,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
     nodes = ThreeNodes()
-    pool = Pool(machine_for(Settings(accel="none")), spec, 2, nodes=nodes, workers=numbered, record=Recorders())  # type: ignore[arg-type]
+    pool = Pool(machine_for(Settings(accel="none")), spec, 2, nodes=nodes, workers=PlainWorkers, record=Recorders())  # type: ignore[arg-type]
     use_instant_worlds(pool, monkeypatch)
     yield PooledCluster(pool, nodes)
     pool.close(gracefully=False)

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.node_refs import NodeRef, places
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.worker_input import numbered
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import PhaseLimit
@@ -34,6 +34,7 @@ from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
 from tests.nodes.table_cluster import Agents, TableCluster
+from tests.pool.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")
@@ -86,14 +87,16 @@ class ClusterPool:
     def request(self, key: WorldKey) -> queue.SimpleQueue[AcquiredWorld | PoolError]:
         """Request a world; return the queue that gets the answer."""
         answers: queue.SimpleQueue[AcquiredWorld | PoolError] = queue.SimpleQueue()
-        self.pool.acquire(key, HOLDER, LocalPoolClient(self.pool, print), answers.put)
+        self.pool.acquire(key, HOLDER, LocalPoolClient(self.pool, print, MainThreadCalls()), answers.put)
         return answers
 
     def get(self, answers: queue.SimpleQueue[AcquiredWorld | PoolError]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
         answer = answers.get(timeout=120)
         assert isinstance(answer, AcquiredWorld), answer
-        world = World(answer, LocalPoolClient(self.pool, print), DebuggerRelay(None, answer.spec.ranks, None))
+        world = World(
+            answer, LocalPoolClient(self.pool, print, MainThreadCalls()), DebuggerRelay(None, answer.spec.ranks, None)
+        )
         assert world.start() is None
         return world
 
@@ -149,7 +152,7 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     )
     agents, table = Agents(SETTINGS), TableCluster(devices)
     agents.nodes.cluster = table
-    pool = Pool(machine_for(SETTINGS), spec, 2, nodes=agents.nodes, workers=numbered, record=Recorders())
+    pool = Pool(machine_for(SETTINGS), spec, 2, nodes=agents.nodes, workers=PlainWorkers, record=Recorders())
     try:
         for _ in devices:
             agents.start()

@@ -15,7 +15,6 @@ from pytest_accel.core.kill import Survivor
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.record_events import Event, Recorders, RequestEnded
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.worker_input import numbered
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool import world_manager
@@ -27,6 +26,7 @@ from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.pool.instant_worlds import use_instant_worlds
+from tests.pool.plain_workers import PlainWorkers
 
 TWO = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1)
 FOUR = WorldKey("sim", DeviceNeed(4, "sim"), 4, grouped=True, devices_per_rank=1)
@@ -64,7 +64,9 @@ def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     """Yield a pool whose worlds start at once, and are gone as soon as they are retired or killed."""
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
-    made = Pool(machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode(), workers=numbered, record=Recorders())
+    made = Pool(
+        machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode(), workers=PlainWorkers, record=Recorders()
+    )
     use_instant_worlds(made, monkeypatch)
     yield made
     made.close(gracefully=False)

@@ -15,6 +15,7 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.node_lease import LeaseId, LeaseNotices, NodeLease
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState, surplus
 from pytest_accel.pool.world_request import WantedObserver, WorldRequest
+from tests.pool.plain_workers import PlainWorkers
 
 KEY = WorldKey("cpu", None, 2, grouped=True)
 SLOTS = cast(NodeLease, object())
@@ -26,7 +27,9 @@ def make_request() -> WorldRequest:
 
 
 def make_world(number: int = 7) -> PooledWorld:
-    return PooledWorld(WorldSpec(number, KEY), make_request())
+    world = PooledWorld(WorldSpec(number, KEY), make_request(), PlainWorkers(2))
+    world.begin(({}, {}))
+    return world
 
 
 def in_use() -> PooledWorld:
@@ -73,6 +76,7 @@ IN_STATE: dict[WorldState, Callable[[], PooledWorld]] = {
 STARTING, IN_USE, IDLE, RETIRING, KILLED, GONE = WorldState
 ALIVE = set(WorldState) - {GONE}
 TRANSITIONS: dict[str, tuple[Callable[[PooledWorld], object], set[WorldState], WorldState]] = {
+    "begin": (lambda world: world.begin(({}, {})), {STARTING}, STARTING),
     "started": (lambda world: world.started((1, 2)), {STARTING}, STARTING),
     "hand_over": (lambda world: world.hand_over(make_request()), {STARTING, IDLE}, IN_USE),
     "take_slots": (lambda world: world.take_slots(SLOTS, wanted=False), {IDLE}, IDLE),
@@ -109,6 +113,13 @@ def test_a_started_world_knows_its_processes() -> None:
     assert world.pids == (71, 72)
     world.rank_exited(0, exited(3))
     assert world.alive == {1: 72}
+
+
+def test_a_world_that_has_not_begun_has_no_process_to_wait_for() -> None:
+    world = PooledWorld(WorldSpec(7, KEY), make_request(), PlainWorkers(2))
+    assert world.ended
+    world.begin(({}, {}))
+    assert not world.ended
 
 
 def test_a_world_knows_the_request_that_it_serves() -> None:
