@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 
 class MainThreadCalls:
@@ -26,9 +25,8 @@ class MainThreadCalls:
 
     def run(self) -> None:
         """Make all calls that have been added. Only for the main thread, which must hold no lock."""
-        with suppress(Empty):
-            while True:
-                self._calls.get_nowait()()
+        while not self._calls.empty():
+            self._calls.get_nowait()()
 
 
 def _wake_nobody() -> None:

@@ -17,6 +17,16 @@ VARIABLES = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_T
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
+class RankInput(dict[str, Any]):
+    """`config.workerinput` in a rank. The error for a missing entry says which hook has not added it."""
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(
+            f"{name} is missing in workerinput of this rank: the main process has no pytest_configure_node that adds "
+            "it; implement or register this hook without -n, too"
+        )
+
+
 def only_plain(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `entries` that xdist could send to a worker or back, without channels, which it can send, too."""
     return {name: value for name, value in dict(entries).items() if _is_plain(value)}

@@ -137,9 +137,9 @@ class World:
         self._await(lambda rank: rank.collected is not None, Hang(HangCause.COLLECTION_TIMEOUT, seconds))
         self._busy = False
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
-        if len(answers) == self.size:
+        if len(answers) == self.size and self._prepare(answers):
             self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
-            if not any(answer.problem for answer in answers) and self._prepare(answers):
+            if not any(answer.problem for answer in answers):
                 return
         self._refused = node
         for rank in self._ranks:

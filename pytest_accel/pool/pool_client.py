@@ -43,9 +43,10 @@ WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
 
 
-_Value = AcquiredWorld | PoolError | RankExit | MainThreadCalls | None
-"""The values of an :class:`Answer`; in the controller also calls to make while waiting for one."""
-_Answers = SimpleQueue[_Value]
+_Value = AcquiredWorld | PoolError | RankExit | None
+"""The values of an :class:`Answer`."""
+_Answers = SimpleQueue[_Value | MainThreadCalls]
+"""Queue of the answers to a request; in the controller also of calls to make while waiting for the answer."""
 
 
 class PoolClient(Protocol):

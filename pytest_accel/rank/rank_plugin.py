@@ -20,6 +20,7 @@ from pytest_accel.core import plugin_roles, suite_place
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire
 from pytest_accel.core.stash_keys import RANK_PLUGIN
+from pytest_accel.core.worker_input import RankInput
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collection_watch import CollectionWatch
@@ -103,7 +104,8 @@ class RankPlugin:
                 setattr(config.option, name, None)
         config.option.log_file = os.devnull  # With None, pytest would use the setting in the ini file.
         # As in an xdist worker, before any hook `pytest_cmdline_main`.
-        vars(config).update(workerinput=dict(self.context.spec.workers[self.context.rank]), workeroutput=self.output)
+        given = RankInput(self.context.spec.workers[self.context.rank])
+        vars(config).update(workerinput=given, workeroutput=self.output)
         return config
 
     @pytest.hookimpl(tryfirst=True)

@@ -273,11 +273,33 @@ def test_ranks_that_do_not_collect_alike_wait_for_no_other(suite: Suite) -> None
             pass
         """
     skips = 'pytest.skip("not here", allow_module_level=True)'
-    suite.write("test_1.py", text.format(differs="import nothing_here", name="error"))
-    suite.write("test_2.py", text.format(differs=skips, name="skip"))
-    suite.write("test_3.py", text.format(differs="pass", name="next"))
+    suite.write("test_1.py", text.format(differs=skips, name="skip"))
+    suite.write("test_2.py", text.format(differs="import nothing_here", name="error"))
+    suite.write(
+        "test_3.py",
+        """
+        import os
+
+        import pytest
+
+        COUNT = 2 if os.environ.get("RANK") == "1" else 1
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("n", range(COUNT))
+        def test_number(n):
+            pass
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_next():
+            import torch.distributed as dist
+
+            assert dist.get_world_size() == 2
+        """,
+    )
     run = suite.run()
-    run.expect({"test_error": "ERROR", "test_skip": "ERROR", "test_next": "PASSED"})
+    run.expect({"test_skip": "ERROR", "test_error": "ERROR", "test_number[0]": "ERROR", "test_next": "PASSED"})
     error = run.failure("test_error")
     assert "No module named 'nothing_here'" in error
     assert "rank 1: could not run the test\nrank 0: could run the test\n" in error

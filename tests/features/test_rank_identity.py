@@ -218,6 +218,9 @@ def test_a_hook_that_needs_more_than_a_rank_has_breaks_no_test(suite: Suite) -> 
         def test_it(pytestconfig):
             assert pytestconfig.workerinput["first"] == 1
             assert "answer" not in pytestconfig.workerinput
+            assert pytestconfig.workerinput.get("answer") is None
+            with pytest.raises(KeyError, match="answer is missing in workerinput of this rank: .* without -n, too"):
+                pytestconfig.workerinput["answer"]
         """,
     )
     run = suite.run()
