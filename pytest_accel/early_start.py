@@ -20,7 +20,7 @@ from pytest_accel.settings import options
 _MOST_FILES = 50
 """Number of test files that are searched for marks; reading one takes about 0.05 ms."""
 _MOST_FOLDERS = 50
-_RUN_NO_TESTS = ("collectonly", "setupplan", "setuponly", "help", "version", options.PLAN, options.INFO)
+_RUN_NO_TESTS = ("collectonly", "setupplan", "help", "version", options.PLAN, options.INFO)
 
 
 def start_server(early_config: pytest.Config) -> None:

@@ -401,7 +401,7 @@ class CollectionHooks:
         self._session = session
         self._adoption = adoption
         option = session.config.option
-        self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
+        self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan"))
         self._deselected_marks = deselected_marks(getattr(option, "markexpr", ""))
         self._redirector: Redirector | None = None
         """None before the first marked item."""

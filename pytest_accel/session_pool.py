@@ -17,9 +17,10 @@ from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
-from pytest_accel.core.shims import base_temporary_directory, wake_controller
+from pytest_accel.core.shims import base_temporary_directory, log_file_handler, wake_controller
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.suite_place import SuitePlace
+from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
@@ -165,5 +166,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         kept_processes=settings.keep_processes,
         logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
         streams=streams,
+        log_file=log_file_handler(config) is not None,
+        shows_logs=shows_logs_of_ranks(config),
         fractions=machine.held.fractions if machine.held is not None else {},
     )

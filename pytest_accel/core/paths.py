@@ -9,6 +9,11 @@ from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
 HEADING = "===== test: "
 """Prefix of the line that precedes each test's output in a log of ``--accel-logs``."""
 
+END_OF_CALL = "\0"
+"""Text in a file of `terminal_path` after what a rank has written in the setup and the call of a test."""
+UNFINISHED = "\x1e"
+"""Text in such a file after a line without a line end, as pytest shows fixtures. Other text begins on a new line."""
+
 
 def kept_log_path(folder: str, world: int, rank: int) -> str:
     """Return the path of a rank's log in the folder of ``--accel-logs``."""
@@ -65,6 +70,19 @@ def output_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.output")
 
 
+def log_file_path(directory: str, world: int, rank: int) -> str:
+    """Return the path of what the ranks of a world on one machine write to the session's log file, in order of time.
+
+    They share the file, so it is the same for each `rank`.
+    """
+    return os.path.join(directory, f"w{world}.logfile")
+
+
+def terminal_path(directory: str, world: int, rank: int) -> str:
+    """Return the path of what the ranks of a world on one machine show at the terminal; the same for each `rank`."""
+    return os.path.join(directory, f"w{world}.terminal")
+
+
 def held_path(directory: str, world: int | str, rank: int | str) -> str:
     """Return the path of the record of the devices that a rank holds; `world` and `rank` may be glob patterns."""
     return os.path.join(directory, f"w{world}r{rank}.held")
@@ -83,6 +101,8 @@ RANK_FILES = (
     stdout_path,
     stderr_path,
     captured_log_path,
+    log_file_path,
+    terminal_path,
     held_path,
     output_path,
 )

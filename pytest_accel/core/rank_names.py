@@ -1,8 +1,13 @@
-"""Names of ranks in messages."""
+"""Names of ranks in messages and before lines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+def line_prefix(rank: int, ranks: int) -> str:
+    """Return the text before each line that `rank` has written; empty in a world of one rank."""
+    return f"[rank {rank}] " if ranks > 1 else ""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

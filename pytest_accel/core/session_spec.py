@@ -46,6 +46,10 @@ class SessionSpec(Struct, frozen=True):
     """Parts of command lines: tests may leave processes running whose command line contains one of them."""
     streams: bool = False
     """True if the driver shows the ranks' output live."""
+    log_file: bool = False
+    """True if the session has a log file (``log_file``), to which the driver writes what the ranks log."""
+    shows_logs: bool = False
+    """True if the driver shows the live logs of ranks and the fixtures of rank 0, without the ranks' other output."""
     server: int = 0
     """Number of the fork server that receives this spec. Number 0 is the driver's own, and removes `directory`."""
     remote: bool = False

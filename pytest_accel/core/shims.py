@@ -6,6 +6,8 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fcntl import F_GETFL, F_SETFL, fcntl
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +180,77 @@ def captured_streams(config: pytest.Config) -> dict[str, Any]:
 def captured_log(config: pytest.Config) -> logging.Handler | None:
     """Return the handler whose text is the captured log of a report, or None if the logging plugin is disabled."""
     return getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
+
+
+def log_file_handler(config: pytest.Config) -> Any:
+    """Return the handler that writes the log file of this process (``log_file``); None if there is no such file."""
+    handler: Any = getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_file_handler", None)
+    name = getattr(getattr(handler, "stream", None), "name", os.devnull)
+    return None if name == os.devnull else handler
+
+
+def append_to_log_file(config: pytest.Config) -> None:
+    """Make this process append to its log file, also with ``log_file_mode = w``, once it has opened it.
+
+    All workers of xdist write to one file. Without this, each writes over what the others have written.
+    """
+    if (handler := log_file_handler(config)) is not None:
+        with suppress(OSError, ValueError):  # A suite may have given the handler something else than a file.
+            descriptor = handler.stream.fileno()
+            fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | os.O_APPEND)
+
+
+def write_log_file_to(config: pytest.Config, file: Any) -> Any:
+    """Make pytest write to `file` what it would write to a log file, and return the handler that does so.
+
+    Return None, and change nothing, if the suite has given this process a log file of its own. pytest's `set_log_path`
+    has no effect afterwards.
+    """
+    plugin: Any = config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is None or log_file_handler(config) is not None:
+        return None
+    handler = plugin.log_file_handler
+    if (null := handler.setStream(file)) is not None:
+        null.close()
+    plugin.set_log_path = lambda fname: None
+    return handler
+
+
+def live_log_handler(config: pytest.Config) -> Any:
+    """Return the handler that shows live logs (``log_cli``); None if this process shows none."""
+    handler = getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_cli_handler", None)
+    return handler if isinstance(handler, logging.StreamHandler) else None
+
+
+def show_fixtures_with(config: pytest.Config, show: Callable[[str], object]) -> None:
+    """Pass the lines of ``--setup-show`` to `show` in place of the terminal, without the lines that name the tests.
+
+    pytest has no hook for these lines. A line begins with a line end, and has none at its end.
+    """
+    from io import StringIO
+
+    from _pytest import runner, setuponly
+    from _pytest.config import create_terminal_writer
+
+    original: Any = setuponly._show_fixture_action
+    show_test: Any = runner.show_test_item
+    no_capture = _Overridden(config.pluginmanager, getplugin=lambda name: None)
+
+    def show_action(fixturedef: Any, of: pytest.Config, message: str) -> None:
+        if of is not config:  # A session inside a test.
+            original(fixturedef, of, message)
+            return
+        text = StringIO()
+        writer = create_terminal_writer(config, text)
+        original(fixturedef, _Overridden(config, pluginmanager=no_capture, get_terminal_writer=lambda: writer), message)
+        show(text.getvalue())
+
+    def show_other_test(item: pytest.Item, **options: bool) -> None:
+        if item.config is not config:
+            show_test(item, **options)
+
+    setuponly._show_fixture_action = show_action  # type: ignore[assignment]
+    runner.show_test_item = show_other_test
 
 
 def leave_fixtures_to_ranks(item: pytest.Item) -> None:

@@ -29,6 +29,15 @@ def write_line(config: pytest.Config, line: str) -> None:
             reporter.flush()
 
 
+def write_text(config: pytest.Config, text: str) -> None:
+    """Write `text` to the terminal at once, even if output is captured. It begins on a line of its own."""
+    capture, writer = config.pluginmanager.getplugin("capturemanager"), config.get_terminal_writer()
+    with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+        if writer.width_of_current_line and not text.startswith("\n"):
+            writer.line()
+        writer.write(text, flush=True)
+
+
 def write_section(config: pytest.Config, title: str | None, lines: Iterable[tuple[str, bool]]) -> None:
     """Write `lines` (text, and True for bold) under `title`; to standard output if there is no terminal reporter."""
     reporter = config.pluginmanager.getplugin("terminalreporter")

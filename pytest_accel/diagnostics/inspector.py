@@ -35,6 +35,9 @@ _TIMEOUT = 20
 _LONGEST_LOG = 100_000
 """Maximum number of bytes of a log that are read: faulthandler writes up to 100 frames for each thread."""
 
+PathOf = Callable[[str, int, int], str]
+"""Returns the path of a rank's file, of the session's folder, the world and the rank. It can be pickled."""
+
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
@@ -49,7 +52,7 @@ class NodeInspector:
         self._directory = directory
         self._world = world
 
-    def _paths(self, path: Callable[[str, int, int], str], ranks: Mapping[int, object]) -> dict[int, str]:
+    def _paths(self, path: PathOf, ranks: Mapping[int, object]) -> dict[int, str]:
         return {rank: path(self._directory, self._world, rank) for rank in ranks}
 
     def logs(self, ranks: Mapping[int, None]) -> dict[int, str]:
@@ -85,20 +88,19 @@ class NodeInspector:
         """Return the native frames; see `native_frames`."""
         return native_frames(pids)
 
-    def log_sizes(self, ranks: Mapping[int, None]) -> dict[int, int]:
-        """Return the size of each rank's log, in bytes."""
+    def sizes(self, files: Mapping[int, PathOf]) -> dict[int, int]:
+        """Return the size of a file of each rank, in bytes."""
         found = {}
-        for rank, path in self._paths(log_path, ranks).items():
+        for rank, path in files.items():
             with suppress(OSError):
-                found[rank] = stat(path).st_size
+                found[rank] = stat(path(self._directory, self._world, rank)).st_size
         return found
 
-    def log_pieces(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, bytes]:
-        """Return a piece of each rank's log; `wanted` has the offset and the maximum number of bytes."""
+    def pieces(self, wanted: Mapping[int, tuple[PathOf, int, int]]) -> dict[int, bytes]:
+        """Return a piece of a file of each rank; `wanted` has the file, the offset and the maximum number of bytes."""
         found = {}
-        for rank, path in self._paths(log_path, wanted).items():
-            offset, limit = wanted[rank]
-            with suppress(OSError), open(path, "rb", buffering=0) as file:
+        for rank, (path, offset, limit) in wanted.items():
+            with suppress(OSError), open(path(self._directory, self._world, rank), "rb", buffering=0) as file:
                 file.seek(offset)
                 found[rank] = file.read(limit)
         return found
@@ -111,11 +113,11 @@ class NodeInspector:
                 found[rank] = load(file)
         return found
 
-    def truncate_logs(self, ranks: Mapping[int, None]) -> dict[int, None]:
-        """Truncate the logs to nothing."""
-        for path in self._paths(log_path, ranks).values():
+    def truncate(self, files: Mapping[int, PathOf]) -> dict[int, None]:
+        """Truncate a file of each rank to nothing."""
+        for rank, path in files.items():
             with suppress(OSError):
-                truncate(path, 0)
+                truncate(path(self._directory, self._world, rank), 0)
         return {}
 
     def remove_files(self, ranks: Mapping[int, None]) -> dict[int, None]:
@@ -204,20 +206,22 @@ def answer(call: Connection, directory: str) -> None:
 
 
 class LogReader:
-    """The log of one rank, to be read while it grows."""
+    """A file to which a rank appends, to be read while it grows."""
 
-    def __init__(self, inspector: WorldInspector, rank: int) -> None:
+    def __init__(self, inspector: WorldInspector, rank: int, path: PathOf) -> None:
         self._inspector = inspector
         self._rank = rank
+        self._path = path
 
     def size(self) -> int:
         """Return the size in bytes."""
-        return self._inspector.ask(NodeInspector.log_sizes, {self._rank: None}).get(self._rank, 0)
+        return self._inspector.ask(NodeInspector.sizes, {self._rank: self._path}).get(self._rank, 0)
 
     def read(self, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes from `offset`; empty if there are none."""
-        return self._inspector.ask(NodeInspector.log_pieces, {self._rank: (offset, limit)}).get(self._rank, b"")
+        wanted = {self._rank: (self._path, offset, limit)}
+        return self._inspector.ask(NodeInspector.pieces, wanted).get(self._rank, b"")
 
     def truncate(self) -> None:
-        """Truncate the log to nothing."""
-        self._inspector.ask(NodeInspector.truncate_logs, {self._rank: None})
+        """Truncate the file to nothing."""
+        self._inspector.ask(NodeInspector.truncate, {self._rank: self._path})

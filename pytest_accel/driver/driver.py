@@ -10,11 +10,14 @@ import pytest
 
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_messages import CollectFile, When
+from pytest_accel.core.shims import append_to_log_file
+from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
-from pytest_accel.driver.log_tail import LogTail
+from pytest_accel.driver.log_tail import LogTail, Tail
 from pytest_accel.driver.marked_test import MarkedTest
+from pytest_accel.driver.relayed_logs import relayed_logs
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
@@ -41,6 +44,7 @@ class Driver:
         self.settings = settings
         self._pool_client = pool_client
         option = config.option
+        append_to_log_file(config)
         self._streams = getattr(option, "capture", "no") == "no" and not is_distributed(config)
         """True if the ranks' output is shown while they run (``-s`` without xdist)."""
         self._interactive = is_interactive(config)
@@ -141,7 +145,7 @@ class Driver:
         try:
             on_quiet = self._show_progress if self._interactive and not self._streams else None
             world = self._world = World(
-                grant, self._pool_client, self._debugger_relay(grant), self._log_tail(grant), on_quiet
+                grant, self._pool_client, self._debugger_relay(grant), self._tails(grant), on_quiet
             )
         except BaseException as error:  # Return the world: it would keep its devices and slots.
             self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
@@ -169,11 +173,16 @@ class Driver:
         terminal = None if hasattr(self.config, "workerinput") else partial(lend_terminal, self.config)
         return DebuggerRelay(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
-    def _log_tail(self, grant: AcquiredWorld) -> LogTail | None:
-        if not self._streams:
-            return None
-        kept = self.settings.logs is not None
-        return LogTail(WorldInspector(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
+    def _tails(self, grant: AcquiredWorld) -> list[Tail]:
+        """Return the objects that pass on the output and the logs of the ranks, as far as the session has them."""
+        inspector, spec, config = WorldInspector(grant.directory, grant.spec), grant.spec, self.config
+        tails: list[Tail] = [*relayed_logs(inspector, spec, config)]
+        if self._streams:
+            # pytest has written the test's name without a line end. Only the lines of several ranks begin a new one.
+            begins_lines = spec.ranks > 1 and config.pluginmanager.has_plugin("terminalreporter")
+            show_output = partial(write_text, config) if begins_lines else _show
+            tails.append(LogTail(inspector, spec.ranks, show_output, kept=self.settings.logs is not None))
+        return tails
 
     def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""

@@ -50,7 +50,12 @@ class MarkedItem(MarkedTest):
         """True if a plugin that merged the ranks' data has failed the phase's report."""
 
     def install(self) -> None:
-        """Replace the methods of the item that run its phases by those of this object."""
+        """Replace the methods of the item that run its phases by those of this object.
+
+        With ``--setup-plan`` do so only for a test that cannot run: pytest shows the fixtures and sets up none.
+        """
+        if getattr(self.item.config.option, "setupplan", False) and self.missing is None:
+            return
         # Use the method of the class: a copied item has the original's attributes, which may be replaced already.
         self._own_repr_failure = partial(type(self.item).repr_failure, self.item)
         if type(self.item).repr_failure is not pytest.Function.repr_failure:
@@ -90,15 +95,12 @@ class MarkedItem(MarkedTest):
             longrepr = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
             self._verdicts["setup"] = Verdict("skipped", longrepr=longrepr)
             pytest.skip(self.missing)
-        if self._is_display_only():
-            return
         self._run = WorldRun(self, self._driver, self.limits, self._subtests)
         self._phase("setup")
 
     def runtest(self) -> None:
         __tracebackhide__ = True
-        if not self._is_display_only():
-            self._phase("call")
+        self._phase("call")
 
     def teardown(self) -> None:
         __tracebackhide__ = True
@@ -120,11 +122,6 @@ class MarkedItem(MarkedTest):
             if error is not None:
                 name_place(error, self.item)
                 raise error
-
-    def _is_display_only(self) -> bool:
-        """Return True with --setup-only and --setup-plan: no test runs, and the driver has no fixtures to show."""
-        option = self.item.config.option
-        return bool(getattr(option, "setuponly", False) or getattr(option, "setupplan", False))
 
     def _phase(self, when: When) -> None:
         __tracebackhide__ = True

@@ -29,7 +29,7 @@ from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOut
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.deadlock_watch import DeadlockWatch
 from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.log_tail import LogTail
+from pytest_accel.driver.log_tail import Tail
 from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
@@ -50,7 +50,7 @@ OnQuiet = Callable[[When, float, float, dict[int, str], list[str]], None]
 """Called with the phase, its duration, its timeout, the ranks' places in the code, and lines on collectives."""
 
 _LOG_INTERVAL = 0.05
-"""Seconds between two reads of the ranks' logs, if output is shown while the test runs."""
+"""Seconds between two reads of the ranks' output and logs, if these are passed on while the test runs."""
 
 
 class LostWorld(Exception):
@@ -65,10 +65,10 @@ class World:
         grant: AcquiredWorld,
         pool_client: PoolClient,
         debugger: DebuggerRelay,
-        log_tail: LogTail | None = None,
+        tails: Sequence[Tail] = (),
         on_quiet: OnQuiet | None = None,
     ) -> None:
-        """Connect to the ranks; :meth:`start` waits until they are ready. `log_tail` shows their output.
+        """Connect to the ranks; :meth:`start` waits until they are ready. `tails` pass on their output and logs.
 
         `on_quiet` is called once in each phase that takes longer than `QUIET` seconds.
         """
@@ -76,7 +76,9 @@ class World:
         self._quiet: tuple[int, When] | None = None
         """Test and phase for which `on_quiet` was called last."""
         self._debugger = debugger
-        self._log_tail = log_tail
+        self._tails = tails
+        self._output_due = 0.0
+        """Time at which the ranks' output and logs are read next (`clock.monotonic`)."""
         self.grant = grant
         self._waited = grant.waited
         self.condition = WorldCondition()
@@ -182,9 +184,7 @@ class World:
             if limit == hang.seconds and any(rank.end is not None for rank in self._ranks):
                 began, limit = monotonic(), GRACE
             looked, deadline = monotonic(), began + limit + PAUSES.since(began) + self._held_up
-            shown = self._log_tail is not None and self._log_tail.show()
-            interval = 0.0 if shown else _INTERVAL if self._log_tail is None else _LOG_INTERVAL
-            if self._monitor.pump(min(deadline, looked + interval)):
+            if self._monitor.pump(min(deadline, looked + self._show_output())):
                 continue
             if hang.cause is HangCause.COLLECTION_TIMEOUT:
                 self._show_if_quiet("setup", began, hang.seconds)
@@ -259,8 +259,8 @@ class World:
             if not in_teardown and self._grace().end == math.inf:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
-        if self._log_tail is not None:
-            self._log_tail.finish() if when == "teardown" else self._log_tail.drain()
+        for tail in self._tails:
+            tail.finish() if when == "teardown" else tail.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         ranks = zip(self._ranks, outcomes, strict=True)
         self._reported_ends |= {rank.rank for rank, outcome in ranks if outcome is rank.end}
@@ -287,8 +287,7 @@ class World:
         deadline = limit.deadline(began)
         spent = self._grace()
         end = min(deadline, spent.end)
-        shown = self._log_tail is not None and self._log_tail.show()
-        interval = 0.0 if shown else _INTERVAL if self._log_tail is None else _LOG_INTERVAL
+        interval = self._show_output()
         looked = monotonic()
         if self._monitor.pump(min(end, looked + interval)):
             self._deadlock.postpone()
@@ -302,6 +301,16 @@ class World:
         elif not self._any_failed_or_ended and self._deadlock.finds(deadline):
             unfinished = [rank for rank in self._ranks if not rank.done]
             self._monitor.record_hung(unfinished, Hang(HangCause.DEADLOCK, 0.0, when))
+
+    def _show_output(self) -> float:
+        """Pass on the next output and logs of the ranks if that is due; return the seconds until it is due again."""
+        if not self._tails:
+            return _INTERVAL
+        now = monotonic()
+        if now >= self._output_due:
+            more = [tail.show() for tail in self._tails]
+            self._output_due = now if any(more) else now + _LOG_INTERVAL
+        return self._output_due - now
 
     def _show_if_quiet(self, when: When, began: float, timeout: float) -> None:
         """Show what the ranks are doing if they are in phase `when` for `QUIET` seconds, once in each phase."""
@@ -334,8 +343,8 @@ class World:
         with ExitStack() as stack:  # Return the world after any error.
             stack.callback(self._release)
             stack.callback(self._monitor.close)
-            if self._log_tail is not None:
-                self._log_tail.finish()
+            for tail in self._tails:
+                stack.callback(tail.close)
 
     def _release(self) -> None:
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.

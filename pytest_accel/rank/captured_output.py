@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from os import O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, close, dup2, fstat, pread, truncate, write
+from os import O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, close, dup2, fstat, pread, write
 from os import open as open_descriptor
 from typing import Any
 
@@ -14,8 +14,7 @@ from pytest_accel.core.paths import captured_log_path, stderr_path, stdout_path
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.shims import captured_log, captured_streams
 from pytest_accel.core.truncation import read_cut
-
-_open = open  # A test may replace it.
+from pytest_accel.rank.appended_file import AppendedFile
 
 Section = tuple[str, str]
 """Headline and text, as in pytest's reports."""
@@ -29,13 +28,13 @@ class CapturedOutput:
 
     def __init__(self, directory: str, world: int, rank: int) -> None:
         self._paths = {name: path(directory, world, rank) for name, path in _PATHS.items()}
-        self._log = _Copy(self._paths["log"])
+        self._log = AppendedFile(self._paths["log"])
 
     def open(self, config: pytest.Config) -> None:
         """Make pytest capture into the files. Call this while pytest's capture is suspended."""
         for name, stream in captured_streams(config).items():
             if hasattr(stream, "getvalue"):
-                _copy(stream, _Copy(self._paths[name]))
+                _copy(stream, AppendedFile(self._paths[name]))
             else:
                 _replace_with_named_file(stream.fileno(), self._paths[name])
         if (handler := captured_log(config)) is not None:
@@ -57,45 +56,24 @@ def read(directory: str, world: int, rank: int, when: When) -> list[Section]:
     return found
 
 
-class _Copy:
-    """A file with a copy of text that is also in memory. It is not kept open: a test may close every descriptor."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._filled = False
-
-    def add(self, text: str) -> None:
-        """Append `text`. Ignore errors such as a full disk: the copy is needed only if the rank dies."""
-        self._filled = True
-        with suppress(OSError), _open(self._path, "ab") as file:
-            file.write(text.encode(errors="replace"))
-
-    def clear(self) -> None:
-        """Empty the file."""
-        if self._filled:
-            self._filled = False
-            with suppress(OSError):
-                truncate(self._path, 0)
-
-
 def _is_not_from_torch(record: logging.LogRecord) -> bool:
     """Return False for the records of failed calls of `torch.distributed`, which only repeat the exception."""
     return record.module != "c10d_logger"
 
 
-def _copy(stream: Any, copy: _Copy) -> None:
+def _copy(stream: Any, copy: AppendedFile) -> None:
     """Mirror the in-memory `stream` in `copy`. pytest reads and truncates the stream at the end of a phase."""
     write_one, truncate_one = stream.write, stream.truncate
 
     def write_both(text: str) -> int:
-        copy.add(text)
+        copy.write(text)
         return int(write_one(text))
 
     def truncate_both(size: int | None = None) -> int:
         copy.clear()
         return int(truncate_one(size))
 
-    copy.add(stream.getvalue())
+    copy.write(stream.getvalue())
     stream.write, stream.truncate = write_both, truncate_both
 
 
@@ -110,12 +88,12 @@ def _replace_with_named_file(descriptor: int, path: str) -> None:
 class _CopyingFormatter(logging.Formatter):
     """Formatter that delegates to another one, and appends each formatted record to a copy."""
 
-    def __init__(self, original: logging.Formatter, copy: _Copy) -> None:
+    def __init__(self, original: logging.Formatter, copy: AppendedFile) -> None:
         super().__init__()
         self._original = original
         self._copy = copy
 
     def format(self, record: logging.LogRecord) -> str:
         text = self._original.format(record)
-        self._copy.add(f"{text}\n")
+        self._copy.write(f"{text}\n")
         return text

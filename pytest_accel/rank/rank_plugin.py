@@ -29,6 +29,7 @@ from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck
+from pytest_accel.rank.log_relay import LogRelay
 from pytest_accel.rank.runner import TestRunner
 from pytest_accel.rank.torch_failures import TorchFailures
 
@@ -40,7 +41,6 @@ _CHANGES_THE_RUN = (
     "newfirst",
     "stepwise",
     "stepwise_skip",
-    "setupshow",
     "cacheclear",
     "maxfail",
     "numprocesses",
@@ -91,6 +91,9 @@ class RankPlugin:
         pluginmanager.register(self._leak_check)
         pluginmanager.register(self._torch_failures)
         pluginmanager.register(self._runner)
+        session = self.context.session
+        if session.log_file or session.shows_logs or session.streams:
+            pluginmanager.register(LogRelay(self.context))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
@@ -130,6 +133,8 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
+        if self.context.rank or self.context.session.distributed:
+            config.option.setupshow = False  # A worker has no terminal. The fixtures of one rank say enough.
         known = set(config.getini("markers"))
         for line in self.context.session.markers:
             if line not in known:

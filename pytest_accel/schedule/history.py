@@ -88,8 +88,8 @@ def remember(durations: Durations, times: SessionTimes) -> Durations:
 
 
 def record_times(config: pytest.Config) -> None:
-    """Have the times of this session stored when it ends."""
-    if not config.pluginmanager.has_plugin("accel-durations"):
+    """Have the times of this session stored when it ends. With ``--setup-only`` tests are not called and have none."""
+    if not config.pluginmanager.has_plugin("accel-durations") and not getattr(config.option, "setuponly", False):
         config.pluginmanager.register(_Recorder(), "accel-durations")
 
 

@@ -16,6 +16,6 @@ def test_an_inspection_is_answered_for_the_ranks_that_have_a_result(tmp_path: Pa
     thread = threading.Thread(target=answer, args=(theirs, str(tmp_path)))
     thread.start()
     with ours:
-        ours.send(Inspection(NodeInspector.log_pieces, 3, {1: (4, 2), 2: (0, 2)}))
+        ours.send(Inspection(NodeInspector.pieces, 3, {1: (log_path, 4, 2), 2: (log_path, 0, 2)}))
         assert ours.recv() == {1: b"lo"}
     thread.join()

@@ -598,26 +598,31 @@ def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: BackgroundSu
 
 
 @pytest.mark.long
-def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(
+def test_output_and_logs_of_remote_ranks_are_shown_and_their_breakpoints_are_skipped(
     suite: BackgroundSuite, two_machines: Machines
 ) -> None:
     suite.write(
         "test_it.py",
         """
+        import logging
+
         import pytest
 
 
         @pytest.mark.distributed(2, nodes=2)
         def test_writes(rank):
             print(f"from rank {rank}")
+            logging.getLogger().warning("logged")
             if rank == 1:
                 breakpoint()
         """,
     )
 
-    run = suite.start("-s", program=srun(two_machines)).finish()
+    options = ("--log-file=run.log", "--log-file-format=%(message)s")
+    run = suite.start("-s", *options, program=srun(two_machines)).finish()
 
     run.expect({})
+    assert sorted((suite.path / "run.log").read_text().splitlines()) == ["[rank 0] logged", "[rank 1] logged"]
     assert "[rank 0] from rank 0\n" in run.text
     assert "[rank 1] from rank 1\n" in run.text
     assert "1 passed" in run.text
