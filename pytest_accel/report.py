@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ class ReportHooks:
         session = self._session
         return [
             *([] if session.launched is None else [f"accel: {session.launched.about}"]),
-            *(self._devices() if is_distributed(session.config) else []),
+            *(self._surroundings() if is_distributed(session.config) else []),
             *(
                 f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "
                 "`-p no:accel` leaves it alone: docs/how-to/adopt-a-suite.md"
@@ -42,14 +43,20 @@ class ReportHooks:
         ]
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
-        """Show the devices if there are marked tests. Under xdist the controller collects none: see the header."""
+        """Show the surroundings if there are marked tests. Under xdist the controller collects none: see the header."""
         shown = not is_distributed(self._session.config) and any(MARKED in item.stash for item in items)
-        return self._devices() if shown and self._session.config.get_verbosity() >= 0 else []
+        return self._surroundings() if shown and self._session.config.get_verbosity() >= 0 else []
 
-    def _devices(self) -> list[str]:
+    def _surroundings(self) -> list[str]:
+        """Return lines about the devices and, if it is not among the tested releases, about torch."""
+        from pytest_accel.core.torch_api import untested
         from pytest_accel.hardware.inventory import describe
 
-        return [describe(self._session.machine.session)]
+        try:
+            torch = untested(version("torch"))
+        except PackageNotFoundError:
+            torch = None
+        return [describe(self._session.machine.session), *([] if torch is None else [f"accel: {torch}"])]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:

@@ -147,7 +147,7 @@ class Adoption:
             arguments["device"] = "cpu"  # In torch's harness, ranks would share devices, which cannot be leased.
         fixture = getattr(sys.modules.get(_RPC_FIXTURE), "RpcAgentTestFixture", None)
         if fixture is not None and issubclass(test_class, fixture):
-            arguments.setdefault("fresh", True)  # A process can use RPC only once (see `rank/rpc.py`).
+            arguments.setdefault("fresh", True)  # A process can use RPC only once (see `core/torch_api.py`).
         arguments |= {"world_size": world_size, "init": False}
         item.add_marker(pytest.mark.distributed(**arguments), append=False)
 

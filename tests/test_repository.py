@@ -33,6 +33,7 @@ VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "base_vendor")}
 """The vendors whose `verify` asks torch, in a rank, which devices the rank sees."""
 
 RUNS_IN_A_RANK = {
+    "core/torch_api.py",
     *("rank/main.py", "rank/process_group.py", "rank/group_rendezvous.py", "rank/group_state.py"),
     *("rank/leaked_groups.py", "rank/pending_work.py", "rank/point_to_point.py", "rank/store_keys.py"),
     *("rank/torch_devices.py", "rank/torch_harness.py"),
@@ -44,6 +45,7 @@ RUNS_BETWEEN_TESTS = (
     *("rank/holders", "rank/appended_file", "rank/log_relay"),
     *("rank/captured_output", "rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/fork_exit"),
     *("rank/device_memory", "rank/raised_errors", "core/kill", "core/serialization", "core/unix_sockets"),
+    "core/torch_api",
 )
 """The modules whose functions a rank calls when it has run a test."""
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
@@ -264,6 +266,64 @@ def test_unpublished_names_of_pytest_and_xdist_are_in_one_module() -> None:
         f"{module}:{found.line} imports {found.name}"
         for module, found in each_import()
         if is_unpublished(found.name) and not found.typing_only and module != "core/shims.py"
+    ]
+    assert wrong == []
+
+
+YOUNG_NAMES_OF_TORCH = {
+    *("AcceleratorError", "accelerator", "current_accelerator", "get_default_backend_for_device", "master_listen_fd"),
+    *("queue_len", "queue_pop", "queue_push", "set_code_exec_strategy", "use_libuv", "uuid"),
+}
+"""Names that torch lacks, or cannot use, in the oldest release that is supported."""
+USES_TORCHS_HARNESS = {
+    "rank/torch_harness.py": "replaces methods of `MultiProcessTestCase`, which is private as a whole",
+    "suite_adoption.py": "looks for `MultiProcessTestCase`, whose module the suite imports itself",
+}
+"""The modules that use torch's test harness, each with its use."""
+
+
+def torch_names(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each private or young name of torch that the module `source` uses as an attribute, with its line.
+
+    A private attribute is taken for torch's unless it is one of ``self``, of ``cls`` or of a module of the standard
+    library, or `source` defines it.
+    """
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    own = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner)) if owner in {"self", "cls"} | sys.stdlib_module_names:
+                continue
+            case ast.Attribute(attr=name):
+                pass
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                pass
+            case ast.keyword(arg=str(name)):
+                pass
+            case _:
+                continue
+        private = name.startswith("_") and not name.startswith("__") and name not in own
+        if private or name in YOUNG_NAMES_OF_TORCH:
+            yield node.lineno, name
+
+
+def test_private_and_young_names_of_torch_are_in_one_module() -> None:
+    sources = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in MODULES}
+    uses_torch = re.compile(r"^ +(import|from) torch\b|modules\b.*[\"']torch\b", re.MULTILINE)
+    checked = {name for name, source in sources.items() if uses_torch.search(source)} - USES_TORCHS_HARNESS.keys()
+    assert len(checked) > 15
+    wrong = [
+        f"{module}:{line} uses {name}"
+        for module in checked - {"core/torch_api.py"}
+        for line, name in torch_names(sources[module])
+    ]
+    wrong += [
+        f"{module}:{found.line} imports {found.name}"
+        for module, found in each_import()
+        if found.is_of("torch") and module != "core/torch_api.py"
+        if any(part.startswith("_") for part in found.name.split("."))
     ]
     assert wrong == []
 

@@ -118,6 +118,14 @@ def place_in(record: bytes) -> str:
         return ""
 
 
+def unrecorded_by(record: bytes) -> str:
+    """Return the version of torch if it is too old to record collectives for this `record` of a rank; else nothing."""
+    try:
+        return str(loads(record).get("unrecorded_by", ""))
+    except (ValueError, AttributeError):
+        return ""
+
+
 def waiting_in(record: Record) -> Collective | None:
     """Return the collective in which the rank of this `record` waits; None if it waits in none."""
     last = [record[group][max(record[group])] for group in sorted(record) if record[group]]

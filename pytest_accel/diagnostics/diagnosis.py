@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.diagnostics.collectives import Record, describe_waits, has_finished, place_in, read_record
+from pytest_accel.diagnostics.collectives import (
+    Record,
+    describe_waits,
+    has_finished,
+    place_in,
+    read_record,
+    unrecorded_by,
+)
 from pytest_accel.diagnostics.deadlock import Position, read_position
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
@@ -22,6 +29,8 @@ class Findings:
     """Native frames of ranks that hang."""
     at_death: Mapping[int, str] = field(default_factory=dict)
     """The stacks of ranks that were running the test when another rank died."""
+    unrecorded_by: str = ""
+    """The version of torch if it is too old to record collectives; else empty."""
 
 
 NOTHING = Findings()
@@ -62,7 +71,9 @@ class Examiner:
         stacks = self.stacks(hung)
         taken = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
         records = {rank: read_record(record) for rank, record in taken.items()}
-        return stacks, Findings(records, self._inspector.ask(NodeInspector.native, hung) if thoroughly else {})
+        native = self._inspector.ask(NodeInspector.native, hung) if thoroughly else {}
+        old = next(filter(None, map(unrecorded_by, taken.values())), "")
+        return stacks, Findings(records, native, unrecorded_by=old)
 
     def progress(self, alive: Mapping[int, int]) -> tuple[dict[int, str], list[str]]:
         """Return where the ranks of a running test are, and lines about their collectives, without disturbing them.

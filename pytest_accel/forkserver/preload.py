@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import psutil
 
+from pytest_accel.core import torch_api
 from pytest_accel.settings.option_types import UNFORKABLE
 from pytest_accel.settings.options import LAUNCHER, PRELOAD, environment_variable
 
@@ -122,9 +123,9 @@ def unfit(known: Collection[str] = (), threads: int = 1) -> str | None:
     torch = sys.modules.get("torch")
     if torch is not None:
         names = ["cuda", "xpu", "hpu", "npu", "mlu", "musa"]
-        # Asking for the current accelerator initialises nothing. It may be of a type that only another package knows.
-        if (current := getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: None)()) is not None:
-            names.append(current.type)
+        # It may be of a type that only another package knows.
+        if (current := torch_api.accelerator_type(torch)) is not None:
+            names.append(current)
         for name in names:
             runtime = getattr(torch, name, None)
             if runtime is not None and getattr(runtime, "is_initialized", lambda: False)():

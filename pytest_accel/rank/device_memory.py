@@ -11,6 +11,7 @@ from gc import collect
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.shims import forget_failures
 from pytest_accel.rank import torch_devices
 
@@ -132,7 +133,7 @@ def clear_workspaces() -> None:
     memory is needed, and afterwards it is free.
     """
     torch = sys.modules.get("torch")
-    clear = getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
+    clear = torch_api.cublas_workspace_clearing(torch)
     if clear is not None and not _has_private_pools(torch):
         clear()
 

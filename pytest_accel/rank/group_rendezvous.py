@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
+from pytest_accel.core import torch_api
 from pytest_accel.rank import group_state
 from pytest_accel.rank.rank_environment import AGENT_STORE, host_of
 
@@ -35,19 +35,21 @@ def use_world_store(context: RankContext, port: int) -> None:
     """
     import torch.distributed as dist
 
-    # torch.distributed has a function of the same name.
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-    original = rendezvous._create_c10d_store
-
     def create(
-        hostname: str, named_port: int, rank: int, world_size: int, timeout: timedelta, *options: Any, **named: Any
+        original: Callable[..., Store],
+        hostname: str,
+        named_port: int,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        *options: Any,
+        **named: Any,
     ) -> Store:
         agent = os.environ.get(AGENT_STORE) == "True"
         if world_size > context.spec.ranks or not (agent or named_port == port):
             # The group has other processes. At the world's own port all are clients, because its store is served there.
             with contextlib.nullcontext() if named_port == port else _without_agent_store():
-                store: Store = original(hostname, named_port, rank, world_size, timeout, *options, **named)
-                return store
+                return original(hostname, named_port, rank, world_size, timeout, *options, **named)
         group_state.start_recorder(context)
         served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
         node = context.spec.node_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
@@ -55,7 +57,7 @@ def use_world_store(context: RankContext, port: int) -> None:
         turn = served.add(f"{place}/turns/{rank}", 1)
         return dist.PrefixStore(f"{place}/{turn}", served)
 
-    rendezvous._create_c10d_store = create
+    torch_api.replace_store_creation(create)
 
 
 def let_children_serve() -> None:

@@ -5,21 +5,20 @@ Runs in ranks only.
 
 from __future__ import annotations
 
-import json
-import sys
 from contextlib import suppress
 from functools import partial
 from sys import _current_frames
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.frames import place_of_main_thread
 from pytest_accel.core.group_names import DEFAULT_GROUP, recorded_group
 from pytest_accel.core.paths import flight_path
 from pytest_accel.core.rank_messages import GroupMessages
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.rank import flight_recorder, rpc
+from pytest_accel.rank import flight_recorder
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,7 +37,7 @@ def all_groups() -> list[ProcessGroup]:
 
     if not dist.is_available() or not dist.is_initialized():
         return []
-    return list(dist.distributed_c10d._world.pg_map)
+    return torch_api.groups()
 
 
 def label(group: ProcessGroup) -> str:
@@ -72,7 +71,7 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | 
     for group in all_groups() if _is_numbered_as_its_world(context) else []:
         number = _sequence_number(group)
         if group.name() == "gloo":  # gloo numbers messages, too.
-            number = context.operations.without_messages(group, group._get_sequence_number_for_group)  # type: ignore[attr-defined]
+            number = context.operations.without_messages(group, partial(torch_api.sequence_number, group))
         numbers[label(group)] = tuple(dist.get_process_group_ranks(group)), number
     return numbers
 
@@ -80,7 +79,7 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | 
 def _sequence_number(group: ProcessGroup) -> int | None:
     """Return the number of the last operation of `group`, as in torch's record; None if its backend numbers none."""
     with suppress(RuntimeError):
-        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+        return torch_api.sequence_number(group)
     return None
 
 
@@ -92,14 +91,9 @@ def messages(context: RankContext) -> dict[str, GroupMessages]:
     """
     import torch.distributed as dist
 
-    groups = all_groups() if _is_numbered_as_its_world(context) and not _compiles_messages() else []
+    groups = all_groups() if _is_numbered_as_its_world(context) and not torch_api.compiles_messages() else []
     found = context.operations.end(groups)
     return {label(group): messages for group, messages in found if dist.get_backend(group) not in _IN_ONE_PROCESS}
-
-
-def _compiles_messages() -> bool:
-    """Return whether compiled code may send messages, which are not counted."""
-    return bool(getattr(sys.modules.get("torch._dynamo.config"), "enable_p2p_compilation", False))
 
 
 def has_own_default(context: RankContext) -> bool:
@@ -113,7 +107,7 @@ def created_count() -> int:
     """Return how many groups torch has numbered in this rank. torch derives the name of the next group from it."""
     import torch.distributed as dist
 
-    return dist.distributed_c10d._world.group_count if dist.is_available() else 0
+    return torch_api.created_groups() if dist.is_available() else 0
 
 
 def start_recorder(context: RankContext) -> None:
@@ -130,19 +124,18 @@ def start_recorder(context: RankContext) -> None:
 def _flight_record(context: RankContext) -> dict[str, object]:
     """Return torch's record of this rank's collectives, its groups' members and counts, and its place in the code.
 
-    The record has no collectives if torch does not number the ranks as the world does. It says whether the rank has
-    finished its test, and has what `diagnostics.deadlock` needs: the time, the group for whose last collective the rank
-    waits, and how many collectives it has issued in each group whose numbers agree between ranks. The latter is empty
-    if other threads of the rank may issue more.
+    The record has no collectives if torch does not number the ranks as the world does, or records none: then it has
+    torch's version. It says whether the rank has finished its test, and has what `diagnostics.deadlock` needs: the
+    time, the group for whose last collective the rank waits, and how many collectives it has issued in each group whose
+    numbers agree between ranks. The latter is empty if other threads of the rank may issue more.
     """
-    from torch._C import _distributed_c10d
-
     position = {"place": place_of_main_thread(), "finished": not context.in_test}
     if not _is_numbered_as_its_world(context):
         return {"entries": [], **position}
     waiting = context.pending_work.awaited_group()
-    # The function is not public, but torch's own analyzer (torch.distributed.flight_recorder) reads the same record.
-    record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
+    record = torch_api.flight_record()
+    if record is None:
+        return {"entries": [], "unrecorded_by": torch_api.version(), **position}
     numbers = {label(group): number for group in all_groups() if (number := _sequence_number(group)) is not None}
     return {
         **record,
@@ -165,7 +158,7 @@ def _countable_groups(context: RankContext) -> list[str]:
     import torch.distributed as dist
 
     others = _current_frames().keys() - {main_thread().ident, get_ident()}
-    if others or (rpc.initialisations() and rpc.is_running()) or _compiles_messages():
+    if others or (torch_api.rpc_initialisations() and torch_api.rpc_is_running()) or torch_api.compiles_messages():
         return []
     return [
         label(group)
@@ -178,9 +171,7 @@ def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]
     """Return the collectives issued by this rank between two times (`time.time`), if torch's record still has them."""
     if not all_groups():
         return ()
-    from torch._C import _distributed_c10d
-
-    record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
+    record = torch_api.flight_record() or {}
     found = (
         CollectiveCall(
             entry["profiling_name"],

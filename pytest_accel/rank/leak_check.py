@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.shims import requested_fixtures
 from pytest_accel.rank import (
@@ -26,7 +27,6 @@ from pytest_accel.rank import (
     leaked_groups,
     leaked_processes,
     process_state,
-    rpc,
 )
 from pytest_accel.rank.device_memory import MemoryGrowth
 from pytest_accel.rank.holders import module_that_holds
@@ -135,7 +135,7 @@ class LeakCheck:
             self._memory.begin()
         self._known |= self._spawned()
         self._item, self._used = None, ()
-        self._rpc = rpc.initialisations()
+        self._rpc = torch_api.rpc_initialisations()
         if self._context.spec.grouped:
             self._context.operations.begin()
             self._context.store_keys.begin()
@@ -209,7 +209,7 @@ class LeakCheck:
         settings = self._read_settings()
         spawned = self._spawned()
         groups = group_state.group_names() if grouped else set()
-        initialised = rpc.initialisations()
+        initialised = torch_api.rpc_initialisations()
         own_groups, created = self._groups, group_state.created_count() if grouped else 0
         try:
             with ExitStack() as stack:
@@ -223,7 +223,7 @@ class LeakCheck:
             pairs = {(name, value) for name, values in changed.items() for value in values}
             self._wider_settings.setdefault(owner, set()).update(pairs)
             self._known |= self._spawned() - spawned
-            if (now := rpc.initialisations()) != initialised:
+            if (now := torch_api.rpc_initialisations()) != initialised:
                 self._rpc = now
             if grouped:
                 made = group_state.group_names() - groups
@@ -254,8 +254,8 @@ class LeakCheck:
                 lasting.append(change)
         for text, is_lasting in self._judge_started():
             (lasting if is_lasting else lines).append(text)
-        initialised = rpc.initialisations()
-        runs = initialised > 0 and rpc.is_running()
+        initialised = torch_api.rpc_initialisations()
+        runs = initialised > 0 and torch_api.rpc_is_running()
         if runs and initialised != self._rpc:
             lasting.append("left torch.distributed.rpc running")
         if failed_work is not None:

@@ -19,6 +19,7 @@ from threading import Lock, main_thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import CallSite, UnawaitedCollective
 from pytest_accel.rank.point_to_point import find_place, replace_method
@@ -28,15 +29,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Work
 
-_COLLECTIVES = (
-    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter"),
-    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
-    *("all_gather_single", "all_gather_single_coalesced"),
-    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
-    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
-    *("alltoall", "alltoall_base", "all_to_all_single"),
-)
-"""The methods of `ProcessGroup` that start a collective. Each version of torch has most of them."""
 _LIMIT = 2.0
 """Seconds at the end of a test for all its collectives. All ranks have started them, and gloo takes milliseconds."""
 _SHORTEST = timedelta(milliseconds=1)
@@ -72,9 +64,8 @@ class PendingWork:
         self._cpu = torch.device("cpu")
         self._tensor = torch.Tensor
         self._wait: Callable[..., object] = dist.Work.wait
-        for name in _COLLECTIVES:
-            if hasattr(dist.ProcessGroup, name):
-                self._keep_result_of(dist.ProcessGroup, name)
+        for name in torch_api.collective_methods():
+            self._keep_result_of(dist.ProcessGroup, name)
         for name in ("wait", "get_future"):
             self._release_after(dist.Work, name)
 
@@ -118,7 +109,7 @@ class PendingWork:
             while isinstance(value, (list, tuple)) and value:
                 value = value[0]
             if isinstance(value, self._tensor):
-                return value.is_cpu and bool(group._get_backend(self._cpu).name() == "gloo")
+                return value.is_cpu and torch_api.backend_name(group, self._cpu) == "gloo"
         return bool(group.name() == "gloo")  # A barrier has no tensors.
 
     def _release(self, work: Work) -> None:

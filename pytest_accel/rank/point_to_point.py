@@ -4,7 +4,7 @@ A message that nobody has received stays in its process group, and the next test
 messages for nccl only, and its flight recorder, a ring buffer, has none of gloo's. But all functions of
 `torch.distributed` for messages, also those for several and for objects, call the methods `send`, `recv` and
 `recv_anysource` of the process group. So these methods are replaced with ones that count. They do not see calls in C++,
-which only compiled code makes (`torch._dynamo.config.enable_p2p_compilation`), nor those of a backend's own object.
+which only compiled code makes (`torch_api.compiles_messages`), nor those of a backend's own object.
 
 Only what tests issue is judged. A fixture of a wider scope may send in its setup what a later test receives, and its
 threads may send at any time.
@@ -22,6 +22,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.rank_messages import CallSite, Channel, GroupMessages, MessageCount
 
 if TYPE_CHECKING:
@@ -185,11 +186,11 @@ class PointToPointCounter:
         with operations.lock:
             operations.begun += 1
         with operations:
-            before = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+            before = torch_api.sequence_number(group)
             try:
                 yield
             finally:
-                after = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+                after = torch_api.sequence_number(group)
                 with operations.lock:
                     operations.on_cpu += after - before
 
@@ -265,12 +266,7 @@ def replace_method(owner: type, name: str, method: Any) -> None:
     """Replace the method `name` of a class of torch, written in C++, with the function `method`, which calls it."""
     # pybind11 recognizes by this name that a method of a subclass calls its original, and then does not call it again.
     method.__code__ = method.__code__.replace(co_name=name)
-    with suppress(ImportError, AttributeError):  # Not public. Without it, torch.compile may break its graph here.
-        from torch._C._dynamo import eval_frame
-
-        # torch.compile must not compile the method, nor what it calls.
-        skip = eval_frame._FrameAction.SKIP
-        eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    torch_api.skip_in_compiler(method.__code__)
     setattr(owner, name, method)
 
 
@@ -291,7 +287,7 @@ def find_place(method: str, frame: FrameType) -> tuple[str, CodeType, int]:
 def _has_failed(work: Work) -> bool:
     """Return whether a wait for `work`, a receive, has raised an error. torch deprecates `Work.exception`."""
     with suppress(RuntimeError):  # The backend does not know the sender.
-        return work.is_completed() and work._source_rank() < 0
+        return work.is_completed() and torch_api.source_rank(work) < 0
     return False
 
 

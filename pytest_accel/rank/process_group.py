@@ -10,6 +10,7 @@ import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.rank import group_rendezvous, group_state, torch_devices
 from pytest_accel.rank.rank_environment import host_of
@@ -59,13 +60,11 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     device = torch_devices.select(context)
     backend = None
     if spec.key.init:
-        backend = spec.key.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
+        backend = spec.key.backend or context.vendor.backend or torch_api.default_backend(device.type)
         _check_backend(backend, device.type)  # Check before a rank waits for rank 0's store.
     if rank == 0:
         assert listening is not None
-        store = dist.TCPStore(
-            host, port, spec.ranks, True, GROUP_TIMEOUT, wait_for_workers=False, master_listen_fd=listening.detach()
-        )
+        store: Store = torch_api.serve_store(host, spec.ranks, GROUP_TIMEOUT, listening)
     else:
         if listening is not None:
             listening.close()

@@ -8,11 +8,13 @@ from functools import wraps
 from sys import modules
 from typing import Any
 
+from pytest_accel.core import torch_api
+
 
 class RaisedErrors:
     """The errors of devices that torch has raised in the running test; one for each rank.
 
-    torch makes an object of `torch.AcceleratorError` (since torch 2.8) for each error that the runtime of a device
+    torch makes an object of one class (`torch_api.accelerator_error`) for each error that the runtime of a device
     reports, in whichever function the error shows. So a recording `__init__` of this class sees all of them, also those
     that the test has caught, and costs nothing while there is no error. Tracing all exceptions would slow every test
     down, and an exception that `pytest.raises` has caught cannot be found later: it is gone.
@@ -30,7 +32,7 @@ class RaisedErrors:
         """Forget the errors of the last test, and record those that torch raises from now on."""
         self._lines.clear()
         self._records = True
-        if not self._installed and (error := getattr(modules.get("torch"), "AcceleratorError", None)) is not None:
+        if not self._installed and (error := torch_api.accelerator_error(modules.get("torch"))) is not None:
             self._installed = True
             self._record_objects_of(error)
 

@@ -17,6 +17,8 @@ from itertools import chain
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
+from pytest_accel.core import torch_api
+
 if TYPE_CHECKING:
     from torch.distributed import Store
 
@@ -24,8 +26,6 @@ _LARGEST_VALUE = 8 << 20
 """Maximum size of a value in bytes (MAX_PAYLOAD_LEN in torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp)."""
 _LARGEST_KEY = 8000
 """Maximum size of a key in bytes: MAX_STRING_LEN in the same file, less about 190 bytes for prefixes."""
-_SETTERS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
-_GETTERS = ("get", "wait", "check", "multi_get", "queue_pop", "queue_len")
 _OTHERS = ("torch.", f"{__name__.partition('.')[0]}.")
 """Packages whose keys belong to no test."""
 
@@ -38,6 +38,8 @@ class StoreKeys:
         self._in_test = False
         self._store: Store | None = None
         """The world's store, without a prefix."""
+        self._has_limits = True
+        """True if the world's store refuses large keys and values."""
         self._lost = False
         """True if the connection to the store has failed, or is about to. It stays so as long as the world lives."""
         self.refused: str | None = None
@@ -48,9 +50,10 @@ class StoreKeys:
         import torch.distributed as dist
 
         self._store = store
-        for name in _SETTERS:
+        self._has_limits = torch_api.serves_with_libuv()
+        for name in torch_api.store_setters():
             self._replace(dist.Store, name, self._note)
-        for name in _GETTERS:
+        for name in torch_api.store_getters():
             self._replace(dist.Store, name, lambda store, keys: None)
         self._replace(dist.Store, "delete_key", lambda store, keys: self._left.difference_update(_pairs(store, keys)))
 
@@ -65,7 +68,8 @@ class StoreKeys:
             __tracebackhide__ = True
             keys = [named[name] for name in ("key", "keys") if name in named]
             arguments = (*args, *keys, *(value for name, value in named.items() if name not in ("key", "keys")))
-            if (refused := _refused(*arguments)) is not None and _without_prefix(store) is self._store:
+            refused = _refused(*arguments) if self._has_limits else None
+            if refused is not None and _without_prefix(store) is self._store:
                 self.refused = self.refused or refused
             try:
                 result = original(store, *args, **named)
@@ -112,7 +116,7 @@ def _is_of_default_group(store: Any) -> bool:
 
     if not dist.is_initialized():
         return False
-    default = dist.distributed_c10d._get_default_store()
+    default = torch_api.default_store()
     while store is not default and isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store is default

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.device import MaskError
 from pytest_accel.rank.raised_errors import first_line
 
@@ -176,9 +177,7 @@ def sticky_error(torch: Any) -> str | None:
     has used are checked. A kernel that fails, for example by an assertion or an illegal access to memory, leaves such
     an error in CUDA.
     """
-    accelerator = getattr(torch, "accelerator", None)  # Since torch 2.6.
-    current = None if accelerator is None else accelerator.current_accelerator()
-    kind = "cuda" if accelerator is None else getattr(current, "type", "cpu")
+    kind = torch_api.accelerator_type(torch) or "cpu"
     module: Any = getattr(torch, kind, None)
     if any(not hasattr(module, name) for name in _DEVICE_STATE) or not module.is_initialized():
         return None

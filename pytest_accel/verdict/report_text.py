@@ -308,6 +308,8 @@ def wasxfail(outcome: RankOutcome) -> str | None:
 
 def collective_lines(stacks: Mapping[int, str], findings: Findings, folders: Folders) -> list[str]:
     """Return lines on the collectives in which ranks wait, and on the ranks that have not reached them."""
+    if findings.unrecorded_by:
+        return [f"the collectives are unknown: torch {findings.unrecorded_by} does not record them; torch 2.8 does"]
     frames = {rank: where(frames_of_rank(stack), folders) for rank, stack in stacks.items()}
     places = {rank: frame.where(folders) for rank, frame in frames.items() if frame is not None}
     return describe_waits(findings.records, places)

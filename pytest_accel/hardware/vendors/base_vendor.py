@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.order import by_figures
 
@@ -113,8 +114,8 @@ class BaseVendor:
 
 
 def uuids_in_torch() -> list[str]:
-    """Return the UUIDs of the devices that ``torch.cuda`` counts; ``?`` before torch 2.5, which has none."""
+    """Return the UUIDs of the devices that ``torch.cuda`` counts; ``?`` for each of which torch tells none."""
     import torch
 
     count = torch.cuda.device_count()
-    return [str(getattr(torch.cuda.get_device_properties(index), "uuid", "?")) for index in range(count)]
+    return [str(torch_api.device_uuid(torch.cuda.get_device_properties(index)) or "?") for index in range(count)]

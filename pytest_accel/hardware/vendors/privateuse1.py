@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kinds import kinds
@@ -36,18 +37,18 @@ _TIMEOUT = 60.0
 _ASK = """
 import json
 import torch
+from pytest_accel.core.torch_api import accelerator
 
-found = torch.accelerator.current_accelerator()
+kind, count = accelerator() or (None, 0)
 names = []
-if found is not None:
-    module = torch.get_device_module(found.type)
-    for index in range(torch.accelerator.device_count()):
-        try:
-            names.append(str(module.get_device_name(index)))
-        except Exception:
-            names.append(found.type)
+module = None if kind is None else torch.get_device_module(kind)
+for index in range(count):
+    try:
+        names.append(str(module.get_device_name(index)))
+    except Exception:
+        names.append(kind)
 print()
-print(json.dumps([None if found is None else found.type, names]))
+print(json.dumps([kind, names]))
 """
 
 
@@ -81,10 +82,8 @@ class PrivateUse1(BaseVendor):
         return tuple(f"{device.id.rpartition('-')[0]}:{device.index}" for device in devices)
 
     def seen(self, environ: Mapping[str, str]) -> list[str]:
-        import torch
-
-        found = torch.accelerator.current_accelerator()
-        return [] if found is None else [f"{found.type}:{index}" for index in range(torch.accelerator.device_count())]
+        kind, count = torch_api.accelerator() or ("", 0)
+        return [f"{kind}:{index}" for index in range(count)]
 
     def compare(
         self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.hardware.masks import write_numbers
 from pytest_accel.hardware.order import by_pci
@@ -155,7 +156,7 @@ class Xpu(BaseVendor):
             torch.xpu.init()
             count = torch.xpu.device_count()
         properties = [torch.xpu.get_device_properties(index) for index in range(count)]
-        seen = [address_in(bytes(getattr(getattr(one, "uuid", None), "bytes", b""))) or "?" for one in properties]
+        seen = [address_in(bytes(getattr(torch_api.device_uuid(one), "bytes", b""))) or "?" for one in properties]
         self.compare(_by_driver(devices), seen, environ, reason)
 
     def is_same(self, device: Device, seen: str) -> bool:

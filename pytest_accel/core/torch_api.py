@@ -1,0 +1,285 @@
+"""All uses of torch's names that are private, or younger than the oldest torch that is supported.
+
+Each function says since which release torch has its names, and what happens without them. A private name without a
+release is in all of `TESTED`. A test forbids such names in other modules, except those for torch's test harness
+(`suite_adoption.py`, `rank/torch_harness.py`): they adopt tests that import this private module themselves.
+
+Importing this module does not import torch. The functions do, or find it in ``sys.modules``, so they are called where
+torch may be imported: in ranks, and in temporary processes. Functions that are called elsewhere get the module as an
+argument.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from json import loads
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from socket import socket
+    from types import CodeType
+
+    from torch.distributed import ProcessGroup, Store, TCPStore, Work
+
+TESTED = (2, 4), (2, 14)
+"""The oldest supported and the newest tested release. The header names any other; `pyproject.toml` has the oldest."""
+
+_COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter"),
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
+    *("all_gather_single", "all_gather_single_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("alltoall", "alltoall_base", "all_to_all_single"),
+)
+"""The methods of `ProcessGroup` that start a collective. Each release has most of them."""
+_SETTERS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
+_GETTERS = ("get", "wait", "check", "multi_get", "queue_pop", "queue_len")
+"""The methods of `Store` with a key or keys as their first argument. The queues: since torch 2.8."""
+
+
+def untested(version: str) -> str | None:
+    """Return a line about torch's `version` if it is older or newer than all of `TESTED`; else None."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    oldest, newest = TESTED
+    if found is None or oldest <= (int(found[1]), int(found[2])) <= newest:
+        return None
+    tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+    return f"torch {version} is not among the releases that pytest-accel was tested with: {tested}"
+
+
+def version() -> str:
+    """Return the version of the imported torch."""
+    import torch
+
+    return str(torch.__version__)
+
+
+# Accelerators
+
+
+def accelerator() -> tuple[str, int] | None:
+    """Return the type and the number of devices of torch's accelerator; None if it has none.
+
+    `torch.accelerator`: since torch 2.6. Without it, this raises RuntimeError.
+    """
+    import torch
+
+    if not hasattr(torch, "accelerator"):
+        raise RuntimeError(f"torch {torch.__version__} cannot list them: torch.accelerator is new in torch 2.6")
+    found = torch.accelerator.current_accelerator()
+    return None if found is None else (found.type, torch.accelerator.device_count())
+
+
+def accelerator_type(torch: Any) -> str | None:
+    """Return the type of the accelerator of the module `torch`; None if it has none. This initialises no runtime.
+
+    `torch.accelerator`: since torch 2.6. Without it, the type is ``cuda``, the only one that is looked for.
+    """
+    if not hasattr(torch, "accelerator"):
+        return "cuda"
+    return getattr(torch.accelerator.current_accelerator(), "type", None)
+
+
+def device_uuid(properties: Any) -> Any:
+    """Return the UUID in the properties of a device of CUDA or XPU; None if torch tells none.
+
+    In those of CUDA since torch 2.5; without it, the UUIDs of devices are not compared.
+    """
+    return getattr(properties, "uuid", None)
+
+
+def accelerator_error(torch: Any) -> type[Exception] | None:
+    """Return the class of the errors of devices.
+
+    `torch.AcceleratorError`: since torch 2.8. Without it, this returns None, and nothing is known of the errors that a
+    test has caught.
+    """
+    return getattr(torch, "AcceleratorError", None)
+
+
+def cublas_workspace_clearing(torch: Any) -> Callable[[], object] | None:
+    """Return the function that frees the workspaces of cuBLAS, which torch's own leak check calls.
+
+    It is None if torch is not built for CUDA, or is no module.
+    """
+    return getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
+
+
+# Stores
+
+
+def serves_with_libuv() -> bool:
+    """Return whether :func:`serve_store` uses the implementation with libuv: since torch 2.6.
+
+    It ends the connection of a client that sends a large key or value; the other one accepts any size.
+    """
+    import torch
+
+    return torch.__version__ >= "2.6"
+
+
+def serve_store(host: str, size: int, timeout: Any, listening: socket) -> TCPStore:
+    """Return a store that serves at the bound socket `listening`, which it closes. It waits for no clients.
+
+    torch's default implementation, that with libuv, can take a socket since torch 2.6. Clients of both can use both.
+    """
+    import torch.distributed as dist
+
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        *(host, port, size, True, timeout),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+        use_libuv=serves_with_libuv(),
+    )
+
+
+def default_store() -> Store:
+    """Return the store of the default process group."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._get_default_store()
+
+
+def store_setters() -> Iterator[str]:
+    """Return the names of the methods of `Store` that set keys."""
+    return _methods("Store", _SETTERS)
+
+
+def store_getters() -> Iterator[str]:
+    """Return the names of the methods of `Store` that read keys."""
+    return _methods("Store", _GETTERS)
+
+
+def replace_store_creation(create: Callable[..., Store]) -> None:
+    """Replace the function that opens a store for ``env://`` and ``tcp://`` with `create`.
+
+    The first argument of `create` is torch's own function; all others are those of this function.
+    """
+    # torch.distributed has a function of the same name.
+    rendezvous: Any = import_module("torch.distributed.rendezvous")
+    rendezvous._create_c10d_store = partial(create, rendezvous._create_c10d_store)
+
+
+# Process groups
+
+
+def groups() -> list[ProcessGroup]:
+    """Return the process groups of this process, which has initialised the default one."""
+    import torch.distributed as dist
+
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def created_groups() -> int:
+    """Return how many groups torch has numbered in this process. torch derives the name of the next group from it."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._world.group_count
+
+
+def default_backend(device_type: str) -> str:
+    """Return the backend that torch uses for devices of a type.
+
+    `get_default_backend_for_device`: since torch 2.6. Without it, this reads torch's table of the same contents.
+    """
+    import torch.distributed as dist
+
+    if hasattr(dist, "get_default_backend_for_device"):
+        return dist.get_default_backend_for_device(device_type)
+    backend: str | None = dist.Backend.default_device_backend_map.get(device_type)
+    if backend is None:
+        raise ValueError(f"Default backend not registered for device : {device_type}")  # torch's text.
+    return backend
+
+
+def backend_name(group: ProcessGroup, device: Any) -> str:
+    """Return the name of the backend that runs collectives of `group` on tensors of a `torch.device`."""
+    return group._get_backend(device).name()
+
+
+def sequence_number(group: ProcessGroup) -> int:
+    """Return the number of the last operation of `group`; raise RuntimeError if its backend numbers none."""
+    return group._get_sequence_number_for_group()  # type: ignore[attr-defined, no-any-return]
+
+
+def source_rank(work: Work) -> int:
+    """Return the rank from which the receive `work` has received; raise RuntimeError if the backend does not know."""
+    return work._source_rank()
+
+
+def collective_methods() -> Iterator[str]:
+    """Return the names of the methods of `ProcessGroup` that start a collective."""
+    return _methods("ProcessGroup", _COLLECTIVES)
+
+
+def _methods(owner: str, names: tuple[str, ...]) -> Iterator[str]:
+    import torch.distributed as dist
+
+    return (name for name in names if hasattr(getattr(dist, owner), name))
+
+
+# The flight recorder
+
+
+def flight_record() -> dict[str, Any] | None:
+    """Return torch's record of the collectives of this process; None if it keeps none of all backends.
+
+    `_dump_fr_trace_json`: since torch 2.8, which also was the first to record gloo's. torch's own analyzer
+    (torch.distributed.flight_recorder) reads the same record. Without it, reports of hangs and traces name no
+    collectives, and deadlocks are found by the test's timeout.
+    """
+    from torch._C import _distributed_c10d
+
+    dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+    return None if dump is None else loads(dump(True, False))
+
+
+# RPC
+#
+# A process can use it only once. torch has one context of remote references in a process, with the agent of the first
+# RPC. `rpc.shutdown` marks it as destroyed permanently (torch, ``csrc/distributed/rpc/rref_context.cpp``,
+# ``RRefContext::destroyInstance``). A destroyed context does not notify owners of deleted references, so the shutdown
+# of a second RPC with references waits forever.
+
+
+def rpc_initialisations() -> int:
+    """Return how often this process has called ``init_rpc``. Import nothing, and take hardly any time."""
+    # torch counts the calls, because each has its own prefix in the store.
+    return getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0)
+
+
+def rpc_is_running() -> bool:
+    """Return whether the RPC that was initialised last is still running."""
+    rpc: Any = sys.modules["torch.distributed.rpc"]
+    return bool(rpc._is_current_rpc_agent_set())
+
+
+# The compiler
+
+
+def compiles_messages() -> bool:
+    """Return whether compiled code may send messages between ranks. The option came after torch 2.8."""
+    return bool(getattr(sys.modules.get("torch._dynamo.config"), "enable_p2p_compilation", False))
+
+
+def skip_in_compiler(code: CodeType) -> None:
+    """Make torch.compile compile neither a function with this `code` nor what it calls.
+
+    `set_code_exec_strategy`: since torch 2.7. Before, torch.compile may compile what the function calls. Without
+    either, it may break its graph there.
+    """
+    with suppress(ImportError, AttributeError):
+        from torch._C._dynamo import eval_frame
+
+        if hasattr(eval_frame, "set_code_exec_strategy"):
+            skip = eval_frame._FrameAction.SKIP
+            eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+        else:
+            eval_frame.skip_code(code)

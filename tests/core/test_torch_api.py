@@ -1,0 +1,41 @@
+"""Tests of what replaces torch's young names in an older torch, and of the line about an untested release."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_accel.core import torch_api
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        ("2.4.0", None),
+        ("2.6.0a0+df5bbc09d1.nv24.11", None),
+        ("of unknown version", None),
+        ("2.3.1", "torch 2.3.1 is not among the releases that pytest-accel was tested with: 2.4 to "),
+        ("2.99.0.dev1", "torch 2.99.0.dev1 is not among"),
+        ("10.0", "torch 10.0 is not among"),
+    ],
+)
+def test_releases_that_are_older_or_newer_than_the_tested_ones_are_named(version: str, text: str | None) -> None:
+    found = torch_api.untested(version)
+    assert found is None if text is None else found is not None and found.startswith(text)
+
+
+@pytest.mark.parametrize("torch_has_it", [True, False])
+def test_the_default_backend_of_a_type_of_devices(monkeypatch: pytest.MonkeyPatch, torch_has_it: bool) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    if not torch_has_it:
+        monkeypatch.delattr(dist, "get_default_backend_for_device", raising=False)
+    assert (torch_api.default_backend("cpu"), torch_api.default_backend("cuda")) == ("gloo", "nccl")
+    with pytest.raises(ValueError, match="Default backend not registered for device : meta"):
+        torch_api.default_backend("meta")
+
+
+def test_the_accelerator_in_a_torch_that_cannot_list_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.delattr(torch, "accelerator", raising=False)
+    assert torch_api.accelerator_type(torch) == "cuda"
+    with pytest.raises(RuntimeError, match="cannot list them: torch.accelerator is new in torch 2.6"):
+        torch_api.accelerator()
