@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+except ImportError:
+    pytest.skip("needs torch 2.6: before, fully_shard has another place and no CPU", allow_module_level=True)
 
 
 def make_model() -> nn.Module:

@@ -111,6 +111,18 @@ def cublas_workspace_clearing(torch: Any) -> Callable[[], object] | None:
     return getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
 
 
+def default_device(torch: Any) -> Any:
+    """Return the default device of the module `torch`.
+
+    In torch 2.8 and older, `torch.get_default_device` raises AttributeError if ``set_default_device(None)`` has been
+    called, which sets torch's initial state: the CPU.
+    """
+    try:
+        return torch.get_default_device()
+    except AttributeError:
+        return torch.device("cpu")
+
+
 # Stores
 
 

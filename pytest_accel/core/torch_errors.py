@@ -64,7 +64,8 @@ def explain(
             return Explanation(f"the test's store has ended the connection, because {refused_by_store}")
         if in_use := _PORT_IN_USE.search(text):
             hint = _HELD_PORT if grouped else _NO_HELD_PORT
-            return Explanation(hint, headline=f"port {_port(in_use[0])} is in use (EADDRINUSE)")
+            port = _port(in_use[0])  # Before torch 2.6, some errors have none.
+            return Explanation(hint, headline=f"{f'port {port}' if port else 'a port'} is in use (EADDRINUSE)")
         found = found.__cause__
     return None
 

@@ -13,6 +13,8 @@ from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getg
 from signal import ITIMER_REAL, getitimer, setitimer
 from typing import Any, NamedTuple
 
+from pytest_accel.core import torch_api
+
 _CWD = "the working directory"
 _USER = "the user (real and effective id)"
 _GROUP = "the group (real and effective id)"
@@ -42,9 +44,8 @@ _TORCH = {
         lambda torch: torch.get_default_dtype(), lambda torch, value: torch.set_default_dtype(value)
     ),
     # To reset the device, set None, torch's initial state: "cpu" would install a mode through which every call goes.
-    # torch has get_default_device since 2.3.
     "torch's default device": _Setting(
-        lambda torch: torch.get_default_device() if hasattr(torch, "get_default_device") else torch.device("cpu"),
+        torch_api.default_device,
         lambda torch, value: torch.set_default_device(None if str(value) == "cpu" else value),
     ),
     "torch's grad mode": _Setting(

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.torch_release import needs_torch
+
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
 
+@needs_torch(2, 8)
 def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None:
     suite.write(
         "test_deadlocks.py",

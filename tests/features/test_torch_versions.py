@@ -1,4 +1,4 @@
-"""Tests of sessions with a torch that is newer than all tested releases, or that lacks the flight recorder of newer ones."""
+"""Tests of sessions with a torch that no test has been run with, or that does not record collectives."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import pytest
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
 from pytest_accel.record.timeline import Session, sessions_of
+from tests.torch_release import needs_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +85,7 @@ def _check_threads(events: dict[str, list[dict[str, Any]]]) -> None:
             assert 0 <= start <= stop <= following
 
 
+@needs_torch(2, 8)
 def test_a_trace_has_the_devices_collectives_and_waits_of_a_session(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-trace=out/trace.json", "--accel-record=record.jsonl", "-n2")
@@ -117,6 +119,7 @@ def test_a_trace_has_the_devices_collectives_and_waits_of_a_session(suite: Suite
     assert max(event["args"]["devices"] for event in events["C"]) == 4
 
 
+@needs_torch(2, 8)
 def test_a_trace_names_the_process_group_of_a_collective(suite: Suite) -> None:
     suite.write(
         "test_it.py",

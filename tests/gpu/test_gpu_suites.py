@@ -182,7 +182,10 @@ PARALLEL = """
 
     @pytest.mark.distributed(1)
     def test_fully_sharded(device):
-        from torch.distributed.fsdp import fully_shard
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError:  # Before torch 2.6.
+            from torch.distributed._composable.fsdp import fully_shard
 
         model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 8)).to(device)
         fully_shard(model)

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_accel.core.device import Device, MaskError, Vendor
 from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1, ask_torch, make, unknown_backends
+from tests.torch_release import needs_torch
 
 ROOT = Path(__file__).parents[2]
 DEVICES = tuple(
@@ -46,6 +47,7 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, module: s
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
+@needs_torch(2, 6)
 def test_devices_are_found_by_asking_torch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, BACKEND)
     vendor = make(None)
@@ -58,6 +60,7 @@ def test_devices_are_found_by_asking_torch_once(tmp_path: Path, monkeypatch: pyt
     assert pickle.loads(pickle.dumps(vendor)).discover() == DEVICES
 
 
+@needs_torch(2, 6)
 def test_a_process_without_discovery_names_and_verifies_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +96,7 @@ print(json.dumps(told))
     assert "should see 4 privateuse1 devices (fakeacc-2, fakeacc-1, fakeacc-0, fakeacc-3) but sees 3 " in error
 
 
+@needs_torch(2, 6)
 def test_a_backend_that_fails_is_reported_in_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, "def load():\n    raise OSError('no driver')\n")
     vendor = make(None)
@@ -103,6 +107,7 @@ def test_a_backend_that_fails_is_reported_in_a_note(tmp_path: Path, monkeypatch:
     )
 
 
+@needs_torch(2, 6)
 def test_a_backend_that_has_its_own_kind_gives_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, BACKEND.replace("fakeacc", "npu"))
     vendor = make(None)
