@@ -17,6 +17,8 @@ def _release() -> tuple[int, int]:
 
 TORCH_RELEASE = _release()
 """Its first two numbers; zeros without torch."""
+RECORDS_COLLECTIVES = TORCH_RELEASE >= (2, 8)
+"""True if reports of hangs name collectives."""
 
 
 def needs_torch(major: int, minor: int) -> pytest.MarkDecorator:

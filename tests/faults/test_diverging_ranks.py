@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.torch_release import needs_torch
+
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
@@ -236,6 +238,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
 
 
 @pytest.mark.long
+@needs_torch(2, 8)
 def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuite) -> None:
     """If the mark sets torch's debug mode, torch raises an error in each rank, and none hangs."""
     suite.write(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.torch_release import needs_torch
+
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
@@ -52,6 +54,7 @@ def test_the_report_of_a_dead_rank_shows_the_stacks_of_the_other_ranks(suite: Ba
 
 
 @pytest.mark.long
+@needs_torch(2, 8)
 def test_a_hang_shows_native_frames(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",

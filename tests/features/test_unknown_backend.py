@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.torch_release import needs_torch
+
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -112,6 +114,7 @@ def fakeacc(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("fakeacc")
+@needs_torch(2, 6)
 def test_a_device_error_is_reported_in_the_test_that_caused_it(suite: Suite) -> None:
     suite.write("test_suite.py", BROKEN)
     run = suite.run("--accel", "privateuse1")
@@ -132,6 +135,7 @@ def test_a_device_error_is_reported_in_the_test_that_caused_it(suite: Suite) -> 
 
 
 @pytest.mark.usefixtures("fakeacc")
+@needs_torch(2, 6)
 def test_devices_that_only_torch_knows_are_leased(suite: Suite) -> None:
     suite.write("test_suite.py", TESTS)
     run = suite.run("--accel", "privateuse1")
