@@ -19,9 +19,12 @@ from tests.torch_release import TORCH_RELEASE
 
 ROOT = Path(__file__).resolve().parent.parent
 _PLUGINS = ("-p", "accel", "-p", "xdist", "-p", "hypothesispytest")
-_SHARDING = ("test_fully_shard_equals_training_in_one_process", "test_a_product_of_sharded_matrices")
-if TORCH_RELEASE < (2, 6):
-    _SHARDING = ()  # The file is skipped.
+_SHARDING = (
+    ("test_fully_shard_equals_training_in_one_process", "test_a_product_of_sharded_matrices")
+    if TORCH_RELEASE >= (2, 6)
+    else ()
+)
+"""The tests of `test_sharding.py`, which is skipped as a whole before torch 2.6."""
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(package) is None for package in ("accelerate", "hypothesis", "sklearn")),

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from pytest_accel.core import torch_api
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_accel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -189,7 +191,8 @@ def test_the_wheel_requires_lowest_versions_and_leaves_the_choice_to_the_user(wh
     assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == ("pytest-accel", version, "MIT")
     required = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     always = [one for one in required if "extra" not in str(one.marker)]
-    assert "torch" in {one.name for one in always}
+    (torch,) = (one for one in always if one.name == "torch")
+    assert str(torch.specifier) == ">={}.{}".format(*torch_api.TESTED[0])
     assert [str(one) for one in always if [bound.operator for bound in one.specifier] != [">="]] == []
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Store, TCPStore, Work
 
-TESTED = (2, 4), (2, 14)
+TESTED = (2, 4), (2, 15)
 """The oldest supported and the newest tested release. The header names any other; `pyproject.toml` has the oldest."""
 
 _COLLECTIVES = (
@@ -294,4 +294,4 @@ def skip_in_compiler(code: CodeType) -> None:
             skip = eval_frame._FrameAction.SKIP
             eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
         else:
-            eval_frame.skip_code(code)
+            eval_frame.skip_code(code)  # type: ignore[attr-defined]
