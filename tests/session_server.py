@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-_PRELOADED = ("pytest", "filelock", "msgspec", "psutil", "pygments.lexers")
+_PRELOADED = ("pytest", "msgspec", "psutil", "pygments.lexers")
 """Modules that most sessions import. pytest rewrites its plugins as it imports them, so none is in this list."""
 _READ_AT_START = re.compile(r"PYTHON|LD_|MALLOC_|LC_|LANG$|TZ$")
 """Variables that the loader, the C library and the interpreter read before a session could set them."""

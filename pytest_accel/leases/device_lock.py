@@ -5,10 +5,10 @@ The kernel releases the lock when the session dies. The file's content (:class:`
 written under the lock and removed before the lock is released. This package never deletes a lock file: if a file is
 deleted while a session has it locked, another session can create and lock a second one.
 
-The locks are filelock's native ones, taken on descriptors that stay open from one lease to the next: filelock's own
-locks open, resolve and close the file each time, which takes longer than the rest of a lease together.
+The locks are taken with flock(2), on descriptors that stay open from one lease to the next: to open and check the file
+each time takes longer than the rest of a lease together.
 
-Importing this module imports filelock and psutil: import it only where locks are needed.
+Importing this module imports psutil: import it only where locks are needed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from fcntl import flock
 from os import close, fstat, ftruncate, kill, lstat
 from pathlib import Path
 
-import filelock
 import psutil
 
 from pytest_accel.leases.holder import Holder, parse_holder
 from pytest_accel.leases.lock_dir import lock_path, prepare_folder, unusable
 from pytest_accel.leases.shared_files import create_shared, open_file, read, write
 
+_HELD_BY_OTHERS = (errno.EWOULDBLOCK, errno.EACCES)
+"""The errors of a lock that another process has: flock(2), and fcntl(2), with which NFS emulates flock."""
 _CREATE_TIME_TOLERANCE = 1.5
 """Seconds by which two readings of a process's creation time may differ: psutil adds a count of ticks to the kernel's
 boot time, which moves by up to a second when the clock is adjusted."""
@@ -86,12 +87,12 @@ class DeviceLock:
                     write(descriptor, holder.as_json())
             except BaseException:
                 self._set(LockState.UNLOCKED, None)
-                filelock.unlock_descriptor(descriptor)
+                flock(descriptor, fcntl.LOCK_UN)
                 raise
             if acquired:
                 self._set(LockState.HELD, holder)
             elif self.state is LockState.UNLOCKED:
-                filelock.unlock_descriptor(descriptor)
+                flock(descriptor, fcntl.LOCK_UN)
         except OSError as error:
             raise unusable(self._path, error) from error
         return acquired
@@ -134,7 +135,7 @@ class DeviceLock:
                 if not is_in_use(last):
                     ftruncate(self._locked(), 0)
         finally:
-            filelock.unlock_descriptor(self._locked())
+            flock(self._locked(), fcntl.LOCK_UN)
 
     def is_in_place(self) -> bool:
         """Return False if the open lock file was deleted, moved or replaced.
@@ -190,8 +191,12 @@ class DeviceLock:
                     prepare_folder(self._folder)
                     create_shared(self._path)
                 self._descriptor = open_file(self._path)
-            if not filelock.lock_descriptor(self._descriptor, blocking=False):
-                return None
+            try:
+                flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _HELD_BY_OTHERS:
+                    return None
+                raise
             if self.is_in_place():
                 return self._descriptor
             # A cleaner of temporary files has deleted this file, and another session may lock a new one: try again.
