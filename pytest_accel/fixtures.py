@@ -67,6 +67,16 @@ def _rank_context(request: pytest.FixtureRequest) -> RankContext:
     return context
 
 
+def _torch_context(request: pytest.FixtureRequest) -> RankContext:
+    """Return the context of this rank as :func:`_rank_context` does. Fail the test if torch is not installed."""
+    from pytest_accel.rank.torch_devices import MISSING_TORCH, installed_torch
+
+    context = _rank_context(request)
+    if installed_torch() is None:
+        pytest.fail(f"the fixture {request.fixturename!r} needs {MISSING_TORCH}", pytrace=False)
+    return context
+
+
 @pytest.fixture
 def accel_world_size(request: pytest.FixtureRequest) -> int:
     """Internal: the parameter of a test with a list of world sizes. Tests use `world_size`."""
@@ -89,7 +99,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     """Return this rank's device, the first if it has several; ``cpu`` for a rank without accelerators."""
     from pytest_accel.rank.torch_devices import torch_devices
 
-    return torch_devices([_rank_context(request).torch_device])[0]
+    return torch_devices([_torch_context(request).torch_device])[0]
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +107,7 @@ def devices(request: pytest.FixtureRequest) -> list[torch.device]:
     """Return all devices that this process sees, in the session's order."""
     from pytest_accel.rank.torch_devices import torch_devices
 
-    return torch_devices(_rank_context(request).torch_devices())
+    return torch_devices(_torch_context(request).torch_devices())
 
 
 @pytest.fixture(scope="session")
@@ -157,7 +167,7 @@ def dist_store(request: pytest.FixtureRequest) -> Store:
     """Return a store that the ranks of this test share; it is empty at the start of each test."""
     from pytest_accel.rank import process_group as group
 
-    return group.dist_store(_rank_context(request))
+    return group.dist_store(_torch_context(request))
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +175,7 @@ def world_store(request: pytest.FixtureRequest) -> Store:
     """Return a store that the ranks share as long as their world lives; its keys are kept from test to test."""
     from pytest_accel.rank import process_group as group
 
-    return group.world_store(_rank_context(request))
+    return group.world_store(_torch_context(request))
 
 
 @pytest.fixture(scope="session")

@@ -83,6 +83,11 @@ def terminal_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}.terminal")
 
 
+def store_folder(directory: str, world: int) -> str:
+    """Return the path of the folder with the values that the ranks of a world share if torch is not installed."""
+    return os.path.join(directory, f"w{world}.store")
+
+
 def held_path(directory: str, world: int | str, rank: int | str) -> str:
     """Return the path of the record of the devices that a rank holds; `world` and `rank` may be glob patterns."""
     return os.path.join(directory, f"w{world}r{rank}.held")

@@ -19,6 +19,15 @@ def built_for() -> frozenset[str]:
     return frozenset(versions())
 
 
+def lacks(platform: str, label: str, kind: str) -> str | None:
+    """Return a text if the installed torch is not built for `platform`, whose name for people is `label`, else None."""
+    if platform in built_for():
+        return None
+    if importlib.util.find_spec("torch") is None:
+        return f"torch is not installed; --accel {kind} uses them without it"
+    return f"torch is not built for {label}"
+
+
 def versions() -> dict[str, str]:
     """Return the versions of the platforms that torch was built for: ``{"cuda": "12.8"}``; empty without torch."""
     spec = importlib.util.find_spec("torch")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from sys import _current_frames
+from sys import _current_frames, modules
 from threading import get_ident, main_thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.clock import wall_clock
@@ -33,11 +33,14 @@ _ONLY_GLOO = frozenset(("cpu:gloo", "cuda:gloo"))
 
 def all_groups() -> list[ProcessGroup]:
     """Return this rank's process groups."""
-    import torch.distributed as dist
+    dist = _distributed()
+    return [] if dist is None or not dist.is_initialized() else torch_api.groups()
 
-    if not dist.is_available() or not dist.is_initialized():
-        return []
-    return torch_api.groups()
+
+def _distributed() -> Any:
+    """Return torch.distributed; None if this process has not imported it, or torch was built without it."""
+    dist: Any = modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() else None
 
 
 def label(group: ProcessGroup) -> str:
@@ -65,10 +68,12 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | 
     The number is None if the backend does not number collectives; gloo and nccl do. The result is empty if torch does
     not number the ranks as the world does: then equal names do not mean the same group on all ranks.
     """
+    numbers: dict[str, tuple[tuple[int, ...], int | None]] = {}
+    if not _is_numbered_as_its_world(context):
+        return numbers
     import torch.distributed as dist
 
-    numbers: dict[str, tuple[tuple[int, ...], int | None]] = {}
-    for group in all_groups() if _is_numbered_as_its_world(context) else []:
+    for group in all_groups():
         number = _sequence_number(group)
         if group.name() == "gloo":  # gloo numbers messages, too.
             number = context.operations.without_messages(group, partial(torch_api.sequence_number, group))
@@ -89,25 +94,26 @@ def messages(context: RankContext) -> dict[str, GroupMessages]:
     The result is empty in the cases of `collectives`, and if compiled code may send, which is not counted. Groups that
     keep all messages in one process are left out.
     """
-    import torch.distributed as dist
-
     groups = all_groups() if _is_numbered_as_its_world(context) and not torch_api.compiles_messages() else []
     found = context.operations.end(groups)
-    return {label(group): messages for group, messages in found if dist.get_backend(group) not in _IN_ONE_PROCESS}
+    return {label(group): messages for group, messages in found if _backend(group) not in _IN_ONE_PROCESS}
+
+
+def _backend(group: ProcessGroup) -> str:
+    import torch.distributed as dist
+
+    return dist.get_backend(group)
 
 
 def has_own_default(context: RankContext) -> bool:
     """Return whether the default process group is the one that the world was started with."""
-    import torch.distributed as dist
-
-    return context.default_group is not None and dist.group.WORLD is context.default_group
+    dist = _distributed()
+    return dist is not None and context.default_group is not None and dist.group.WORLD is context.default_group
 
 
 def created_count() -> int:
     """Return how many groups torch has numbered in this rank. torch derives the name of the next group from it."""
-    import torch.distributed as dist
-
-    return torch_api.created_groups() if dist.is_available() else 0
+    return 0 if _distributed() is None else torch_api.created_groups()
 
 
 def start_recorder(context: RankContext) -> None:
@@ -188,10 +194,9 @@ def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]
 
 def _is_numbered_as_its_world(context: RankContext) -> bool:
     """Return whether torch numbers the ranks as the world does. It does not in a group that only some ranks created."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
+    dist = _distributed()
+    if dist is None or not dist.is_initialized():
         return False
     if dist.group.WORLD is context.default_group:
         return True
-    return (dist.get_rank(), dist.get_world_size()) == (context.rank, context.spec.ranks)
+    return bool((dist.get_rank(), dist.get_world_size()) == (context.rank, context.spec.ranks))

@@ -11,10 +11,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_accel.core import torch_api
+from pytest_accel.core.paths import store_folder
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.rank import group_rendezvous, group_state, torch_devices
+from pytest_accel.rank.folder_store import FolderStore
 from pytest_accel.rank.rank_environment import host_of
 from pytest_accel.rank.signed_store import SignedStore
+from pytest_accel.rank.torch_devices import MISSING_TORCH
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -34,7 +37,7 @@ It ends well before the stacks of a retiring world are taken: what keeps rank 0 
 
 
 class BackendError(Exception):
-    """The backend of the default process group cannot be used in this rank. The message is one line, with advice."""
+    """torch, or the backend of the default process group, cannot be used in this rank. The message is one line."""
 
 
 class StorePort(NamedTuple):
@@ -48,8 +51,11 @@ class StorePort(NamedTuple):
 def prepare(context: RankContext, store_port: StorePort) -> None:
     """Open the world's store and, unless the mark says ``init=False``, its default process group.
 
-    Raise :class:`BackendError`, in all ranks, if the backend cannot be used.
+    Raise :class:`BackendError`, in all ranks, if torch or the backend cannot be used.
     """
+    if torch_devices.installed_torch() is None:
+        _prepare_without_torch(context, store_port)
+        return
     import torch.distributed as dist
 
     spec, rank = context.spec, context.rank
@@ -86,6 +92,22 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
         context.default_group = world = dist.group.WORLD
         assert world is not None
         context.kept_groups.add(world.group_name)
+
+
+def _prepare_without_torch(context: RankContext, store_port: StorePort) -> None:
+    """Open a store for the plugin's own values. The port of the world's store is free then, for the suite's use."""
+    spec = context.spec
+    if spec.key.init:
+        raise BackendError(
+            f"@pytest.mark.distributed makes a process group of {MISSING_TORCH}: install torch, or leave the process "
+            "group to the test with init=False"
+        )
+    if spec.addresses:
+        raise BackendError(f"a test on several machines needs {MISSING_TORCH}: install torch, or use one machine")
+    if store_port.listening is not None:
+        store_port.listening.close()
+    folder = store_folder(context.session.directory, spec.world)
+    context.signed_store = SignedStore(FolderStore(folder), spec.secret, folder)
 
 
 def _check_backend(backend: str, device_type: str) -> None:

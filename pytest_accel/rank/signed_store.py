@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from pytest_accel.rank.folder_store import FolderStore
+
 _DIGEST = "sha256"
 _SIZE = 32
 """Bytes of a signature."""
@@ -31,7 +33,7 @@ class ForgedValueError(Exception):
 class SignedStore:
     """A rank's access to the signed values of its world."""
 
-    def __init__(self, store: Store, secret: bytes, place: str) -> None:
+    def __init__(self, store: Store | FolderStore, secret: bytes, place: str) -> None:
         """`secret` is the world's secret; `place` is the address of the store, for error messages."""
         self._store = store
         self._secret = secret

@@ -1,12 +1,16 @@
 """A rank's devices in torch: verification, selection, limits, memory and waiting.
 
-The functions import torch, so they are called in ranks only. The exception is `sticky_error`.
+The functions import torch, so they are called in ranks only. The exception is `sticky_error`. Without torch, the limits
+and the memory of devices are left to the suite, and what the process sees cannot be verified.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Sequence
+from functools import cache
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 
+MISSING_TORCH = f"torch, which is not installed in {sys.prefix}"
+"""The end of a sentence on what cannot be done without torch."""
 _BLOCKING = {"cuda": "CUDA_LAUNCH_BLOCKING=1", "hip": "AMD_SERIALIZE_KERNEL=3", "npu": "ASCEND_LAUNCH_BLOCKING=1"}
 """By type of devices: the setting with which a call that starts work waits for it. torch's errors name it, too."""
 _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
@@ -45,6 +51,8 @@ def verify(context: RankContext) -> None:
     try:
         context.vendor.verify(seen, os.environ)
     except (AssertionError, ImportError, OSError, RuntimeError) as error:  # The errors that torch raises.
+        if is_missing(error):
+            return
         names = ", ".join(device.id for device in seen)
         raise MaskError(
             f"the process has been given {names}, which torch cannot use: {type(error).__name__}: {error}"
@@ -64,8 +72,9 @@ def select(context: RankContext) -> torch.device:
 
 def limit_threads() -> None:
     """Set torch's number of threads to ``OMP_NUM_THREADS``, which libgomp read before this process was forked."""
-    import torch
-
+    torch = installed_torch()
+    if torch is None:
+        return
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and int(threads):
         torch.set_num_threads(int(threads))
@@ -73,8 +82,9 @@ def limit_threads() -> None:
 
 def limit_memory(context: RankContext) -> None:
     """Limit this rank's memory on each of its devices to its share, for the types of devices for which torch can."""
-    import torch
-
+    torch = installed_torch()
+    if torch is None:
+        return
     for device in context.own_devices:
         name = torch.device(context.torch_name(device))
         limit = getattr(_module_of(str(name)), "set_per_process_memory_fraction", None)
@@ -214,7 +224,22 @@ def memory_module(device: str) -> Any:
 
 
 def _module_of(device: str) -> Any:
-    """Return torch's module for a device, such as `torch.cuda`; None if it has none (xla)."""
-    import torch
+    """Return torch's module for a device, such as `torch.cuda`; None if it has none (xla), and without torch."""
+    torch = installed_torch()
+    return None if torch is None else getattr(torch, torch.device(device).type, None)
 
-    return getattr(torch, torch.device(device).type, None)
+
+@cache
+def installed_torch() -> Any:
+    """Return the module torch, imported if necessary; None if it is not installed."""
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if not is_missing(error):
+            raise
+        return None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Return whether `error` says that torch is not installed."""
+    return isinstance(error, ModuleNotFoundError) and error.name == "torch"

@@ -83,7 +83,7 @@ CASES: list[tuple[MachineFacts, str, str, str, str]] = [
         "cannot be",
         "another kind",
     ),
-    (replace(FINE, torch=None), "torch", "problem", "torch is not installed", "pytorch.org"),
+    (replace(FINE, torch=None), "torch", "note", "distributed tests need init=False", "pytorch.org"),
     (
         replace(FINE, torch=Torch("2.9.0+cpu")),
         "torch",
@@ -199,10 +199,10 @@ def test_facts_without_a_problem_have_no_message(facts: MachineFacts) -> None:
 
 
 def test_findings_are_shown_as_text_and_json() -> None:
-    findings = check(replace(FINE, torch=None, shared_memory=1))
+    findings = check(replace(FINE, torch=Torch("2.9.0+cpu"), shared_memory=1))
     lines = text(findings).splitlines()
-    at = lines.index("problem  torch     torch is not installed")
-    assert lines[at + 1].startswith(" " * 19 + "-> Install one")
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("problem  torch     there are NVIDIA GPUs"))
+    assert "-> Install a torch that is built for CUDA" in " ".join(" ".join(lines[at : at + 4]).split())
     assert lines[-1] == "1 problem, 1 note"
     assert max(map(len, lines)) <= 110
     document = as_json(findings)

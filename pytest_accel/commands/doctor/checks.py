@@ -89,7 +89,8 @@ def _devices(facts: MachineFacts) -> Iterator[_Result]:
 def _torch(facts: MachineFacts) -> Iterator[_Result]:
     torch, nvidia = facts.torch, facts.nvidia
     if torch is None:
-        yield "problem", "torch is not installed", f"Install one that fits the hardware: {_GET_TORCH}."
+        what = "torch is not installed: distributed tests need init=False, and cannot use the fixtures of torch"
+        yield "note", what, f"Install one that fits the hardware: {_GET_TORCH}."
         return
     built = " and ".join(f"{_BUILDS[name]} {version}" for name, version in torch.builds.items())
     fits = True

@@ -18,7 +18,7 @@ from pytest_accel.hardware.health import Health, judge
 from pytest_accel.hardware.order import by_pci
 from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
-from pytest_accel.hardware.torch_build import built_for
+from pytest_accel.hardware.torch_build import lacks
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 from pytest_accel.hardware.vendors.rocm_health import condition, processes
 from pytest_accel.hardware.vendors.rocm_mask import read_hip, read_rocr
@@ -52,7 +52,7 @@ class Rocm(BaseVendor):
 
         KFD also lists the integrated graphics of AMD processors, which other builds of torch cannot use.
         """
-        return None if "hip" in built_for() else "torch is not built for ROCm"
+        return lacks("hip", "ROCm", self.kind)
 
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU, in PCI order; its index is ROCR's.

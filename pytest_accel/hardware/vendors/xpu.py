@@ -19,7 +19,7 @@ from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.hardware.masks import write_numbers
 from pytest_accel.hardware.order import by_pci
-from pytest_accel.hardware.torch_build import built_for
+from pytest_accel.hardware.torch_build import built_for, lacks
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.hardware.vendors.xpu_mask import AFFINITY, HIERARCHY, PCI_ORDER, SELECTOR, Card, read_masks
 
@@ -71,7 +71,7 @@ class Xpu(BaseVendor):
 
         The drivers also list the integrated graphics of Intel processors, which other builds of torch cannot use.
         """
-        return None if "xpu" in built_for() else "torch is not built for XPU"
+        return lacks("xpu", "XPU", self.kind)
 
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU, in PCI order.
