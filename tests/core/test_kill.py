@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import resource_tracker
 
 import psutil
 import pytest
 
 from pytest_accel.core import kill
-from tests.deadline import scaled
+from tests.deadline import eventually, scaled
 
 
 def test_a_process_that_cannot_be_killed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def test_a_process_whose_warning_filter_names_the_resource_tracker_is_killed() -
     resource_tracker.ensure_running()
     tracker = kill.resource_tracker_pid()
     assert tracker is not None
-    assert kill.cleans_up(tracker)
+    eventually("the tracker's program to begin", partial(kill.cleans_up, tracker))  # It may have just been forked.
     with running(SLEEP) as process:
         assert not kill.cleans_up(process.pid)
         assert [one.pid for one in kill.kill_tree(process.pid)] == [process.pid]
