@@ -11,7 +11,7 @@ import pytest
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.marks import MarkFinder, mark_text
-from pytest_accel.core.stash_keys import DEVICE_PEAKS, MARKED
+from pytest_accel.core.stash_keys import DEVICE_PEAKS, MARKED, OWNERS
 from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class MeasuringHooks:
         self._adoption: Any = session.config.pluginmanager.get_plugin("accel-adoption")
         turns = _with_turns([item.nodeid for item in session.items])
         self._turns = {id(item): turn for item, (_, turn) in zip(session.items, turns, strict=True) if turn}
-        self._finder = MarkFinder()
+        self._finder = MarkFinder(session.config.stash[OWNERS])
         self._item: pytest.Item | None = None
         """The running test, if it is marked, until its reports begin."""
         self._began = 0.0

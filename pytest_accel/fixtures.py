@@ -259,3 +259,7 @@ def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     from pytest_accel.launch import fixture
 
     return fixture.make(request, tmp_path_factory)
+
+
+FIXTURES = frozenset(name for name, value in globals().items() if isinstance(value, type(accel)))
+"""The names of the plugin's fixtures."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.core.marks import WORLD_SIZE_PARAMETER, MarkError, Marks
+from pytest_accel import late_marks
+from pytest_accel.core.marks import WORLD_SIZE_PARAMETER, ForeignArgumentsError, MarkError, Marks
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import MARKED
@@ -48,10 +49,11 @@ class Redirector:
         """Make the items in `marked` run in worlds; return those that were not redirected before.
 
         `items` are all collected items. If a mark is wrong, raise :class:`pytest.UsageError`; in an xdist worker, have
-        the controller raise it.
+        the controller raise it. Tests whose marks have arguments that the plugin does not know only fail.
         """
         redirected: list[MarkedItem] = []
         errors: dict[pytest.Item, str] = {}
+        foreign: dict[pytest.Item, str] = {}
         for item, marks in marked:
             existing = item.stash.get(MARKED, None)
             if existing is not None:
@@ -60,13 +62,22 @@ class Redirector:
                 give_new_stash(item)  # A copied item, as pytest-flakefinder makes, shares the original's stash.
             try:
                 redirected.append(self._redirect(item, marks))
+            except ForeignArgumentsError as error:
+                hint = f"if the mark is the project's own, set accel_marks = {error.name}:project"
+                foreign[item] = f"{item.nodeid}: {error}; {hint}"
             except (MarkError, VendorError) as error:
                 errors[item] = f"{item.nodeid}: {error}"
         if redirected and self._session.is_worker and self._session.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"
             errors |= {one.item: text for one in redirected}
         if errors:
+            errors = {item: errors.get(item) or foreign[item] for item in items if item in errors or item in foreign}
             self.refuse("\n".join(dict.fromkeys(errors.values())), errors)
+        if foreign:
+            # The mark may be the project's own, and the session must run the other tests.
+            late_marks.fail_expected(self._session.config)
+            for item, text in foreign.items():
+                item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
         if redirected:
             _leave_collectors_to_ranks(items)
         return redirected

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import MarkFinder, Marks, mark_text
-from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.core.stash_keys import MARKED, OWNERS
 from pytest_accel.verdict import remote_exceptions
 
 if TYPE_CHECKING:
@@ -21,14 +21,18 @@ _REPORTS = "accel-late-mark-reports"
 def check(item: pytest.Item) -> None:
     """Raise an error if the marks of `item` are not those from which its plan was made."""
     marked: MarkedItem | None = item.stash.get(MARKED, None)
-    planned, present = Marks() if marked is None else marked.marks, MarkFinder().find(item)
+    planned, present = Marks() if marked is None else marked.marks, MarkFinder(item.config.stash[OWNERS]).find(item)
     if present == planned:
         return
-    plugins = item.config.pluginmanager
-    if not plugins.has_plugin(_REPORTS):
-        plugins.register(_Reports(), _REPORTS)
+    fail_expected(item.config)
     path, line, _ = item.location
     raise remote_exceptions.not_run(f"{path}:{(line or 0) + 1}: {'; '.join(_changes(planned, present))}")
+
+
+def fail_expected(config: pytest.Config) -> None:
+    """Have tests with a mark xfail fail if they have not run as marked."""
+    if not config.pluginmanager.has_plugin(_REPORTS):
+        config.pluginmanager.register(_Reports(), _REPORTS)
 
 
 def _changes(planned: Marks, present: Marks) -> list[str]:
@@ -50,7 +54,7 @@ def _changes(planned: Marks, present: Marks) -> list[str]:
 
 
 class _Reports:
-    """Reports the error of :func:`check` as a failure, also for a test with a mark xfail: it has not run as marked."""
+    """Reports an error of the plugin as a failure, also for a test with a mark xfail: it has not run as marked."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

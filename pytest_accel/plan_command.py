@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import MarkFinder
+from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.driver.items import marked_of
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.item_redirection import Redirector
@@ -83,7 +84,7 @@ class PlanHooks:
         count, kind = options.planned_machine(config) or (0, "")
         while count >= 1:
             machine = PretendedMachine(count, kind)
-            redirector, finder = Redirector(self._session, machine), MarkFinder()
+            redirector, finder = Redirector(self._session, machine), MarkFinder(config.stash[OWNERS])
             these = [
                 (item, None if plan is None else redirector.plan(item, finder.find(item))) for item, plan in planned
             ]

@@ -19,14 +19,25 @@ from pytest_accel.core.marks import (
     WORLD_SIZE_PARAMETER,
     MarkError,
     MarkFinder,
+    MarkOwners,
     deselected_marks,
     has_marks,
     marks_in,
     world_sizes,
 )
 from pytest_accel.core.node_refs import PlaceRecorder
+from pytest_accel.core.shims import prefer_other_fixtures
 from pytest_accel.core.source_files import record_conftest, record_file, text_of
-from pytest_accel.core.stash_keys import INITIAL_PATHS, LAUNCHED, MARKED, RANK_PLUGIN, SESSION, is_rank
+from pytest_accel.core.stash_keys import (
+    INITIAL_PATHS,
+    LAUNCHED,
+    LEFT_ALONE,
+    MARKED,
+    OWNERS,
+    RANK_PLUGIN,
+    SESSION,
+    is_rank,
+)
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -170,11 +181,17 @@ def _session(config: pytest.Config) -> AccelSession:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    in_rank = is_rank(config)
+    chosen = {} if in_rank else dict(_session(config).settings.marks)
+    owners = config.stash[OWNERS] = MarkOwners(lambda: config.getini("markers"), chosen)
+    adopts = config.getini(options.RULES) or config.getini(options.ADOPT)
     for line in MARKER_LINES:
-        config.addinivalue_line("markers", line)
-    config.pluginmanager.register(ParametrizeHooks(), "accel-parametrize")
+        # Rules need the marks also where the project has its own.
+        if adopts or not any(line.startswith(f"{name}(") for name in owners.of_project):
+            config.addinivalue_line("markers", line)
+    config.pluginmanager.register(ParametrizeHooks(owners), "accel-parametrize")
     config.pluginmanager.register(PlaceRecorder(), "accel-places")
-    if config.pluginmanager.has_plugin(RANK_PLUGIN):
+    if in_rank:
         from pytest_accel.rank.context import RANK
         from pytest_accel.rank.torch_harness import HarnessInRank
 
@@ -240,6 +257,12 @@ def pytest_configure(config: pytest.Config) -> None:
         advise_hooks.register(session)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let fixtures of other plugins win: their users have relied on them before they installed this plugin."""
+    prefer_other_fixtures(session, __all__)
+
+
 def _adoption(
     config: pytest.Config, capacity: Callable[[], int], on_harness: Callable[[Any], None] | None = None
 ) -> Adoption | None:
@@ -268,14 +291,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 class ParametrizeHooks:
     """Parametrizes a test whose mark has a list of world sizes. Registered in every process."""
 
-    def __init__(self) -> None:
+    def __init__(self, owners: MarkOwners) -> None:
+        self._owners = owners
         self._finder = MarkFinder()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        mark = self._finder.find(metafunc.definition).distributed
+        marks = self._finder.find(metafunc.definition)
+        mark = marks.distributed
         if mark is None:
             return
+        if not self._owners.is_ours(mark):
+            from pytest_accel.foreign_marks import uses
+
+            if mark.name not in self._owners.by_rule or uses(metafunc.definition, marks) != mark.name:
+                return
         try:
             sizes = world_sizes(mark)
         except MarkError:
@@ -348,10 +378,14 @@ class UnmarkedFailureHooks:
             from pytest_accel.core import torch_errors
             from pytest_accel.core.missing_mark import name_place
 
-            error = call.excinfo.value
-            name_place(error, item)
+            error, about_marks = call.excinfo.value, None
+            if has_marks(item):
+                from pytest_accel import foreign_marks
+
+                about_marks = foreign_marks.about_marks(item, item.config.stash[OWNERS])
+            name_place(error, item, about_marks)
             if (explanation := torch_errors.explain(error, grouped=False)) is not None:
-                torch_errors.add_hint(error, explanation)
+                torch_errors.add_hint(error, torch_errors.Explanation(about_marks) if about_marks else explanation)
 
 
 class LateMarkHooks:
@@ -400,6 +434,7 @@ class CollectionHooks:
     def __init__(self, session: AccelSession, adoption: Adoption | None) -> None:
         self._session = session
         self._adoption = adoption
+        self._owners: MarkOwners = session.config.stash[OWNERS]
         option = session.config.option
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan"))
         self._deselected_marks = deselected_marks(getattr(option, "markexpr", ""))
@@ -421,7 +456,7 @@ class CollectionHooks:
         if collector.path.suffix != ".py":
             return
         text = text_of(collector.path)
-        marks = marks_in(text)
+        marks = marks_in(text) - self._owners.of_project
         if self._adoption is not None:
             marks |= self._adoption.marks_in(collector.path, text)
         marks -= self._deselected_marks
@@ -431,11 +466,14 @@ class CollectionHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
+        collected = items.copy()
+        self._note_use(collected)
         if _selects_by_argument(self._session.config):
             from pytest_accel.selection import name_arguments
 
-            name_arguments(items)
+            name_arguments(items, self._owners)
         result = yield
+        self._note_use(collected)  # Hooks may have added marks.
         self._redirect(items, self._session.settings.shard)
         self._has_modified_items = True
         return result
@@ -448,14 +486,31 @@ class CollectionHooks:
         same applies to items that a wrapper around the whole of `pytest_collection_modifyitems` has marked.
         """
         if self._has_modified_items:
-            finder = MarkFinder()
+            finder = MarkFinder(self._owners)
             if any(any(finder.find(item)) and MARKED not in item.stash for item in session.items):
                 self._redirect(session.items, None)
         before = session.items.copy()
         result = yield
         if session.items != before:
             self._redirect(session.items, None)
+        if self._owners.by_rule and self._runs_tests:
+            from pytest_accel.foreign_marks import count_left_alone
+
+            self._owners.left_alone = count_left_alone(self._owners, session.items)
         return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        output: dict[str, Any] | None = getattr(self._session.config, "workeroutput", None)
+        if output is not None and self._owners.left_alone:
+            output[LEFT_ALONE] = self._owners.left_alone
+
+    def _note_use(self, items: list[pytest.Item]) -> None:
+        """Note which marks that the project has registered its tests use as those of the plugin."""
+        if self._owners.by_rule:
+            from pytest_accel.foreign_marks import note_use
+
+            note_use(self._owners, items)
 
     def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None) -> None:
         """Make new marked items run in worlds, and register the hooks that run them.
@@ -463,7 +518,7 @@ class CollectionHooks:
         Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to other parts than this one.
         """
         config = self._session.config
-        finder = MarkFinder()
+        finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
         selects = self._session.settings.select is not None or shard is not None
         if not found and not selects:

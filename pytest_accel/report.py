@@ -12,8 +12,15 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.marks import foreign_marks
-from pytest_accel.core.stash_keys import DEVICE_ERROR, EXPECTED_DEVICE_ERROR, MARKED, RETRIED, SLOW_IMPORTS
+from pytest_accel.core.stash_keys import (
+    DEVICE_ERROR,
+    EXPECTED_DEVICE_ERROR,
+    LEFT_ALONE,
+    MARKED,
+    OWNERS,
+    RETRIED,
+    SLOW_IMPORTS,
+)
 from pytest_accel.core.terminal_lines import write_section
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import PRELOAD, is_distributed
@@ -35,12 +42,21 @@ class ReportHooks:
         return [
             *([] if session.launched is None else [f"accel: {session.launched.about}"]),
             *(self._surroundings() if is_distributed(session.config) else []),
-            *(
-                f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "
-                "`-p no:accel` leaves it alone: docs/how-to/adopt-a-suite.md"
-                for name, does in foreign_marks(self._session.config.getini("markers")).items()
-            ),
+            *self._foreign_marks(),
         ]
+
+    def _foreign_marks(self) -> list[str]:
+        names = self._session.config.stash[OWNERS].by_rule
+        if not names:
+            return []
+        from pytest_accel.foreign_marks import header_line
+
+        return [header_line(names)]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over the number of tests that an xdist worker has left alone. All workers collect the same tests."""
+        self._session.config.stash[OWNERS].left_alone |= getattr(node, "workeroutput", {}).get(LEFT_ALONE, {})
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
         """Show the surroundings if there are marked tests. Under xdist the controller collects none: see the header."""
@@ -145,6 +161,12 @@ class ReportHooks:
             self._show_unusable(terminalreporter, sorted(unusable))
         if config.get_verbosity() > 0:
             self._show_expected_errors(terminalreporter, reports)
+        if left_alone := config.stash[OWNERS].left_alone:
+            from pytest_accel.foreign_marks import summary_lines
+
+            terminalreporter.section("accel: tests with marks of the project", sep="-")
+            for line in summary_lines(left_alone):
+                terminalreporter.write_line(line)
         reruns = [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
         if reruns:
             terminalreporter.section("rerun", sep="-")

@@ -105,6 +105,11 @@ class MergedReportHooks:
         marked = marked_of(item)
         if marked is not None:
             marked.complete_report(report, call)
+            if report.failed:
+                from pytest_accel.foreign_marks import about_fixtures
+
+                if lines := about_fixtures(item):
+                    report.sections.append(("accel: fixtures with the names of pytest-accel's", "\n".join(lines)))
         return report
 
 

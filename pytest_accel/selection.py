@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.core.marks import MarkError, Marks, as_keywords
+from pytest_accel.core.marks import ForeignArgumentsError, MarkError, MarkOwners, Marks, as_keywords
 from pytest_accel.core.needs import Needs
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.hardware.registry import VendorError
@@ -26,10 +26,10 @@ Planned = Sequence[tuple[pytest.Item, ItemPlan | None]]
 """Tests with their plans; None for tests without marks."""
 
 
-def name_arguments(items: Iterable[pytest.Item]) -> None:
+def name_arguments(items: Iterable[pytest.Item], owners: MarkOwners) -> None:
     """Give the plugin's marks of `items` their first argument by name: ``-m`` compares only named arguments."""
     for node in {node for item in items for node in item.listchain()}:
-        node.own_markers[:] = [as_keywords(mark) for mark in node.own_markers]
+        node.own_markers[:] = [as_keywords(mark) if owners.is_ours(mark) else mark for mark in node.own_markers]
 
 
 def select(
@@ -42,15 +42,18 @@ def select(
     """Deselect the tests that do not meet ``--accel-select``, then those of the other parts than `shard`.
 
     `shard` is the number of a part and that of all parts; None to keep all parts. `found` has the marks of the marked
-    tests. Tests with wrong marks stay: they are reported when they are redirected.
+    tests. Tests with wrong marks stay: they are reported when they are redirected. If that ends the session, the tests
+    are not divided.
     """
     plans: dict[pytest.Item, ItemPlan] = {}
     wrong: set[pytest.Item] = set()
+    ends = False
     for item, marks in found.items():
         try:
             plans[item] = redirector.plan(item, marks)
-        except (MarkError, VendorError):
+        except (MarkError, VendorError) as error:
             wrong.add(item)
+            ends = ends or not isinstance(error, ForeignArgumentsError)
     condition = session.settings.select
     if condition is not None:
         meets = select_expression.parse(condition)
@@ -58,7 +61,7 @@ def select(
         chosen = {item for item in items if (meets(redirector.needs(plans[item])) if item in plans else unmarked)}
         _deselect(session.config, items, chosen | wrong)
     # A plan shows all parts.
-    if shard is not None and not options.asks_for_plan(session.config) and not wrong:
+    if shard is not None and not options.asks_for_plan(session.config) and not ends:
         part, parts = shard
         given = session.worker_input
         workers = 1 if given is None else int(given["workercount"])

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel import marker_rules
+from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.settings.options import ADOPT, RULES
 
 if TYPE_CHECKING:
+    from pytest_accel.core.marks import MarkOwners
     from pytest_accel.marker_rules import Rule
 
 _HARNESS = "torch.testing._internal.common_distributed"
@@ -64,6 +66,9 @@ class Adoption:
         `on_harness` is called with torch's module for each test of its harness.
         """
         self._config = config
+        self._owners: MarkOwners = config.stash[OWNERS]
+        for rule in rules:
+            self._owners.give(rule.mark.mark)
         self._rules = rules
         self._harness = harness
         self._capacity = capacity
@@ -111,7 +116,7 @@ class Adoption:
         finally:
             marked, self._marked_by_rule = self._marked_by_rule, []
             for item, mark in marked:
-                if any(other.name == mark.name and other is not mark for other in item.iter_markers()):
+                if any(other is not mark for other in self._own_marks(item, mark.name)):
                     item.own_markers.remove(mark)
 
     def _apply_rules(self, item: pytest.Item) -> list[pytest.Mark]:
@@ -120,10 +125,14 @@ class Adoption:
         for rule in self._rules:
             if rule.matches(item.nodeid):
                 self._matched.add(rule.line)
-                if item.get_closest_marker(rule.mark.name) is None:
+                if next(self._own_marks(item, rule.mark.name), None) is None:
                     item.add_marker(rule.mark)
                     added.append(rule.mark.mark)
         return added
+
+    def _own_marks(self, item: pytest.Item, name: str) -> Iterator[pytest.Mark]:
+        """Yield the marks `name` of `item`, the closest first, that are not the project's own."""
+        return filter(self._owners.is_ours, item.iter_markers(name))
 
     def _adopt_torch_test(self, item: pytest.Item) -> None:
         harness = sys.modules.get(_HARNESS)
@@ -140,7 +149,7 @@ class Adoption:
         except Exception as error:
             self._not_adopted[f"{item.nodeid.rpartition('::')[0]} is not adopted: {error}"] = None
             return
-        mark = item.get_closest_marker("distributed")
+        mark = next(self._own_marks(item, "distributed"), None)
         arguments = {**mark.kwargs} if mark is not None else {}
         world_size = mark.args[0] if mark is not None and mark.args else arguments.get("world_size", size)
         if mark is None and 0 < self._capacity() < size:
@@ -149,7 +158,9 @@ class Adoption:
         if fixture is not None and issubclass(test_class, fixture):
             arguments.setdefault("fresh", True)  # A process can use RPC only once (see `core/torch_api.py`).
         arguments |= {"world_size": world_size, "init": False}
-        item.add_marker(pytest.mark.distributed(**arguments), append=False)
+        adopted = pytest.mark.distributed(**arguments)
+        self._owners.give(adopted.mark)
+        item.add_marker(adopted, append=False)
 
     # Terminal summary
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -23,6 +23,15 @@ WORLD_SIZE_PARAMETER = "accel_world_size"
 
 class MarkError(Exception):
     """Raised for a mark argument that is not allowed. The message names the mark and the argument, but not the test."""
+
+
+class ForeignArgumentsError(MarkError):
+    """Raised for arguments that the plugin's mark does not have: the mark may be one of the project's own."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+        """The name of the mark."""
 
 
 class Marks(NamedTuple):
@@ -203,7 +212,9 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
     given = dict(mark.kwargs)
     if len(mark.args) > 1:
         shown = ", ".join(map(repr, mark.args))
-        raise MarkError(f"{head}({shown}): at most one argument may be positional, {first}, got {len(mark.args)}")
+        raise ForeignArgumentsError(
+            mark.name, f"{head}({shown}): at most one argument may be positional, {first}, got {len(mark.args)}"
+        )
     if mark.args:
         if first in given:
             raise MarkError(
@@ -214,8 +225,9 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
     for argument, value in given.items():
         definition = table.get(argument)
         if definition is None:
-            raise MarkError(
-                f"{head}({argument}={value!r}): there is no argument {argument}, allowed are {', '.join(table)}"
+            raise ForeignArgumentsError(
+                mark.name,
+                f"{head}({argument}={value!r}): there is no argument {argument}, allowed are {', '.join(table)}",
             )
         if value is None and definition.default is None:
             continue
@@ -223,7 +235,10 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
             checked[argument] = definition.read(value)
         except ValueError:
             allowed = name_kinds(definition.allowed) + (" or None" if definition.default is None else "")
-            raise MarkError(f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}") from None
+            text = f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
+            if mark.args and argument == first and not _are_numbers(value):
+                raise ForeignArgumentsError(mark.name, text) from None
+            raise MarkError(text) from None
     sizes = _size_of(checked)
     if isinstance(sizes, list) and len(set(sizes)) < len(sizes):
         raise MarkError(f"{head}(world_size={sizes!r}): world_size must name each size once, got {sizes!r}")
@@ -234,6 +249,11 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
             f"got {nodes!r}"
         )
     return checked
+
+
+def _are_numbers(value: object) -> bool:
+    """Return whether `value` has the type of a mark's first argument: an int, or a list of them."""
+    return all(isinstance(one, int) for one in value) if isinstance(value, (list, tuple)) else isinstance(value, int)
 
 
 def as_keywords(mark: pytest.Mark) -> pytest.Mark:
@@ -314,14 +334,76 @@ def _common_value(
     return other if one is None else one
 
 
-def foreign_marks(lines: Iterable[str]) -> dict[str, str]:
-    """Return the marks of this plugin that others have registered too, each with the plugin's effect on marked tests.
+# Owners
 
-    `lines` is the value of the ini setting ``markers``: each has a name, optional arguments, a colon and a text.
+
+class MarkOwners:
+    """Decides which marks named `devices` and `distributed` are the plugin's, and which are the project's own.
+
+    There is one for each pytest process, on its config. Each name is decided by itself, in this order:
+
+    1. ``accel_marks`` names the owner. In a rank, its driver does.
+    2. A name that nobody else has registered is the plugin's.
+    3. So is a name that somebody else has registered, if a collected test with such a mark uses it as the plugin's
+       (`foreign_marks.uses`). The suite was written for the plugin, and lists the mark, for example, to be run without
+       it. Its other tests must not pass without ranks.
+    4. Any other name is the project's.
+
+    The marks of the plugin's rules are its own in any case.
     """
-    names = {re.split(r"[:(]", line, maxsplit=1)[0].strip() for line in lines if line not in MARKER_LINES}
-    effects = {"devices": "runs tests with leased devices", "distributed": "runs tests in ranks"}
-    return {name: effects[name] for name in sorted(names & effects.keys())}
+
+    def __init__(self, lines: Callable[[], Sequence[str]], chosen: Mapping[str, str]) -> None:
+        """`lines` returns the value of the ini setting ``markers``; `chosen` has owners by name (``accel_marks``)."""
+        self._lines = lines
+        self._chosen = dict(chosen)
+        self._used: set[str] = set()
+        self._given: dict[int, pytest.Mark] = {}
+        """The marks of rules by their `id`. An equal mark of the suite is another object."""
+        self._read = 0
+        """Number of lines that were read for `_registered`: conftests and plugins may add more."""
+        self._registered: frozenset[str] = frozenset()
+        self.left_alone: dict[str, int] = {}
+        """Number of tests that were left alone although the plugin could run them, by the name of their mark."""
+
+    @property
+    def by_rule(self) -> frozenset[str]:
+        """The names that are the project's because it has registered them, as far as is known now."""
+        lines = self._lines()
+        if len(lines) != self._read:
+            self._read, self._registered = len(lines), _registered_by_others(lines)
+        return self._registered - self._chosen.keys() - self._used
+
+    @property
+    def of_project(self) -> frozenset[str]:
+        """The names of the project's own marks, as far as is known now."""
+        return self.by_rule.union(name for name, owner in self._chosen.items() if owner == "project")
+
+    def is_ours(self, mark: pytest.Mark) -> bool:
+        """Return whether `mark` is one of the plugin's."""
+        return mark.name in _ARGUMENTS and (mark.name not in self.of_project or id(mark) in self._given)
+
+    def give(self, mark: pytest.Mark) -> None:
+        """Record that the plugin gives `mark` to tests."""
+        self._given[id(mark)] = mark
+
+    def note_use(self, name: str) -> None:
+        """Record that the suite uses the plugin's mark `name`."""
+        self._used.add(name)
+
+    def decide(self, of_project: Iterable[str]) -> None:
+        """Take over the decision of a driver: the names of the project's own marks."""
+        self._chosen = {name: "project" if name in of_project else "own" for name in _ARGUMENTS}
+
+
+def _registered_by_others(lines: Iterable[str]) -> frozenset[str]:
+    """Return the names of the plugin's marks that others have registered, too.
+
+    Each line has a name, optional arguments, a colon and a text. A line that begins with the signature of the plugin's
+    mark is a copy of the plugin's own.
+    """
+    own = tuple(line.partition(", *")[0] + ", *" for line in MARKER_LINES)
+    names = {re.split(r"[:(]", line, maxsplit=1)[0].strip() for line in lines if not line.strip().startswith(own)}
+    return frozenset(names & _ARGUMENTS.keys())
 
 
 # Lookup
@@ -339,7 +421,9 @@ class MarkFinder:
     with ``append=False``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owners: MarkOwners | None = None) -> None:
+        """Find the plugin's marks only, as `owners` decides; None: also the project's own of the same names."""
+        self._owners = owners
         self._marks_by_node: dict[pytest.Collector | pytest.Item, Marks] = {}
         self._last_parent: object = None
         self._last_inherited = Marks()
@@ -356,7 +440,7 @@ class MarkFinder:
             return self._last_inherited
         # Only parametrized functions have a callspec. own_markers holds its marks too, but after the function's.
         callspec = getattr(item, "callspec", None)
-        return _closest((*callspec.marks, *own) if callspec is not None else own, self._last_inherited)
+        return self._closest((*callspec.marks, *own) if callspec is not None else own, self._last_inherited)
 
     def _marks_of(self, node: Any) -> Marks:
         """Return the closest marks of the collector `node`, including inherited ones."""
@@ -366,12 +450,25 @@ class MarkFinder:
         if marks is None:
             # own_markers of a class lists the marks of its bases before its own.
             own = reversed(node.own_markers) if isinstance(node, pytest.Class) else node.own_markers
-            marks = self._marks_by_node[node] = _closest(own, self._marks_of(node.parent))
+            marks = self._marks_by_node[node] = self._closest(own, self._marks_of(node.parent))
         return marks
+
+    def _closest(self, own: Iterable[pytest.Mark], inherited: Marks) -> Marks:
+        devices = distributed = None
+        for mark in own:
+            if mark.name not in _ARGUMENTS or (self._owners is not None and not self._owners.is_ours(mark)):
+                continue
+            if mark.name == "devices":
+                devices = devices or mark
+            else:
+                distributed = distributed or mark
+        if devices is None and distributed is None:
+            return inherited
+        return Marks(devices or inherited.devices, distributed or inherited.distributed)
 
 
 def has_marks(item: pytest.Item) -> bool:
-    """Return whether `item`, or a collector that it is in, has a mark of the plugin.
+    """Return whether `item`, or a collector that it is in, has a mark with the name of one of the plugin's.
 
     This is called for every test while tests run, so it takes a tenth of the time of a new `MarkFinder`.
     """
@@ -382,15 +479,3 @@ def has_marks(item: pytest.Item) -> bool:
                 return True
         node = node.parent
     return False
-
-
-def _closest(own: Iterable[pytest.Mark], inherited: Marks) -> Marks:
-    devices = distributed = None
-    for mark in own:
-        if mark.name == "devices":
-            devices = devices or mark
-        elif mark.name == "distributed":
-            distributed = distributed or mark
-    if devices is None and distributed is None:
-        return inherited
-    return Marks(devices or inherited.devices, distributed or inherited.distributed)

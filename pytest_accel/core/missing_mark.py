@@ -41,11 +41,12 @@ def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: boo
     return error
 
 
-def name_place(error: BaseException, item: pytest.Item) -> None:
-    """Add the file and line of `item` to `error` if it is one of :func:`missing_mark`.
+def name_place(error: BaseException, item: pytest.Item, about_marks: str | None = None) -> None:
+    """Add `about_marks`, and the file and line of `item`, to `error` if it is one of :func:`missing_mark`.
 
     The fixture cannot do so: pytest raises the exception of a session's fixture again in each test that uses it.
     """
     if isinstance(error, pytest.fail.Exception) and (text := vars(error).get(_TEXT)) is not None:
         path, line, _ = item.location
+        text = text if about_marks is None else f"{text}; {about_marks}"
         error.msg = f"{text} ({path}{'' if line is None else f':{line + 1}'})"

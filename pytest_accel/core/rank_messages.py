@@ -30,6 +30,8 @@ class CollectFile(Struct, frozen=True):
     """False if the driver has already shown which tests of the function a rank has collected."""
     explains: bool = True
     """False if the driver has already shown, for a test of the file, why ranks may lack one."""
+    project_marks: frozenset[str] = frozenset()
+    """The names of the plugin's marks that are the project's own in this session (`MarkOwners`)."""
 
 
 class Prepare(Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from pathlib import Path
@@ -94,6 +94,33 @@ def fixtures_from(item: pytest.Item, module: str) -> Iterator[str]:
                 yield name
             if name not in definition.argnames:
                 break
+
+
+def fixtures_by_name(item: pytest.Item) -> dict[str, Any]:
+    """Return the definition of each fixture that `item` requests, directly or through others, before it is set up."""
+    found: Any = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return {name: definitions[-1] for name, definitions in found.items() if definitions}
+
+
+def is_own_fixture(definition: Any) -> bool:
+    """Return whether `definition` is that of a fixture of this plugin."""
+    return getattr(definition.func, "__module__", None) == "pytest_accel.fixtures"
+
+
+def prefer_other_fixtures(session: pytest.Session, names: Iterable[str]) -> None:
+    """Let fixtures of all other plugins win against this plugin's fixtures `names`.
+
+    pytest prefers the plugin that was registered last, and the order in which it finds installed plugins is arbitrary.
+    """
+    manager: Any = session._fixturemanager
+    for name in names:
+        # pytest 9.2 holds the definitions by node, the one that wins first; older releases have one list, in which the
+        # winner is the last.
+        if hasattr(manager, "_arg2node2fixturedefs"):
+            definitions = manager._arg2node2fixturedefs.get(name, {}).get(session, [])
+            definitions.sort(key=is_own_fixture)
+        else:
+            manager._arg2fixturedefs.get(name, []).sort(key=is_own_fixture, reverse=True)
 
 
 def forget_sections(item: pytest.Item) -> None:

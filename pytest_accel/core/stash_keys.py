@@ -12,6 +12,8 @@ import pytest
 
 SESSION: pytest.StashKey[Any] = pytest.StashKey()
 """The `AccelSession`, on the config of a driver or controller."""
+OWNERS: pytest.StashKey[Any] = pytest.StashKey()
+"""The `MarkOwners`, on the config of each process from its `pytest_configure` on."""
 LAUNCHED: pytest.StashKey[Any] = pytest.StashKey()
 """The `LaunchedSession`, on the config of a driver that a launcher has started as one of several processes."""
 MARKED: pytest.StashKey[Any] = pytest.StashKey()
@@ -24,6 +26,8 @@ INITIAL_PATHS: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 """The paths for which pytest has loaded conftests at first, on the config of a driver or controller."""
 RANK_PLUGIN = "accel-rank"
 """Name of the plugin that only sessions of ranks have, from their start."""
+LEFT_ALONE = "accel_left_alone"
+"""Key of `MarkOwners.left_alone` in the ``workeroutput`` of an xdist worker."""
 RETRIED = "accel_retried"
 """Name of the property of a report that says why its test was retried (``--accel-retry-dead``)."""
 SLOW_IMPORTS = "accel_slow_imports"

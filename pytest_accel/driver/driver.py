@@ -11,6 +11,7 @@ import pytest
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_messages import CollectFile, When
 from pytest_accel.core.shims import append_to_log_file
+from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -117,7 +118,8 @@ class Driver:
                 self.close()
         try:
             lists, explains = node.function not in self._listed, node.path not in self._explained
-            request = CollectFile(node, marked.sources, marked.plan.devices, lists, explains)
+            project_marks = marked.item.config.stash[OWNERS].of_project
+            request = CollectFile(node, marked.sources, marked.plan.devices, lists, explains, project_marks)
             world.collect(request, has_hung=node.path in self._hung)
         except KeyboardInterrupt:
             raise

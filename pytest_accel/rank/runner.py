@@ -34,7 +34,7 @@ from pytest_accel.core.rank_messages import (
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch, sketch_warning
 from pytest_accel.core.shims import forget_sections, is_subtest
-from pytest_accel.core.stash_keys import DEVICE_PEAKS, EXPECTED_DEVICE_ERROR
+from pytest_accel.core.stash_keys import DEVICE_PEAKS, EXPECTED_DEVICE_ERROR, OWNERS
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.rank import device_memory, group_state, rank_data, report_serialization, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
@@ -133,6 +133,7 @@ class TestRunner:
     def collect(self, session: pytest.Session, driver: DriverConnection, request: CollectFile) -> None:
         """Collect the file of a test that `driver` is about to request, and answer whether the rank has the test."""
         node, problem = request.node, ""
+        session.config.stash[OWNERS].decide(request.project_marks)
         self._devices = request.devices
         self._log.begin(node)
         self._logged = node

@@ -25,6 +25,10 @@ with it when they are imported. The fork server can only see threads and the run
 """
 
 
+_MARKS = ("devices", "distributed")
+_OWNERS = ("own", "project")
+
+
 class ExplainedError(ValueError):
     """Raised for a value that is not allowed, with a message that shows the value and says what is allowed."""
 
@@ -127,6 +131,19 @@ def rank_plugins(value: str | list[str]) -> tuple[tuple[str, bool], ...]:
     if not words or not all(re.fullmatch(r"[-+][\w.-]+", word) for word in words):
         raise ValueError(value)
     return tuple({word[1:]: word[0] == "+" for word in words}.items())
+
+
+def mark_owners(value: object) -> tuple[tuple[str, str], ...]:
+    """Return pairs of a mark and its owner from ``own``, ``project``, or text such as ``distributed:project``."""
+    given = text(value)
+    parts = [f"{mark}:{given}" for mark in _MARKS] if given in _OWNERS else given.split(",")
+    owners: dict[str, str] = {}
+    for part in parts:
+        mark, _, owner = (word.strip() for word in part.partition(":"))
+        if mark not in _MARKS or owner not in _OWNERS or mark in owners:
+            raise ValueError(value)
+        owners[mark] = owner
+    return tuple(owners.items())
 
 
 def shard(value: object) -> tuple[int, int]:

@@ -50,6 +50,7 @@ TRACE = "accel_trace"
 REPORT = "accel_report"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
+MARKS = "accel_marks"
 SELECT = "accel_select"
 SHARD = "accel_shard"
 DURATIONS = "accel_durations"
@@ -116,6 +117,8 @@ class Settings(NamedTuple):
     """Modules that the fork server imports besides torch and pytest; ``none``: it imports neither torch nor plugins."""
     ci: Literal["auto", "off"] = "auto"
     """``auto`` if the CI system whose job runs the session shows its summary."""
+    marks: tuple[tuple[str, str], ...] = ()
+    """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
     """Pairs of a plugin's name and True if ranks call all its hooks, False if ranks run without it."""
 
@@ -336,6 +339,16 @@ _OPTIONS: dict[str, _Option] = {
         option_types.one_of("auto", "off"),
         "in a job of GitHub Actions, Buildkite or GitLab, show a summary of the session there: auto (default) or off",
         "WHAT",
+    ),
+    MARKS: _Option(
+        "marks",
+        "string",
+        "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma",
+        option_types.mark_owners,
+        "the owner of the marks devices and distributed if the project registers marks of these names: the plugin "
+        "(own) or the project; also for one mark: distributed:project (default: the project, unless its tests use "
+        "fixtures of the plugin)",
+        "OWNER",
     ),
     PRELOAD: _Option(
         "preload",

@@ -1,8 +1,7 @@
-"""Tests of projects that register marks of the same names, and of sessions without some of pytest's own plugins."""
+"""Tests of suites with marks or fixtures of the plugin's names, and of sessions without some of pytest's plugins."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,33 +9,533 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_needs_xdist = pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs xdist")
+_HEADER = "accel: this project registers the mark"
+_SUMMARY = "accel: tests with marks of the project"
+_MODES = [
+    pytest.param((), id="plain"),
+    pytest.param(("-n2",), id="xdist"),
+]
+
+# What a project does with marks of its own. Tests that pytest-accel runs would see variables of ranks.
+_OWN_MARKS_CONFTEST = """
+    import os
+
+    import pytest
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=_needs_xdist)])
-def test_a_clash_with_a_mark_of_the_project_is_reported_once(
-    pytester: pytest.Pytester, options: tuple[str, ...]
+    def pytest_configure(config):
+        config.addinivalue_line("markers", "devices(count): needs some of the project's machines")
+
+
+    def pytest_collection_modifyitems(items):
+        for item in items:
+            for mark in item.iter_markers("devices"):
+                assert mark.args == (4,), mark
+
+
+    @pytest.fixture(autouse=True)
+    def no_rank():
+        assert "RANK" not in os.environ
+    """
+_OWN_MARKS_TESTS = """
+    import pytest
+
+
+    @pytest.mark.distributed(num_gpus=2)
+    def test_arguments():
+        pass
+
+
+    @pytest.mark.distributed
+    def test_bare():
+        pass
+
+
+    @pytest.mark.devices(4)
+    class TestDevices:
+        def test_in_class(self):
+            pass
+
+
+    def test_plain():
+        pass
+    """
+
+
+@pytest.mark.parametrize("options", _MODES)
+def test_marks_that_the_project_registers_are_left_alone(suite: Suite, options: tuple[str, ...]) -> None:
+    """One is in the ini file, the other in the conftest."""
+    suite.ini("markers = distributed: run this only with several GPUs")
+    suite.write("conftest.py", _OWN_MARKS_CONFTEST)
+    suite.write("test_it.py", _OWN_MARKS_TESTS)
+    run = suite.run("--strict-markers", *options)
+    assert run.count() == {"PASSED": 4}
+    (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]
+    assert "the marks `devices` and `distributed` of its own" in line
+    assert "`accel_marks = own` hands them over" in line
+    # The arguments of one test show that its mark is not meant for the plugin.
+    assert "1 test has the project's mark `devices`, so pytest-accel gave no leased devices" in run.text
+    assert "1 test has the project's mark `distributed`, so pytest-accel gave no ranks" in run.text
+
+    confirmed = suite.run("--accel-marks=project", "-m", "devices or distributed", *options)
+    assert confirmed.count() == {"PASSED": 3}
+    assert _HEADER not in confirmed.text
+    assert _SUMMARY not in confirmed.text
+
+
+def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None:
+    suite.ini(
+        """
+        markers = distributed: run this only with several GPUs
+        accel_rules = test_rule.py: distributed(2, device="cpu")
+        """
+    )
+    suite.write("conftest.py", _OWN_MARKS_CONFTEST)
+    suite.write("test_it.py", _OWN_MARKS_TESTS)
+    suite.write("test_rule.py", _ADOPTED)
+    run = suite.run("--accel-select=not marked")
+    assert run.count() == {"PASSED": 4}
+    run = suite.run("--accel-select=marked", "--accel-reorder", "-m", "distributed(world_size=2)")
+    assert run.count() == {"PASSED": 1}
+    assert sorted(suite.read("ranks")) == ["0 num_gpus 4", "1 num_gpus 4"]
+    run = suite.run("--accel-plan", "4xcuda")
+    assert run.ret == 0
+    assert "5 tests" in run.text
+
+
+_ADOPTED = """
+    import os
+
+    import pytest
+
+
+    @pytest.fixture
+    def no_rank():
+        pass
+
+
+    @pytest.mark.distributed(num_gpus=4)
+    def test_adopted(request):
+        marks = [mark.kwargs for mark in request.node.iter_markers("distributed")]
+        (own,) = [kwargs for kwargs in marks if "num_gpus" in kwargs]
+        with open("ranks", "a") as file:
+            file.write(f"{os.environ['RANK']} num_gpus {own['num_gpus']}\\n")
+    """
+
+
+@pytest.mark.parametrize("options", _MODES)
+def test_marks_of_the_project_can_be_handed_over(suite: Suite, options: tuple[str, ...]) -> None:
+    """Each mark by itself: the tests of the other stay those of the project."""
+    suite.ini("markers = distributed: several ranks\naccel_marks = distributed:own")
+    suite.write("conftest.py", _OWN_MARKS_CONFTEST.replace("no_rank", "no_device").replace("RANK", "ACCEL"))
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_in_ranks():
+            with open("ranks", "a") as file:
+                file.write(f"{os.environ['RANK']}\\n")
+
+
+        @pytest.mark.devices(4)
+        def test_devices():
+            assert "RANK" not in os.environ
+
+
+        @pytest.mark.distributed(num_gpus=2)
+        def test_arguments():
+            pass
+        """,
+    )
+    run = suite.run("--strict-markers", *options)
+    assert run.outcomes() == {"test_in_ranks": "PASSED", "test_devices": "PASSED", "test_arguments": "ERROR"}
+    assert sorted(suite.read("ranks")) == ["0", "1"]
+    (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]
+    assert "the mark `devices` of its own" in line
+
+
+@pytest.mark.parametrize("options", _MODES)
+def test_a_suite_of_the_plugin_that_lists_its_mark_runs_in_ranks(suite: Suite, options: tuple[str, ...]) -> None:
+    """No test passes without its ranks, also one that uses no fixture, as long as another test does."""
+    suite.ini("markers =\n    distributed(n): runs in n ranks\n    devices(n): runs on n devices")
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.fixture
+        def name(rank):
+            return f"rank {rank}"
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_fixture(name):
+            assert name in ("rank 0", "rank 1")
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_no_fixture():
+            with open("ranks", "a") as file:
+                file.write(f"{os.environ['RANK']}\\n")
+
+
+        @pytest.mark.devices(1, kind="cpu")
+        def test_device(accel):
+            assert accel.kind == "cpu"
+        """,
+    )
+    run = suite.run("--strict-markers", *options)
+    assert run.count() == {"PASSED": 3}
+    assert sorted(suite.read("ranks")) == ["0", "1"]
+    assert _SUMMARY not in run.text
+
+
+def test_a_list_of_sizes_and_a_copy_of_the_signature_show_that_a_mark_is_the_plugins(suite: Suite) -> None:
+    sizes = """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed([1, 2], device="cpu")
+        def test_sizes():
+            with open("ranks", "a") as file:
+                file.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n")
+        """
+    suite.ini("markers = distributed: in ranks")
+    suite.write("test_it.py", sizes)
+    assert suite.run().count() == {"PASSED": 2}
+    assert sorted(suite.read("ranks")) == ["0 of 1", "0 of 2", "1 of 2"]
+
+    # pytest lists the project's mark only, and that of the plugin which the project has not registered.
+    markers = suite.run("--markers", quiet=True).text
+    assert markers.count("@pytest.mark.distributed") == 1
+    (copied,) = [line for line in markers.splitlines() if line.startswith("@pytest.mark.devices(")]
+    line = copied.removeprefix("@pytest.mark.")
+    suite.write("conftest.py", f"def pytest_configure(config):\n    config.addinivalue_line('markers', {line!r})\n")
+    run = suite.run("--setup-plan")
+    (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]
+    assert "the mark `distributed` of its own" in line
+
+
+@pytest.mark.parametrize("options", [pytest.param((), id="plain"), pytest.param(("-n1",), id="xdist")])
+def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Suite, options: tuple[str, ...]) -> None:
+    """The project does not register its marks, which is allowed without ``--strict-markers``."""
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(num_gpus=2)
+        def test_keyword():
+            pass
+
+
+        @pytest.mark.devices("feeder", "household")
+        @pytest.mark.xfail
+        def test_several():
+            pass
+
+
+        @pytest.mark.devices(["desktop", "mobile"])
+        def test_list():
+            pass
+
+
+        def test_plain():
+            pass
+        """,
+    )
+    run = suite.run("--accel-shard=1/1", *options)
+    expected = {"test_keyword": "ERROR", "test_several": "ERROR", "test_list": "ERROR", "test_plain": "PASSED"}
+    assert run.outcomes() == expected
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    for text in (
+        "test_keyword: @pytest.mark.distributed(num_gpus=2): there is no argument num_gpus, allowed are world_size, ",
+        "test_several: @pytest.mark.devices('feeder', 'household'): at most one argument may be positional, n, got 2",
+        "test_list: @pytest.mark.devices(n=['desktop', 'mobile']): n must be an int >= 1, got ['desktop', 'mobile']",
+    ):
+        assert text in run.text
+    assert "if the mark is the project's own, set accel_marks = distributed:project" in run.text
+
+    own = suite.run("-Wignore::pytest.PytestUnknownMarkWarning", "--accel-marks=project", *options).outcomes()
+    assert (own["test_keyword"], own["test_list"]) == ("PASSED", "PASSED")
+
+
+def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
+    suite.ini("markers = distributed: in ranks")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_by_name(request):
+            request.getfixturevalue("rank")
+
+
+        @pytest.mark.distributed(2)
+        def test_no_group():
+            raise ValueError("Default process group has not been initialized, please make sure to call init")
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"FAILED": 2}
+    text = "the mark `distributed` of this test is the project's own, so pytest-accel ran it without ranks and devices"
+    assert run.text.count(f"{text}: `accel_marks = distributed:own` hands the mark over") == 2
+    assert "this test has no @pytest.mark.distributed" not in run.text
+
+
+# vLLM: the mark selects tests, which a decorator skips without the GPUs, and runs in a child process.
+_VLLM = {
+    "pyproject.toml": """
+        [tool.pytest.ini_options]
+        markers = [
+            "slow_test",
+            "distributed: run this test only in distributed GPU tests",
+            "optional: optional tests that are automatically skipped",
+        ]
+        """,
+    "tests/utils.py": """
+        import functools
+        import os
+
+        import pytest
+
+
+        def multi_gpu_test(*, num_gpus):
+            def decorate(function):
+                @functools.wraps(function)
+                def forked(*args, **kwargs):
+                    pid = os.fork()
+                    if pid == 0:
+                        try:
+                            function(*args, **kwargs)
+                        except BaseException:
+                            os._exit(1)
+                        os._exit(0)
+                    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+                select = pytest.mark.distributed(num_gpus=num_gpus)
+                return select(pytest.mark.skipif(num_gpus > 2, reason="GPUs")(forked))
+
+            return decorate
+        """,
+    "tests/conftest.py": """
+        import pytest
+
+
+        def pytest_addoption(parser):
+            parser.addoption("--optional", action="store_true", default=False)
+
+
+        def pytest_collection_modifyitems(config, items):
+            for item in items:
+                if "optional" in item.keywords and not config.getoption("--optional"):
+                    item.add_marker(pytest.mark.skip(reason="need --optional option to run"))
+
+
+        @pytest.fixture(params=["cuda:0", "cuda:1"])
+        def device(request):
+            return request.param
+        """,
+    "tests/test_it.py": """
+        import pytest
+
+        from utils import multi_gpu_test
+
+
+        @multi_gpu_test(num_gpus=2)
+        def test_two():
+            pass
+
+
+        @multi_gpu_test(num_gpus=4)
+        def test_four():
+            raise AssertionError("ran")
+
+
+        @pytest.mark.distributed(num_gpus=2)
+        @pytest.mark.optional
+        def test_optional():
+            raise AssertionError("ran")
+
+
+        @pytest.mark.parametrize("world_size", [1, 2])
+        @pytest.mark.distributed(num_gpus=2)
+        def test_devices(device, world_size):
+            assert device.startswith("cuda:")
+        """,
+}
+# A project whose conftest runs the marked tests in processes of its own. The arguments are those of the plugin, too.
+_OWN_HARNESS = {
+    "tests/conftest.py": """
+        import multiprocessing
+        import os
+
+        import pytest
+
+
+        def pytest_configure(config):
+            os.environ["SESSION"] = str(os.getpid())
+            config.addinivalue_line("markers", "distributed(world_size, backend): run in distributed mode")
+
+
+        def entry(rank, function):
+            global RANK
+            RANK = rank
+            function()
+
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_pyfunc_call(pyfuncitem):
+            mark = pyfuncitem.get_closest_marker("distributed")
+            if mark is None:
+                return None
+            assert not mark.args
+            context = multiprocessing.get_context("fork")
+            ranks = [
+                context.Process(target=entry, args=(rank, pyfuncitem.obj))
+                for rank in range(mark.kwargs.get("world_size", 2))
+            ]
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join()
+            assert [process.exitcode for process in ranks] == [0] * len(ranks)
+            return True
+        """,
+    "tests/test_it.py": """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(world_size=3, backend="gloo")
+        def test_ranks():
+            with open("ranks", "a") as file:
+                file.write(f"{os.getppid() == int(os.environ['SESSION'])}\\n")
+
+
+        @pytest.mark.distributed
+        def test_default():
+            pass
+        """,
+}
+# substrax: a plugin that the conftest names has the mark `devices`, which skips tests.
+_PLUGIN_WITH_THE_MARK = {
+    "jaxtesting.py": """
+        import pytest
+
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "devices(count, kind=None): skip unless `count` devices are visible")
+
+
+        def pytest_runtest_setup(item):
+            for mark in item.iter_markers("devices"):
+                (count,) = mark.args
+                if count > 1:
+                    pytest.skip(f"needs {count} device(s); visible: 1 cpu")
+        """,
+    "conftest.py": 'pytest_plugins = ["jaxtesting"]',
+    "tests/test_it.py": """
+        import pytest
+
+
+        @pytest.mark.devices(2)
+        def test_two():
+            raise AssertionError("ran")
+
+
+        @pytest.mark.devices(1, kind="cpu")
+        def test_one():
+            pass
+        """,
+}
+
+
+@pytest.mark.parametrize("options", _MODES)
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param(_VLLM, {"PASSED": 5, "SKIPPED": 2}, id="vLLM"),
+        pytest.param(_OWN_HARNESS, {"PASSED": 2}, id="own-harness"),
+        pytest.param(_PLUGIN_WITH_THE_MARK, {"PASSED": 1, "SKIPPED": 1}, id="substrax"),
+    ],
+)
+def test_suites_with_marks_of_their_own_run_as_without_the_plugin(
+    suite: Suite, files: dict[str, str], expected: dict[str, int], options: tuple[str, ...]
 ) -> None:
-    pytester.makeini("[pytest]\nmarkers =\n    distributed: needs a cluster\n    slow: takes long")
-    pytester.makeconftest("def pytest_configure(config): config.addinivalue_line('markers', 'devices(n): needs some')")
-    pytester.makepyfile("def test_plain(): pass")
+    for name, text in files.items():
+        suite.write(name, text)
+    own_ini = ["-c", "pyproject.toml"] if "pyproject.toml" in files else []
+    outcomes = []
+    for plugin in (("-p", "no:accel"), ("--accel=none",)):
+        run = suite.run(*own_ini, *(("-p", "no:accel", "-o", "accel=x") if "no:accel" in plugin else plugin), *options)
+        assert run.count() == expected
+        outcomes.append(run.results)
+    assert outcomes[0] == outcomes[1]
+    assert _HEADER in run.text
+    if files is _OWN_HARNESS:
+        assert suite.read("ranks") == ["True"] * 6
 
-    result = pytester.runpytest_subprocess("--accel", "none", *options)
 
-    assert [line for line in result.outlines if line.startswith("accel: this project")] == [
-        f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "
-        "`-p no:accel` leaves it alone: docs/how-to/adopt-a-suite.md"
-        for name, does in (("devices", "runs tests with leased devices"), ("distributed", "runs tests in ranks"))
-    ]
+def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
+    suite.write("other.py", "import pytest\n\n\n@pytest.fixture\ndef device():\n    return 'of another plugin'\n")
+    suite.write("conftest.py", "import pytest\n\n\n@pytest.fixture\ndef rank():\n    return 'of the suite'\n")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(1, device="cpu")
+        def test_marked(rank, device, world_size):
+            assert (rank, device, world_size) == ("of the suite", "of another plugin", 1)
+
+
+        def test_unmarked(rank, device):
+            assert (rank, device) == ("of the suite", "of another plugin")
+
+
+        @pytest.mark.distributed(1, device="cpu")
+        def test_needs_those_of_the_plugin(rank, device):
+            assert rank == 0
+            assert device.type == "cpu"
+
+
+        @pytest.mark.parametrize("rank", [3])
+        @pytest.mark.distributed(1, device="cpu")
+        def test_has_a_parameter(rank):
+            assert rank == 4
+        """,
+    )
+    # The other plugin is loaded before this one, and pytest prefers those that are loaded later.
+    suite.ini("addopts = -p other")
+    run = suite.run()
+    assert run.count() == {"PASSED": 2, "FAILED": 2}
+    where = f"({suite.path / 'conftest.py'}:4), not that of pytest-accel, which has the same name"
+    assert run.text.count(f"the fixture 'rank' of this test is that of the suite {where}") == 1
+    assert run.text.count("the fixture 'device' of this test is that of ") == 1
 
 
 @pytest.mark.long
-def test_the_marks_of_the_plugin_are_not_reported_as_a_clash(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_plain(): pass")
-    result = pytester.runpytest_subprocess("--accel", "none")
-    result.assert_outcomes(passed=1)
-    result.stdout.no_fnmatch_line("*registers a mark*")
+def test_the_marks_of_the_plugin_are_not_reported_as_a_clash(suite: Suite) -> None:
+    suite.write("test_it.py", "def test_plain(): pass")
+    run = suite.run("--accel", "none")
+    assert run.count() == {"PASSED": 1}
+    assert "of its own" not in run.text
 
 
 @pytest.mark.long

@@ -65,6 +65,8 @@ GOOD = [
     ("accel_schedule", "off", "schedule", "off"),
     ("accel_launcher", "none", "launcher", "none"),
     ("accel_cluster", "ray:head-1.lan:6379", "cluster", "ray:head-1.lan:6379"),
+    ("accel_marks", "project", "marks", (("devices", "project"), ("distributed", "project"))),
+    ("accel_marks", "distributed:project , devices: own", "marks", (("distributed", "project"), ("devices", "own"))),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
     ("accel_busy", "wait", "busy", "wait"),
@@ -84,7 +86,11 @@ SWITCHES = [
     ("accel_spread", "spread"),
     ("accel_reorder", "reorder"),
 ]
+MARKS = "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma"
 BAD = [
+    ("accel_marks", "theirs", MARKS),
+    ("accel_marks", "distributed:own,distributed:project", MARKS),
+    ("accel_marks", "distributed:project,", MARKS),
     ("accel_require", "cuda", REQUIRE),
     ("accel_require", "cuda:0", REQUIRE),
     ("accel_require", "cuda:two", REQUIRE),

@@ -1,0 +1,123 @@
+"""Marks of the project, and fixtures of others, that have the names of the plugin's. Imported when there are any.
+
+`MarkOwners` (`core/marks.py`) decides whose a mark is. This module finds the tests that show it, and has the texts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+import pytest
+
+from pytest_accel.core.frames import is_library
+from pytest_accel.core.marks import MarkError, MarkFinder, MarkOwners, Marks, check, world_sizes
+from pytest_accel.core.shims import fixtures_by_name, is_own_fixture
+from pytest_accel.fixtures import FIXTURES
+
+_WITH_EITHER_MARK = frozenset({"accel", "device", "devices"})
+_WITHOUT_MARKS = frozenset({"launch"})
+"""The plugin's fixtures for which a test needs either mark, or none. For the others it needs ``distributed``."""
+_PYTEST = os.path.dirname(inspect.getfile(pytest.FixtureDef))
+"""The folder of pytest's own fixtures."""
+_PAGE = "docs/how-to/adopt-a-suite.md#a-mark-of-your-own"
+
+
+def uses(item: pytest.Item, marks: Marks) -> str | None:
+    """Return the name of the mark of `marks` that `item` uses as the plugin's; None if nothing shows that it does.
+
+    This is a mark that the test needs for a fixture of the plugin, or one with a list of world sizes, which is the
+    plugin's way to parametrize a test. `item` may be a ``metafunc.definition``.
+    """
+    own = {name for name, definition in fixtures_by_name(item).items() if is_own_fixture(definition)} - _WITHOUT_MARKS
+    if marks.distributed is not None and (own - _WITH_EITHER_MARK or _has_sizes(marks.distributed)):
+        return "distributed"
+    if own & _WITH_EITHER_MARK:
+        return "devices" if marks.devices is not None else "distributed" if marks.distributed is not None else None
+    return None
+
+
+def _has_sizes(mark: pytest.Mark) -> bool:
+    try:
+        return world_sizes(mark) is not None
+    except MarkError:
+        return False
+
+
+def note_use(owners: MarkOwners, items: Iterable[pytest.Item]) -> None:
+    """Tell `owners` which of the names that the project has registered its tests use as the plugin's."""
+    finder = MarkFinder()
+    for item in items:
+        if not (unclear := owners.by_rule):
+            return
+        if any(marks := finder.find(item)) and (name := uses(item, marks)) in unclear:
+            owners.note_use(name)
+
+
+def count_left_alone(owners: MarkOwners, items: Iterable[pytest.Item]) -> dict[str, int]:
+    """Return the number of `items` with a mark of the project whose arguments are allowed for the plugin's, by name."""
+    finder, counts = MarkFinder(), dict[str, int]()
+    for item in items:
+        for mark in finder.find(item):
+            if mark is not None and mark.name in owners.by_rule and not owners.is_ours(mark) and _is_allowed(mark):
+                counts[mark.name] = counts.get(mark.name, 0) + 1
+    return counts
+
+
+def _is_allowed(mark: pytest.Mark) -> bool:
+    try:
+        check(mark)
+    except MarkError:
+        return False
+    return True
+
+
+def header_line(names: Iterable[str]) -> str:
+    """Return the line of the session's header on marks that the project has registered."""
+    shown = sorted(names)
+    what = " and ".join(f"`{name}`" for name in shown)
+    return (
+        f"accel: this project registers {'the mark' if len(shown) == 1 else 'the marks'} {what} of its own: tests with "
+        f"{'it' if len(shown) == 1 else 'them'} are left alone, unless one of them uses a fixture of pytest-accel; "
+        f"`accel_marks = own` hands {'it' if len(shown) == 1 else 'them'} over: {_PAGE}"
+    )
+
+
+def summary_lines(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield a line of the summary for each mark of the project whose tests could be meant for the plugin."""
+    without = {"devices": "leased devices", "distributed": "ranks"}
+    for name, count in sorted(counts.items()):
+        tests = "1 test has" if count == 1 else f"{count} tests have"
+        yield (
+            f"{tests} the project's mark `{name}`, so pytest-accel gave no {without[name]}: set `accel_marks = "
+            f"{name}:own` if the mark is meant for it, or `accel_marks = {name}:project` to confirm that it is not"
+        )
+
+
+def about_marks(item: pytest.Item, owners: MarkOwners) -> str | None:
+    """Return a sentence on a mark of the project that `item` has; None if it has none."""
+    found = [mark.name for mark in MarkFinder().find(item) if mark is not None and not owners.is_ours(mark)]
+    if not found:
+        return None
+    return (
+        f"the mark `{found[-1]}` of this test is the project's own, so pytest-accel ran it without ranks and devices: "
+        f"`accel_marks = {found[-1]}:own` hands the mark over"
+    )
+
+
+def about_fixtures(item: pytest.Item) -> list[str]:
+    """Return a line for each fixture of another plugin or the suite that `item` gets in place of the plugin's."""
+    lines = []
+    for name, definition in fixtures_by_name(item).items():
+        code = getattr(definition.func, "__code__", None)
+        # The parameters of a test have definitions by pytest.
+        is_foreign = code is not None and not (is_own_fixture(definition) or code.co_filename.startswith(_PYTEST))
+        if not is_foreign or name not in FIXTURES:
+            continue
+        owner = "another plugin" if is_library(code.co_filename) else "the suite"
+        lines.append(
+            f"the fixture {name!r} of this test is that of {owner} ({code.co_filename}:{code.co_firstlineno}), "
+            "not that of pytest-accel, which has the same name"
+        )
+    return lines
