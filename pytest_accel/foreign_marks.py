@@ -111,10 +111,10 @@ def about_fixtures(item: pytest.Item) -> list[str]:
     lines = []
     for name, definition in fixtures_by_name(item).items():
         code = getattr(definition.func, "__code__", None)
-        # The parameters of a test have definitions by pytest.
-        is_foreign = code is not None and not (is_own_fixture(definition) or code.co_filename.startswith(_PYTEST))
-        if not is_foreign or name not in FIXTURES:
+        if name not in FIXTURES or code is None or is_own_fixture(definition):
             continue
+        if code.co_filename.startswith(_PYTEST):
+            continue  # A parameter of the test.
         owner = "another plugin" if is_library(code.co_filename) else "the suite"
         lines.append(
             f"the fixture {name!r} of this test is that of {owner} ({code.co_filename}:{code.co_firstlineno}), "

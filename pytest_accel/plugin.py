@@ -561,7 +561,7 @@ class CollectionHooks:
                 bridges.refuse(config)
             if not self._has_bridges:
                 self._has_bridges = True
-                for bridge in bridges.in_driver(config):
+                for bridge in bridges.in_driver(config, runnable):
                     config.pluginmanager.register(bridge)
         except pytest.UsageError as error:
             redirector.refuse(str(error), runnable)

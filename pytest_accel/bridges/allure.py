@@ -53,8 +53,8 @@ def driver_plugin(config: pytest.Config) -> object | None:
 
 
 def _check(listener: Any) -> None:
-    require("allure-pytest", listener, "allure_logger")
-    require("allure-pytest", listener.allure_logger, "get_test", "_items")
+    require(listener, "allure_logger")
+    require(listener.allure_logger, "get_test", "_items")
 
 
 def _containers(listener: Any) -> list[Any]:

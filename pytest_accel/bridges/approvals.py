@@ -33,22 +33,22 @@ def rank_plugin(config: pytest.Config) -> object:
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that writes received files. Raise `pytest.UsageError` for an unsupported release."""
+    """Return the plugin that writes received files. Raise an error for an unknown release."""
     _approver()
     return _InDriver(config)
 
 
 def _approver() -> Any:
-    approver = take(_NAME, "approvaltests.file_approver", "FileApprover")
-    require(_NAME, approver, "verify", "verify_files", "previous_approved", "is_this_a_multiple_verify")
-    require_parameters(_NAME, approver.verify, "namer", "writer", "reporter", "comparator")
+    approver = take("approvaltests.file_approver", "FileApprover")
+    require(approver, "verify", "verify_files", "previous_approved", "is_this_a_multiple_verify")
+    require_parameters(approver.verify, "namer", "writer", "reporter", "comparator")
     return approver
 
 
 def _log(name: str) -> Any:
     module, kind, path = _LOGS[name]
-    log = take(_NAME, f"approvaltests.internals.logs.{module}", kind)
-    require(_NAME, log, "log", path)
+    log = take(f"approvaltests.internals.logs.{module}", kind)
+    require(log, "log", path)
     return log
 
 

@@ -30,8 +30,8 @@ def driver_plugin(config: pytest.Config) -> object | None:
 
 def _generator(config: pytest.Config) -> Any:
     """Return the plugin's object that compares and generates; None if the session does not generate."""
-    plugin = of_class(config, _NAME, "pytest_arraydiff.plugin", "ArrayComparison")
+    plugin = of_class(config, "pytest_arraydiff.plugin", "ArrayComparison")
     if plugin is None:
         return None
-    require(_NAME, plugin, "generate_dir")
+    require(plugin, "generate_dir")
     return None if plugin.generate_dir is None else plugin

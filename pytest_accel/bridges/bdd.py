@@ -8,7 +8,7 @@ import pytest
 
 from pytest_accel.bridges.internals import take
 
-_REPORTING = ("pytest-bdd", "pytest_bdd.reporting")
+_REPORTING = "pytest_bdd.reporting"
 
 
 def plugin(config: pytest.Config) -> object:
@@ -18,9 +18,9 @@ def plugin(config: pytest.Config) -> object:
 
 class _Steps:
     def __init__(self) -> None:
-        self._contexts = take(*_REPORTING, "test_report_context_registry")
+        self._contexts = take(_REPORTING, "test_report_context_registry")
         """pytest-bdd's `ReportContext` of each report of a scenario."""
-        self._context_class = take(*_REPORTING, "ReportContext")
+        self._context_class = take(_REPORTING, "ReportContext")
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         context = self._contexts.get(report)

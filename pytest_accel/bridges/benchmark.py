@@ -41,15 +41,21 @@ def driver_plugin(config: pytest.Config) -> object:
     return _InDriver(_session(config))
 
 
+def without_bridge(config: pytest.Config) -> None:
+    """Have a rank run functions once: ranks that measure by themselves would run them unequally often."""
+    session: Any = config.pluginmanager.get_plugin(_NAME)
+    session.disabled = True
+
+
 def _session(config: pytest.Config) -> Any:
     session = config.pluginmanager.get_plugin(_NAME)
-    require(_NAME, _fixture_class(), *_FIXTURE)
-    require(_NAME, session, *_SESSION)
+    require(_fixture_class(), *_FIXTURE)
+    require(session, *_SESSION)
     return session
 
 
 def _fixture_class() -> Any:
-    return take(_NAME, "pytest_benchmark.fixture", "BenchmarkFixture")
+    return take("pytest_benchmark.fixture", "BenchmarkFixture")
 
 
 class _InRank:
@@ -81,7 +87,7 @@ class _InRank:
 
 def _to_data(measured: Any) -> dict[str, Any]:
     """Return the statistics `measured` of one test as plain data."""
-    safe_dumps = take(_NAME, "pytest_benchmark.utils", "safe_dumps")
+    safe_dumps = take("pytest_benchmark.utils", "safe_dumps")
     names = ("name", "fullname", "group", "extra_info", "iterations")
     return {
         "about": safe_dumps({name: getattr(measured, name) for name in names}),
@@ -121,7 +127,7 @@ class _InDriver:
         mark = item.get_closest_marker("benchmark")
         options = {**session.options, **(mark.kwargs if mark else {})}
         if mark and "timer" in mark.kwargs:
-            options["timer"] = take(_NAME, "pytest_benchmark.utils", "NameWrapper")(mark.kwargs["timer"])
+            options["timer"] = take("pytest_benchmark.utils", "NameWrapper")(mark.kwargs["timer"])
         return _fixture_class()(
             item,
             add_stats=session.benchmarks.append,
@@ -140,7 +146,7 @@ def _seconds(data: bytes) -> list[float]:
 
 def _statistics(seconds: list[float]) -> dict[str, float]:
     """Return the statistics of one rank."""
-    stats = take(_NAME, "pytest_benchmark.stats", "Stats")()
+    stats = take("pytest_benchmark.stats", "Stats")()
     stats.data.extend(seconds)
     return {name: getattr(stats, name) for name in _RANK_STATISTICS}
 

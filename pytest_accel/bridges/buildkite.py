@@ -32,8 +32,8 @@ def driver_plugin(config: pytest.Config) -> object | None:
     collector = getattr(config, _PLUGIN, None)
     if collector is None:
         return None
-    require("buildkite-test-collector", import_module(_PAYLOAD), "TestData", "TestSpan")
-    require("buildkite-test-collector", collector, "in_flight", "payload")
+    require(import_module(_PAYLOAD), "TestData", "TestSpan")
+    require(collector, "in_flight", "payload")
     return _InDriver(collector)
 
 

@@ -17,7 +17,7 @@ def plugin(config: pytest.Config) -> object | None:
 
 class _Metadata:
     def __init__(self) -> None:
-        self._attribute = str(take("pytest-json-ctrf", "ctrf.BaseMetadataReport", "metadata"))
+        self._attribute = str(take("ctrf.BaseMetadataReport", "metadata"))
         """The attribute of an item in which the plugin stores the metadata."""
         self._sent: object = {}
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import NoReturn
 
 import pytest
 
-from pytest_accel.bridges.internals import require, take
+from pytest_accel.bridges.internals import leave_out, require, take
 from pytest_accel.rank.context import RANK
 
-_NAME = "pytest-dependency"
 _MODULE = "pytest_dependency"
 
 
 def plugin(config: pytest.Config) -> None:
     """In a rank, remove the plugin's hooks, and have `pytest_dependency.depends` fail."""
-    manager = take(_NAME, _MODULE, "DependencyManager")
-    require(_NAME, manager, "checkDepend")  # `depends` calls it.
     if RANK in config.stash:
-        config.pluginmanager.unregister(import_module(_MODULE))
+        leave_out(config, _MODULE)
+    manager = take(_MODULE, "DependencyManager")
+    require(manager, "checkDepend")  # `depends` calls it.
+    if RANK in config.stash:
         manager.checkDepend = _refuse
 
 

@@ -13,7 +13,7 @@ from pytest_accel.rank.context import RANK
 
 def plugin(config: pytest.Config) -> object | None:
     """Return the plugin that creates the databases of a rank; None in the driver."""
-    add_suffix = take("pytest-django", "pytest_django.fixtures", "_set_suffix_to_test_databases")
+    add_suffix = take("pytest_django.fixtures", "_set_suffix_to_test_databases")
     context = config.stash.get(RANK, None)
     return None if context is None else _OwnDatabases(add_suffix, f"w{context.spec.world}r{context.rank}")
 

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_accel.bridges.internals import of_class, require, take
 
-_NAME = "pytest-durations"
 _PHASES = {"setup": "TEST_SETUP", "call": "TEST_CALL", "teardown": "TEST_TEARDOWN"}
 """pytest-durations' names of a test's phases."""
 
@@ -25,14 +24,14 @@ def plugin(config: pytest.Config) -> object | None:
     """
     if not (config.getoption("--pytest-durations") or config.getoption("--pytest-durations-json")):
         return None
-    measuring = of_class(config, _NAME, "pytest_durations.plugin", "PytestDurationPlugin")
-    require(_NAME, measuring, "measurements")
-    require(_NAME, _categories(), *_PHASES.values())
+    measuring = of_class(config, "pytest_durations.plugin", "PytestDurationPlugin")
+    require(measuring, "measurements")
+    require(_categories(), *_PHASES.values())
     return _SlowestRank(measuring.measurements)
 
 
 def _categories() -> Any:
-    return take(_NAME, "pytest_durations.types", "Category")
+    return take("pytest_durations.types", "Category")
 
 
 class _SlowestRank:

@@ -7,13 +7,11 @@ import pytest
 from pytest_accel.bridges.internals import of_class, require
 from pytest_accel.rank.context import RANK
 
-_NAME = "pytest-flakefinder"
-
 
 def plugin(config: pytest.Config) -> None:
     """Remove the limit in a rank: the ranks of a world, whose clocks start at different times, could disagree."""
-    finder = of_class(config, _NAME, "pytest_flakefinder", "FlakeFinderPlugin")  # None without ``--flake-finder``.
+    finder = of_class(config, "pytest_flakefinder", "FlakeFinderPlugin")  # None without ``--flake-finder``.
     if finder is not None:
-        require(_NAME, finder, "expires")
+        require(finder, "expires")
         if RANK in config.stash:
             finder.expires = 0

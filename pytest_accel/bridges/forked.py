@@ -21,7 +21,7 @@ Protocol = Callable[[pytest.Item, "pytest.Item | None"], object]
 
 def driver_plugin(config: pytest.Config) -> object:
     """Replace the plugin, all of whose other hooks have been called already."""
-    protocol = take("pytest-forked", _MODULE, "pytest_runtest_protocol")
+    protocol = take(_MODULE, "pytest_runtest_protocol")
     config.pluginmanager.unregister(import_module(_MODULE))
     return _InDriver(protocol)
 

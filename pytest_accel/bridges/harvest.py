@@ -10,7 +10,6 @@ import pytest
 from pytest_accel.bridges.internals import take
 from pytest_accel.rank.rank_data import RankDataError
 
-_NAME = "pytest-harvest"
 _RESULTS = ("session_results_dct", "session_results_df", "module_results_dct", "module_results_df")
 """Fixtures with the results of the tests that have run before: only the driver has them."""
 
@@ -29,8 +28,8 @@ class _Stored:
     """Sends the values that tests have stored in a rank, and stores them in the driver."""
 
     def __init__(self) -> None:
-        self._store: dict[str, Any] = take(_NAME, "pytest_harvest.plugin", "FIXTURE_STORE")
-        self._bag_class: Any = take(_NAME, "pytest_harvest.results_bags", "ResultsBag")
+        self._store: dict[str, Any] = take("pytest_harvest.plugin", "FIXTURE_STORE")
+        self._bag_class: Any = take("pytest_harvest.results_bags", "ResultsBag")
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, tuple[Any, bool]] | None:
         """Return each stored value as plain data, and whether it is a results bag, by the name of its fixture."""

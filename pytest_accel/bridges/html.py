@@ -18,7 +18,7 @@ def plugin(config: pytest.Config) -> object | None:
 class _Extras:
     def __init__(self) -> None:
         self._key: pytest.StashKey[list[dict[str, Any]]]
-        self._key = take("pytest-html", "pytest_html.fixtures", "extras_stash_key")
+        self._key = take("pytest_html.fixtures", "extras_stash_key")
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> object:
         # Like pytest-html, send the extras that exist after the call phase.

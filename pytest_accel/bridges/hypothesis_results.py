@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import UnknownReleaseError
 from pytest_accel.rank.context import RANK
 
 _OPTION = "--hypothesis-show-statistics"
@@ -26,10 +27,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 def driver_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that stores them on the driver's items."""
     if config.getoption(_OPTION) and not _shows_statistics(config):
-        raise pytest.UsageError(
-            f"{_OPTION}: pytest-accel cannot read statistics of marked tests in this release of Hypothesis; "
-            "install another release, or leave the option out"
-        )
+        raise UnknownReleaseError(_STATISTICS)
     return _Results()
 
 

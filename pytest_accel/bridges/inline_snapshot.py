@@ -16,7 +16,6 @@ from pytest_accel.bridges.internals import require, take
 from pytest_accel.core.shims import base_temporary_directory
 from pytest_accel.rank.context import RANK
 
-_NAME = "inline-snapshot"
 _VARIABLE = "INLINE_SNAPSHOT_DEFAULT_FLAGS"
 _TERMINAL_DEFAULT = {"create", "review"}
 """The flags that inline-snapshot uses at a terminal if the user has set none."""
@@ -58,11 +57,11 @@ def driver_plugin(config: pytest.Config) -> None:
 
 def _state() -> Any:
     """Return inline-snapshot's state of this process, which includes its flags."""
-    state = take(_NAME, "inline_snapshot._global_state", "state")()
-    require(_NAME, state, "active", "flags", "tmp_dir", "update_flags")
+    state = take("inline_snapshot._global_state", "state")()
+    require(state, "active", "flags", "tmp_dir", "update_flags")
     return state
 
 
 def _no_changes() -> Any:
     """Return flags that change nothing."""
-    return take(_NAME, "inline_snapshot._flags", "Flags")()
+    return take("inline_snapshot._flags", "Flags")()

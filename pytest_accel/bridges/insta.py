@@ -14,7 +14,6 @@ import pytest
 from pytest_accel.bridges.internals import require, take
 from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
 
-_NAME = "pytest-insta"
 _MODULE = "pytest_insta.session"
 _CHANGES = ("created", "updated", "recorded", "deleted")
 """Attributes of pytest-insta's `SnapshotSession`: the files that its summary lists."""
@@ -22,15 +21,15 @@ _CHANGES = ("created", "updated", "recorded", "deleted")
 
 def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that keeps pytest-insta from writing in a rank."""
-    return _InRank(config, take(_NAME, _MODULE, "SnapshotContext"))
+    return _InRank(config, take(_MODULE, "SnapshotContext"))
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that writes snapshots. Raise `pytest.UsageError` for an unsupported release."""
-    require(_NAME, import_module(_MODULE), "SnapshotContext", "remove_path")
-    require(_NAME, config, "_snapshot_session")
+    """Return the plugin that writes snapshots. Raise an error for an unknown release."""
+    require(import_module(_MODULE), "SnapshotContext", "remove_path")
+    require(config, "_snapshot_session")
     session: Any = vars(config)["_snapshot_session"]
-    require(_NAME, session, *_CHANGES)
+    require(session, *_CHANGES)
     return _InDriver(config, session)
 
 

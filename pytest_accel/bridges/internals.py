@@ -1,48 +1,51 @@
-"""Checked access to internals of other plugins: an unsupported release is refused, and cannot give wrong results."""
+"""Checked access to internals of other plugins, so that an unknown release is found before a test runs."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 import pytest
 
+from pytest_accel.core.plugin_roles import package_of
 
-def take(plugin: str, module: str, name: str) -> Any:
-    """Return the object `name` of `module`, which belongs to `plugin`. Raise `pytest.UsageError` if it is missing.
 
-    `plugin` is the name of the distribution, such as ``pytest-mpl``.
-    """
+class UnknownReleaseError(Exception):
+    """Raised if a plugin lacks internals. The message has their names (`unknown_releases.py` has the consequences)."""
+
+
+def take(module: str, name: str) -> Any:
+    """Return the object `name` of a plugin's `module`. Raise :class:`UnknownReleaseError` if it is missing."""
     found: Any
     try:
         found = import_module(module)
     except ImportError:
         found = None
-    require(plugin, found, name)
+    require(found, name)
     return getattr(found, name)
 
 
-def require(plugin: str, owner: object, *names: str) -> None:
-    """Raise `pytest.UsageError` if `owner`, an object of `plugin`, lacks one of the attributes `names`."""
-    _refuse(plugin, [name for name in names if not hasattr(owner, name)])
+def require(owner: object, *names: str) -> None:
+    """Raise :class:`UnknownReleaseError` if `owner`, an object of a plugin, lacks one of the attributes `names`."""
+    _refuse([name for name in names if not hasattr(owner, name)])
 
 
-def require_parameters(plugin: str, function: Callable[..., Any], *names: str) -> None:
-    """Raise `pytest.UsageError` if `function` of `plugin` lacks a parameter of `names`, or requires another one."""
+def require_parameters(function: Callable[..., Any], *names: str) -> None:
+    """Raise :class:`UnknownReleaseError` if a plugin's `function` lacks a parameter of `names`, or requires another."""
     parameters = inspect.signature(function).parameters
     required = {name for name, one in parameters.items() if one.default is one.empty}
     if not required <= set(names) <= parameters.keys():
-        _refuse(plugin, [f"{function.__name__}({', '.join(names)})"])
+        _refuse([f"{function.__name__}({', '.join(names)})"])
 
 
-def of_class(config: pytest.Config, plugin: str, module: str, name: str) -> Any:
-    """Return the object of the class `name` that `plugin` has registered with pytest; None if there is none.
+def of_class(config: pytest.Config, module: str, name: str) -> Any:
+    """Return the object of the class `name` that a plugin has registered with pytest; None if there is none.
 
-    Raise `pytest.UsageError` if `module`, which belongs to `plugin`, lacks the class.
+    Raise :class:`UnknownReleaseError` if the plugin's `module` lacks the class.
     """
-    kind = take(plugin, module, name)
+    kind = take(module, name)
     return next((one for _, one in named_plugins(config) if isinstance(one, kind)), None)
 
 
@@ -52,13 +55,13 @@ def named_plugins(config: pytest.Config) -> list[tuple[str, object]]:
     return [(name, plugin) for name, plugin in named if plugin is not None]  # None: ``-p no:NAME`` keeps it out.
 
 
-def _refuse(plugin: str, missing: list[str]) -> None:
+def leave_out(config: pytest.Config, package: str) -> None:
+    """Unregister all plugins of `package`, with whatever names and classes."""
+    for plugin in {id(plugin): plugin for _, plugin in named_plugins(config)}.values():
+        if package_of(plugin) == package:
+            config.pluginmanager.unregister(plugin)
+
+
+def _refuse(missing: list[str]) -> None:
     if missing:
-        try:
-            release = f"release {metadata.version(plugin)}"
-        except metadata.PackageNotFoundError:
-            release = "this release"
-        raise pytest.UsageError(
-            f"pytest-accel does not know {release} of {plugin}, which has no {', '.join(missing)}: "
-            "install another release, or run marked tests without it"
-        )
+        raise UnknownReleaseError(", ".join(missing))

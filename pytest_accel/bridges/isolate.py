@@ -9,13 +9,11 @@ import pytest
 from pytest_accel.bridges.internals import require, take
 from pytest_accel.core.stash_keys import MARKED, SESSION
 
-_NAME = "pytest-isolate"
-
 
 def driver_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that refuses marked tests that are to be isolated; None if pytest-isolate is off."""
-    require(_NAME, config.option, "noisolate")
-    options_of = take(_NAME, "pytest_isolate.plugin", "get_isolation_options")
+    require(config.option, "noisolate")
+    options_of = take("pytest_isolate.plugin", "get_isolation_options")
     plugins = config.pluginmanager
     # pytest-isolate turns itself off next to these two plugins.
     if config.option.noisolate or plugins.has_plugin("forked") or plugins.has_plugin("timeout"):

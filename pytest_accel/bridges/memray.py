@@ -19,7 +19,6 @@ import pytest
 from pytest_accel.bridges.internals import require, take
 from pytest_accel.rank.context import RANK
 
-_NAME = "pytest-memray"
 _MODULE = "pytest_memray.plugin"
 _PLUGIN = "memray_manager"
 _MANAGER = ("config", "results", "result_path", "result_metadata_path", "_tmp_dir", "_bin_prefix")
@@ -46,7 +45,7 @@ def driver_plugin(config: pytest.Config) -> object:
 
 def _manager(config: pytest.Config) -> Any:
     manager = config.pluginmanager.get_plugin(_PLUGIN)
-    require(_NAME, manager, *_MANAGER)
+    require(manager, *_MANAGER)
     return manager
 
 
@@ -103,4 +102,4 @@ class _InDriver:
         about = {"test_id": item.nodeid, "peak_memory": highest["peak"], "result_file": str(path)}
         metadata = manager.result_metadata_path / path.with_suffix(".metadata").name
         metadata.write_text(json.dumps(about), encoding="utf-8")
-        manager.results[item.nodeid] = take(_NAME, _MODULE, "Result")(item.nodeid, highest["peak"], path)
+        manager.results[item.nodeid] = take(_MODULE, "Result")(item.nodeid, highest["peak"], path)

@@ -12,7 +12,7 @@ from pytest_accel.bridges.internals import take
 
 def plugin(config: pytest.Config) -> object | None:
     """Return the plugin that applies changes of the metadata in ranks to the session's metadata."""
-    return _Changes(config.stash[take("pytest-metadata", "pytest_metadata.plugin", "metadata_key")])
+    return _Changes(config.stash[take("pytest_metadata.plugin", "metadata_key")])
 
 
 class _Changes:

@@ -9,7 +9,6 @@ import pytest
 from pytest_accel.bridges.by_rank import number_of_ranks
 from pytest_accel.bridges.internals import require, take
 
-_NAME = "pytest-monitor"
 _BASE = "_PyTestMonitorSession__mem_usage_base"
 """The attribute of pytest-monitor's session with the memory of the process at its start."""
 _ROW = (
@@ -40,12 +39,12 @@ def driver_plugin(config: pytest.Config) -> object | None:
             f"--restrict-scope-to={config.option.mtr_scope}: pytest-monitor cannot measure a module whose tests run in "
             "other processes (its marked tests run in ranks); use --restrict-scope-to=function"
         )
-    require(_NAME, _session_class(), "add_test_info")
+    require(_session_class(), "add_test_info")
     return _InDriver()
 
 
 def _session_class() -> Any:
-    return take(_NAME, "pytest_monitor.session", "PyTestMonitorSession")
+    return take("pytest_monitor.session", "PyTestMonitorSession")
 
 
 class _InRank:
@@ -54,7 +53,7 @@ class _InRank:
 
     def add(self, session: Any, *values: Any) -> None:
         """Store a row that pytest-monitor would write."""
-        require(_NAME, session, _BASE)
+        require(session, _BASE)
         row = dict(zip(_ROW, values, strict=True))
         if row["kind"] == "function":
             self._rows.append({**row, "memory": float(row["memory"]) - getattr(session, _BASE)})
@@ -71,5 +70,5 @@ class _InDriver:
         rows = list(sent.values())
         row = {**rows[0], **{name: max(one[name] for one in rows) for name in _LARGEST}}
         session = item.session.pytest_monitor  # type: ignore[attr-defined]
-        require(_NAME, session, _BASE)
+        require(session, _BASE)
         session.add_test_info(*({**row, "memory": row["memory"] + getattr(session, _BASE)}.values()))

@@ -17,7 +17,7 @@ from pytest_accel.bridges.reference_files import GeneratedFiles, ReferenceFiles,
 from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-mpl"
-_PLUGIN = (_NAME, "pytest_mpl.plugin", "ImageComparison")
+_PLUGIN = ("pytest_mpl.plugin", "ImageComparison")
 """The class of the object that compares and generates. It is registered only in sessions that do one of these."""
 Results = Mapping[str, Mapping[str, Any]]
 """pytest-mpl's results, by the names that it gives to tests."""
@@ -43,8 +43,8 @@ def driver_plugin(config: pytest.Config) -> object | None:
     plugin = of_class(config, *_PLUGIN)
     if plugin is None:
         return None
-    require(_NAME, plugin, "generate_dir", "generate_hash_library", "generate_summary", "results_always")
-    require(_NAME, plugin, "_generated_hash_library", "_test_results")
+    require(plugin, "generate_dir", "generate_hash_library", "generate_summary", "results_always")
+    require(plugin, "_generated_hash_library", "_test_results")
     results = config.getoption("--mpl-results-path") or config.getini("mpl-results-path")
     if plugin.generate_summary and not results:
         raise pytest.UsageError(

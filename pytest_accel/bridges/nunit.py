@@ -28,7 +28,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
     log = getattr(config, _LOG, None)
     if log is None:
         return None
-    require("pytest-nunit", log, "node_reporter")
+    require(log, "node_reporter")
     return _InDriver(log)
 
 

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges import profiles
-from pytest_accel.bridges.internals import of_class, require
+from pytest_accel.bridges.internals import leave_out, of_class, require
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.rank.context import RANK
-
-_NAME = "pytest-profiling"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -38,11 +36,16 @@ def driver_plugin(config: pytest.Config) -> object | None:
     return _InDriver(plugin) if plugin is not None else None
 
 
+def without_bridge(config: pytest.Config) -> None:
+    """Keep a rank from writing profiles, which would replace those of other ranks and of the driver."""
+    leave_out(config, "pytest_profiling")
+
+
 def _plugin(config: pytest.Config) -> Any:
     if not (config.getoption("profile") or config.getoption("profile_svg")):
         return None
-    plugin = of_class(config, _NAME, "pytest_profiling", "Profiling")
-    require(_NAME, plugin, "profs", "dir")
+    plugin = of_class(config, "pytest_profiling", "Profiling")
+    require(plugin, "profs", "dir")
     return plugin
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.bridges.internals import of_class, take
+from pytest_accel.bridges.internals import leave_out, take
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.rank.context import RANK
 
-_NAME = "pytest-order"
-_MODULE = "pytest_order.plugin"
 _FIXTURE = "fail_after_cannot_order"
 """The fixture that pytest-order adds to a test which it cannot order (``--error-on-failed-ordering``)."""
 
@@ -20,13 +18,13 @@ def plugin(config: pytest.Config) -> object | None:
     In the driver, return the plugin that fails unordered tests in place of the fixture, which no process sets up; None
     without ``--error-on-failed-ordering``.
     """
-    sorter = of_class(config, _NAME, _MODULE, "OrderingPlugin")  # None if ``-p no:`` keeps it out.
-    take(_NAME, _MODULE, _FIXTURE)
     if RANK in config.stash:
-        if sorter is not None:
-            config.pluginmanager.unregister(sorter)
+        leave_out(config, "pytest_order")
         return None
-    return _FailUnordered() if config.getoption("--error-on-failed-ordering") else None
+    if not config.getoption("--error-on-failed-ordering"):
+        return None
+    take("pytest_order.plugin", _FIXTURE)
+    return _FailUnordered()
 
 
 class _FailUnordered:

@@ -30,14 +30,14 @@ def rank_plugin(config: pytest.Config) -> object:
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that writes snapshots. Raise `pytest.UsageError` for an unsupported release."""
+    """Return the plugin that writes snapshots. Raise an error for an unknown release."""
     _class()
     return WrittenFiles(_NAME, config)
 
 
 def _class() -> Any:
-    snapshot = take(_NAME, "pytest_snapshot.plugin", "Snapshot")
-    require(_NAME, snapshot, "_snapshot_path")
+    snapshot = take("pytest_snapshot.plugin", "Snapshot")
+    require(snapshot, "_snapshot_path")
     return snapshot
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import take
 from pytest_accel.rank.context import RANK
 
 
 def plugin(config: pytest.Config) -> object | None:
     """Return the plugin that keeps ranks from changing cassettes that other ranks use; None in the driver."""
-    merge = take("pytest-recording", "pytest_recording.utils", "merge_kwargs")
-    return _OneRecorder(config.stash[RANK].rank, merge) if RANK in config.stash else None
+    return _OneRecorder(config.stash[RANK].rank) if RANK in config.stash else None
 
 
 class _OneRecorder:
-    def __init__(self, rank: int, merge: Callable[[Any, list[pytest.Mark]], dict[str, Any]]) -> None:
-        """`merge` merges the configuration of a test with its marks."""
+    def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._merge = merge
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
@@ -30,7 +25,9 @@ class _OneRecorder:
         markers = list(request.node.iter_markers("vcr")) if fixturedef.argname == "vcr" else []
         if not markers or request.getfixturevalue("disable_recording"):
             return
-        configuration = self._merge(request.getfixturevalue("vcr_config"), markers)
+        configuration: dict[str, Any] = dict(request.getfixturevalue("vcr_config"))
+        for mark in reversed(markers):  # The closest mark counts.
+            configuration |= mark.kwargs
         if configuration.get("record_mode", request.getfixturevalue("record_mode")) == "rewrite":
             pytest.fail(
                 "pytest-recording's record mode `rewrite` does not work in ranks: each would remove the recordings of "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 
-from pytest_accel.bridges.internals import named_plugins, require
+from pytest_accel.bridges.internals import named_plugins
+from pytest_accel.bridges.unknown_releases import is_given
 
 
 class Refusal(NamedTuple):
@@ -21,20 +23,22 @@ class Refusal(NamedTuple):
     """The error, one line: what does not work, and what to do instead."""
 
 
-def _option(plugin: str, name: str) -> Callable[[pytest.Config], bool]:
-    """Return a function that checks whether the option `name` (argparse's `dest`) of `plugin` is set."""
+def _option(name: str, flag: str) -> Callable[[pytest.Config], bool]:
+    """Return a function that checks whether the option `name` (argparse's `dest`), which `flag` sets, is set.
+
+    In an unknown release of the plugin, its name may be another one.
+    """
 
     def is_set(config: pytest.Config) -> bool:
-        require(plugin, config.option, name)
-        return bool(getattr(config.option, name))
+        return bool(getattr(config.option, name, False)) or is_given(config, flag)
 
     return is_set
 
 
 def _measures_with_codspeed(config: pytest.Config) -> bool:
     plugin = config.pluginmanager.get_plugin("codspeed_plugin")
-    require("pytest-codspeed", plugin, "is_codspeed_enabled")
-    return bool(getattr(plugin, "is_codspeed_enabled", True))
+    by_option = is_given(config, "--codspeed") or "CODSPEED_ENV" in os.environ
+    return bool(getattr(plugin, "is_codspeed_enabled", by_option))
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -47,19 +51,19 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "pytest_deadfixtures",
-        _option("pytest-deadfixtures", "showrepeated"),
+        _option("showrepeated", "--dup-fixtures"),
         "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out",
     ),
     Refusal(
         "pytest_reportportal.plugin",
         # Each rank would start its own launch. A rank that does not would lack the plugin's loggers.
-        _option("pytest-reportportal", "rp_enabled"),
+        _option("rp_enabled", "--reportportal"),
         "--reportportal: pytest-reportportal cannot report tests that run in ranks; "
         "leave the option out, and import the file of --junitxml into ReportPortal",
     ),
     Refusal(
         "pytest_examples",
-        _option("pytest-examples", "update_examples"),
+        _option("update_examples", "--update-examples"),
         "--update-examples would have each rank of a marked test change the files: leave it out, or use -p no:accel",
     ),
 )

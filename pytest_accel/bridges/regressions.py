@@ -14,7 +14,6 @@ import pytest
 from pytest_accel.bridges.internals import require_parameters, take
 from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
 
-_NAME = "pytest-regressions"
 _CHECK = "perform_regression_check"
 
 
@@ -30,16 +29,16 @@ def rank_plugin(config: pytest.Config) -> object:
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that writes expected files. Raise `pytest.UsageError` for an unsupported release."""
+    """Return the plugin that writes expected files. Raise an error for an unknown release."""
     _original()
     return WrittenFiles("regressions", config)
 
 
 def _original() -> Callable[..., None]:
     """Return the function with which all fixtures compare and write, if it has the parameters that are used here."""
-    function: Callable[..., None] = take(_NAME, "pytest_regressions.common", _CHECK)
+    function: Callable[..., None] = take("pytest_regressions.common", _CHECK)
     names = ("datadir", "original_datadir", "request", "check_fn", "dump_fn", "extension", "fullpath")
-    require_parameters(_NAME, function, *names)
+    require_parameters(function, *names)
     return function
 
 

@@ -26,7 +26,6 @@ from pytest_accel.bridges.rank_files import shown_path
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED
 
-_NAME = "syrupy"
 _RESULT = (
     *("snapshot_location", "snapshot_name", "test_location", "asserted_data", "recalled_data"),
     *("created", "updated", "success", "exception"),
@@ -44,17 +43,17 @@ def rank_plugin(config: pytest.Config) -> object:
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that adds the ranks' assertions to this session.
 
-    Raise `pytest.UsageError` for an unsupported release of syrupy.
+    Raise an error for an unknown release of syrupy.
     """
-    session = take(_NAME, "syrupy.session", "SnapshotSession")
-    require(_NAME, session, "finish", "flush_snapshot_write_queue", "queue_snapshot_write", "ran_item")
-    require(_NAME, session, "recall_snapshot", "register_request")
-    assertion = take(_NAME, "syrupy.assertion", "SnapshotAssertion")
-    require(_NAME, assertion, "executions", "extension", "num_executions")
-    extension = take(_NAME, "syrupy.extensions.base", "AbstractSyrupyExtension")
-    require(_NAME, extension, "get_location", "get_snapshot_name", "matches")
-    require_parameters(_NAME, take(_NAME, "syrupy.assertion", "AssertionResult"), *_RESULT)
-    require(_NAME, _module("exceptions"), "SnapshotDoesNotExist", "TaintedSnapshotError")
+    session = take("syrupy.session", "SnapshotSession")
+    require(session, "finish", "flush_snapshot_write_queue", "queue_snapshot_write", "ran_item")
+    require(session, "recall_snapshot", "register_request")
+    assertion = take("syrupy.assertion", "SnapshotAssertion")
+    require(assertion, "executions", "extension", "num_executions")
+    extension = take("syrupy.extensions.base", "AbstractSyrupyExtension")
+    require(extension, "get_location", "get_snapshot_name", "matches")
+    require_parameters(take("syrupy.assertion", "AssertionResult"), *_RESULT)
+    require(_module("exceptions"), "SnapshotDoesNotExist", "TaintedSnapshotError")
     return _InDriver(config)
 
 

@@ -21,7 +21,7 @@ def plugin(config: pytest.Config) -> object | None:
     if option.no_teamcity or not (option.teamcity or import_module("teamcity").is_running_under_teamcity()):
         return None
     if RANK not in config.stash:
-        return _Driver(take("teamcity-messages", "teamcity.pytest_plugin", "_ASSERTION_FAILURE_KEY"))
+        return _Driver(take("teamcity.pytest_plugin", "_ASSERTION_FAILURE_KEY"))
     option.verbose = 2  # The plugin sets it too: explanations of asserts are not truncated.
     return _Rank()
 

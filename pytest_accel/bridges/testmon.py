@@ -32,18 +32,18 @@ def driver_plugin(config: pytest.Config) -> object | None:
         return None
     _rank_internals()
     collector = getattr(collect, "testmon", None)
-    require("pytest-testmon", collector, "start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")
+    require(collector, "start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")
     return _InDriver(collector, is_worker=hasattr(config, "workerinput"))
 
 
 def _rank_internals() -> tuple[Any, Any]:
     """Return the function that decides whether to measure, and the class of the collector.
 
-    Raise `pytest.UsageError` if pytest-testmon lacks one of them. The driver checks this before any rank needs them.
+    Raise an error if pytest-testmon lacks one of them. The driver checks this before any rank needs them.
     """
     return (
-        take("pytest-testmon", "testmon.configure", "header_collect_select"),
-        take("pytest-testmon", "testmon.testmon_core", "TestmonCollector"),
+        take("testmon.configure", "header_collect_select"),
+        take("testmon.testmon_core", "TestmonCollector"),
     )
 
 

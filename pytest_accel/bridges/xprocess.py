@@ -16,7 +16,7 @@ _MODULE = "xprocess.pytest_xprocess"
 
 def plugin(config: pytest.Config) -> None:
     """Have a rank store the processes' files in its own folder, not in the shared one in pytest's cache."""
-    shared = take("pytest-xprocess", _MODULE, "getrootdir")
+    shared = take(_MODULE, "getrootdir")
     context = config.stash.get(RANK, None)
     if context is None:
         return

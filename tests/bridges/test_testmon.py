@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import UnknownReleaseError
 from pytest_accel.bridges.testmon import driver_plugin
 
 
@@ -23,7 +24,7 @@ def test_release_without_the_collector_that_ranks_need_is_refused(monkeypatch: p
     manager = pytest.PytestPluginManager()
     manager.register(SimpleNamespace(testmon=collector), "TestmonCollect")
     config: Any = SimpleNamespace(pluginmanager=manager)
-    with pytest.raises(pytest.UsageError, match="of pytest-testmon, which has no TestmonCollector: "):
+    with pytest.raises(UnknownReleaseError, match="TestmonCollector"):
         driver_plugin(config)
     core.TestmonCollector = object
     assert driver_plugin(config) is not None
