@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import pytest
 
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.marks import MarkError, MarkFinder, MarkOwners, Marks, check, world_sizes
+from pytest_accel.core.marks import MarkError, MarkFinder, MarkOwners, check, world_sizes
 from pytest_accel.core.shims import fixtures_by_name, is_own_fixture
 from pytest_accel.fixtures import FIXTURES
 
@@ -24,45 +24,57 @@ _PYTEST = os.path.dirname(inspect.getfile(pytest.FixtureDef))
 _PAGE = "docs/how-to/adopt-a-suite.md#a-mark-of-your-own"
 
 
-def uses(item: pytest.Item, marks: Marks) -> str | None:
-    """Return the name of the mark of `marks` that `item` uses as the plugin's; None if nothing shows that it does.
+class MarkUse:
+    """Finds out whether tests use marks that the project has registered as those of the plugin."""
 
-    This is a mark that the test needs for a fixture of the plugin, or one with a list of world sizes, which is the
-    plugin's way to parametrize a test. `item` may be a ``metafunc.definition``.
-    """
-    own = {name for name, definition in fixtures_by_name(item).items() if is_own_fixture(definition)} - _WITHOUT_MARKS
-    if marks.distributed is not None and (own - _WITH_EITHER_MARK or _has_sizes(marks.distributed)):
-        return "distributed"
-    if own & _WITH_EITHER_MARK:
-        return "devices" if marks.devices is not None else "distributed" if marks.distributed is not None else None
-    return None
+    def __init__(self, owners: MarkOwners) -> None:
+        self._owners = owners
+        self._ours = MarkFinder(owners)
+        self._all = MarkFinder()
+
+    def name(self, item: pytest.Item) -> str | None:
+        """Return the name of a mark of the project that `item` uses as the plugin's; None if nothing shows that.
+
+        It shows that if it needs the mark for a fixture of the plugin, which its other marks do not allow, or if the
+        mark has a list of world sizes: the plugin parametrizes tests in this way. `item` may be a
+        ``metafunc.definition``.
+        """
+        marks, ours = self._all.find(item), self._ours.find(item)
+        if marks == ours:
+            return None
+        found = fixtures_by_name(item).items()
+        own = {name for name, definition in found if is_own_fixture(definition)} - _WITHOUT_MARKS
+        lacks_ranks = marks.distributed is not None and ours.distributed is None
+        if lacks_ranks and (own - _WITH_EITHER_MARK or _has_sizes(marks.distributed)):
+            return "distributed"
+        if own & _WITH_EITHER_MARK and not any(ours):
+            return "devices" if marks.devices is not None else "distributed"
+        return None
+
+    def note(self, items: Iterable[pytest.Item]) -> None:
+        """Tell the owners which of the names that the project has registered `items` use as the plugin's."""
+        for item in items:
+            if not (unclear := self._owners.by_rule):
+                return
+            if (name := self.name(item)) is not None and name in unclear:
+                self._owners.used.add(name)
+                self._ours = MarkFinder(self._owners)
+
+    def left_alone(self, items: Iterable[pytest.Item]) -> dict[str, int]:
+        """Return the number of `items` with a mark of the project whose arguments the plugin's allows, by name."""
+        counts: dict[str, int] = {}
+        for item in items:
+            for mark, own in zip(self._all.find(item), self._ours.find(item), strict=True):
+                if mark is not None and own is None and mark.name in self._owners.by_rule and _is_allowed(mark):
+                    counts[mark.name] = counts.get(mark.name, 0) + 1
+        return counts
 
 
-def _has_sizes(mark: pytest.Mark) -> bool:
+def _has_sizes(mark: pytest.Mark | None) -> bool:
     try:
-        return world_sizes(mark) is not None
+        return mark is not None and world_sizes(mark) is not None
     except MarkError:
         return False
-
-
-def note_use(owners: MarkOwners, items: Iterable[pytest.Item]) -> None:
-    """Tell `owners` which of the names that the project has registered its tests use as the plugin's."""
-    finder = MarkFinder()
-    for item in items:
-        if not (unclear := owners.by_rule):
-            return
-        if any(marks := finder.find(item)) and (name := uses(item, marks)) in unclear:
-            owners.note_use(name)
-
-
-def count_left_alone(owners: MarkOwners, items: Iterable[pytest.Item]) -> dict[str, int]:
-    """Return the number of `items` with a mark of the project whose arguments are allowed for the plugin's, by name."""
-    finder, counts = MarkFinder(), dict[str, int]()
-    for item in items:
-        for mark in finder.find(item):
-            if mark is not None and mark.name in owners.by_rule and not owners.is_ours(mark) and _is_allowed(mark):
-                counts[mark.name] = counts.get(mark.name, 0) + 1
-    return counts
 
 
 def _is_allowed(mark: pytest.Mark) -> bool:

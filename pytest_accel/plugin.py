@@ -293,19 +293,18 @@ class ParametrizeHooks:
 
     def __init__(self, owners: MarkOwners) -> None:
         self._owners = owners
-        self._finder = MarkFinder()
+        self._finder = MarkFinder(owners)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        marks = self._finder.find(metafunc.definition)
-        mark = marks.distributed
+        mark = self._finder.find(metafunc.definition).distributed
+        if mark is None and "distributed" in self._owners.by_rule and has_marks(metafunc.definition):
+            from pytest_accel.foreign_marks import MarkUse
+
+            if MarkUse(self._owners).name(metafunc.definition) == "distributed":
+                mark = MarkFinder().find(metafunc.definition).distributed
         if mark is None:
             return
-        if not self._owners.is_ours(mark):
-            from pytest_accel.foreign_marks import uses
-
-            if mark.name not in self._owners.by_rule or uses(metafunc.definition, marks) != mark.name:
-                return
         try:
             sizes = world_sizes(mark)
         except MarkError:
@@ -494,9 +493,9 @@ class CollectionHooks:
         if session.items != before:
             self._redirect(session.items, None)
         if self._owners.by_rule and self._runs_tests:
-            from pytest_accel.foreign_marks import count_left_alone
+            from pytest_accel.foreign_marks import MarkUse
 
-            self._owners.left_alone = count_left_alone(self._owners, session.items)
+            self._owners.left_alone = MarkUse(self._owners).left_alone(session.items)
         return result
 
     @pytest.hookimpl(tryfirst=True)
@@ -508,9 +507,9 @@ class CollectionHooks:
     def _note_use(self, items: list[pytest.Item]) -> None:
         """Note which marks that the project has registered its tests use as those of the plugin."""
         if self._owners.by_rule:
-            from pytest_accel.foreign_marks import note_use
+            from pytest_accel.foreign_marks import MarkUse
 
-            note_use(self._owners, items)
+            MarkUse(self._owners).note(items)
 
     def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None) -> None:
         """Make new marked items run in worlds, and register the hooks that run them.

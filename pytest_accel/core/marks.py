@@ -345,8 +345,8 @@ class MarkOwners:
     1. ``accel_marks`` names the owner. In a rank, its driver does.
     2. A name that nobody else has registered is the plugin's.
     3. So is a name that somebody else has registered, if a collected test with such a mark uses it as the plugin's
-       (`foreign_marks.uses`). The suite was written for the plugin, and lists the mark, for example, to be run without
-       it. Its other tests must not pass without ranks.
+       (`foreign_marks.MarkUse`). The suite was written for the plugin, and lists the mark, for example, to be run
+       without it. Its other tests must not pass without ranks.
     4. Any other name is the project's.
 
     The marks of the plugin's rules are its own in any case.
@@ -356,7 +356,8 @@ class MarkOwners:
         """`lines` returns the value of the ini setting ``markers``; `chosen` has owners by name (``accel_marks``)."""
         self._lines = lines
         self._chosen = dict(chosen)
-        self._used: set[str] = set()
+        self.used: set[str] = set()
+        """The names for which rule 3 applies."""
         self._given: dict[int, pytest.Mark] = {}
         """The marks of rules by their `id`. An equal mark of the suite is another object."""
         self._read = 0
@@ -371,7 +372,7 @@ class MarkOwners:
         lines = self._lines()
         if len(lines) != self._read:
             self._read, self._registered = len(lines), _registered_by_others(lines)
-        return self._registered - self._chosen.keys() - self._used
+        return self._registered - self._chosen.keys() - self.used
 
     @property
     def of_project(self) -> frozenset[str]:
@@ -385,10 +386,6 @@ class MarkOwners:
     def give(self, mark: pytest.Mark) -> None:
         """Record that the plugin gives `mark` to tests."""
         self._given[id(mark)] = mark
-
-    def note_use(self, name: str) -> None:
-        """Record that the suite uses the plugin's mark `name`."""
-        self._used.add(name)
 
     def decide(self, of_project: Iterable[str]) -> None:
         """Take over the decision of a driver: the names of the project's own marks."""

@@ -87,7 +87,9 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
     suite.ini(
         """
         markers = distributed: run this only with several GPUs
-        accel_rules = test_rule.py: distributed(2, device="cpu")
+        accel_rules =
+            test_rule.py::test_adopted: distributed(2, device="cpu")
+            test_rule.py::test_sizes: distributed([1, 2], device="cpu")
         """
     )
     suite.write("conftest.py", _OWN_MARKS_CONFTEST)
@@ -95,12 +97,12 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
     suite.write("test_rule.py", _ADOPTED)
     run = suite.run("--accel-select=not marked")
     assert run.count() == {"PASSED": 4}
-    run = suite.run("--accel-select=marked", "--accel-reorder", "-m", "distributed(world_size=2)")
-    assert run.count() == {"PASSED": 1}
-    assert sorted(suite.read("ranks")) == ["0 num_gpus 4", "1 num_gpus 4"]
+    run = suite.run("--accel-select=marked", "--accel-reorder", "-m", "distributed and not distributed(num_gpus=2)")
+    assert run.count() == {"PASSED": 3}
+    assert sorted(suite.read("ranks")) == ["0 num_gpus 4", "0 of 1", "0 of 2", "1 num_gpus 4", "1 of 2"]
     run = suite.run("--accel-plan", "4xcuda")
     assert run.ret == 0
-    assert "5 tests" in run.text
+    assert "7 tests" in run.text
 
 
 _ADOPTED = """
@@ -112,6 +114,13 @@ _ADOPTED = """
     @pytest.fixture
     def no_rank():
         pass
+
+
+    @pytest.mark.distributed
+    @pytest.mark.devices(4)
+    def test_sizes(rank, device, world_size):
+        with open("ranks", "a") as file:
+            file.write(f"{rank} of {world_size}\\n")
 
 
     @pytest.mark.distributed(num_gpus=4)
@@ -190,11 +199,21 @@ def test_a_suite_of_the_plugin_that_lists_its_mark_runs_in_ranks(suite: Suite, o
         @pytest.mark.devices(1, kind="cpu")
         def test_device(accel):
             assert accel.kind == "cpu"
+
+
+        @pytest.mark.devices(1, kind="cpu")
+        def test_fails():
+            assert False
         """,
     )
     run = suite.run("--strict-markers", *options)
-    assert run.count() == {"PASSED": 3}
+    assert run.count() == {"PASSED": 3, "FAILED": 1}
     assert sorted(suite.read("ranks")) == ["0", "1"]
+    # Alone, this test would show nothing.
+    assert (
+        "pytest test_it.py::test_fails -p accel -p xdist --strict-markers --accel-marks devices:own,distributed:own"
+        in run.text
+    )
     assert _SUMMARY not in run.text
 
 
