@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.marks import deselected_marks, marks_in
+from pytest_accel.core.marks import MarkOwners, deselected_marks, marks_in
 from pytest_accel.core.source_files import text_of
 from pytest_accel.core.stash_keys import EARLY_SERVER
 from pytest_accel.settings import options
@@ -38,9 +38,11 @@ def start_server(early_config: pytest.Config) -> None:
         settings = options.settings(config)
     except pytest.UsageError:
         return  # The session reports the error.
+    # Conftests may register more marks.
+    marks -= MarkOwners(lambda: early_config.getini("markers"), dict(settings.marks)).of_project
     if settings.preload == "none" or settings.cluster is not None:
         return
-    if "distributed" not in marks and not _has_devices(settings):
+    if not marks or ("distributed" not in marks and not _has_devices(settings)):
         return
     from pytest_accel.forkserver.early_server import EarlyServer
     from pytest_accel.session_pool import plugin_options
