@@ -137,6 +137,7 @@ def test_harnesses_of_torch_and_of_a_pool_run_as_documented(
 
 def test_each_plugin_in_the_table_has_a_test() -> None:
     text = (ROOT / "docs" / "reference" / "plugins.md").read_text(encoding="utf-8")
+    text = text.partition("\n## ")[0]  # Another table follows.
     rows = re.findall(r"^\| (\S[^|]*) \| (\S[^|]*) \| `([^|`]+)::(test_\w+)` \|$", text, re.MULTILINE)
     assert len(rows) == text.count("\n|") - 2, "a row has another form"
     assert len(rows) >= 40

@@ -55,10 +55,10 @@ def named_plugins(config: pytest.Config) -> list[tuple[str, object]]:
     return [(name, plugin) for name, plugin in named if plugin is not None]  # None: ``-p no:NAME`` keeps it out.
 
 
-def leave_out(config: pytest.Config, package: str) -> None:
-    """Unregister all plugins of `package`, with whatever names and classes."""
+def leave_out(config: pytest.Config, package: str, hook: str = "") -> None:
+    """Unregister all plugins of `package`, with whatever names and classes; with `hook`, those that implement it."""
     for plugin in {id(plugin): plugin for _, plugin in named_plugins(config)}.values():
-        if package_of(plugin) == package:
+        if package_of(plugin) == package and (not hook or hasattr(plugin, hook)):
             config.pluginmanager.unregister(plugin)
 
 

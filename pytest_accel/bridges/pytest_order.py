@@ -19,7 +19,7 @@ def plugin(config: pytest.Config) -> object | None:
     without ``--error-on-failed-ordering``.
     """
     if RANK in config.stash:
-        leave_out(config, "pytest_order")
+        leave_out(config, "pytest_order", "pytest_collection_modifyitems")
         return None
     if not config.getoption("--error-on-failed-ordering"):
         return None

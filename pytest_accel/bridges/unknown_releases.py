@@ -23,7 +23,7 @@ Applies = Callable[[pytest.Config, Sequence[pytest.Item]], bool]
 """Returns whether one of these marked tests uses a plugin in the way that does damage."""
 
 
-class Consequence(NamedTuple):
+class WithoutBridge(NamedTuple):
     """The consequence of an unknown release of one plugin."""
 
     plugin: str
@@ -83,53 +83,53 @@ def _cannot_be_disabled(config: pytest.Config, items: Sequence[pytest.Item]) -> 
 
 
 _FORKS = "it would fork the pytest process for marked tests"
-CONSEQUENCES: Mapping[str, Consequence] = MappingProxyType(
+CONSEQUENCES: Mapping[str, WithoutBridge] = MappingProxyType(
     {
-        "allure": Consequence("allure-pytest", "steps, attachments, fixtures and other data of ranks"),
-        "approvals": Consequence("approvaltests", damage="ranks would overwrite each other's received files"),
-        "array_files": Consequence(
+        "allure": WithoutBridge("allure-pytest", "steps, attachments, fixtures and other data of ranks"),
+        "approvals": WithoutBridge("approvaltests", damage="ranks would overwrite each other's received files"),
+        "array_files": WithoutBridge(
             "pytest-arraydiff",
             damage="each rank would write the reference files",
             applies=_all(_given("--arraydiff-generate-path"), _marked("array_compare")),
         ),
-        "bdd": Consequence("pytest-bdd", "the steps of scenarios"),
-        "benchmark": Consequence(
+        "bdd": WithoutBridge("pytest-bdd", "the steps of scenarios"),
+        "benchmark": WithoutBridge(
             "pytest-benchmark",
             "the statistics, and their functions run once",
             "ranks would run functions unequally often",
             _cannot_be_disabled,
         ),
-        "buildkite": Consequence("buildkite-test-collector", "the spans of ranks"),
-        "ctrf": Consequence("pytest-json-ctrf", "the metadata of ranks"),
-        "dependency": Consequence(
+        "buildkite": WithoutBridge("buildkite-test-collector", "the spans of ranks"),
+        "ctrf": WithoutBridge("pytest-json-ctrf", "the metadata of ranks"),
+        "dependency": WithoutBridge(
             "pytest-dependency", "the outcomes of other tests in ranks, where pytest_dependency.depends() needs them"
         ),
-        "django": Consequence("pytest-django", damage="ranks would share their test databases"),
-        "durations": Consequence("pytest-durations", "the times of ranks"),
-        "flakefinder": Consequence(
+        "django": WithoutBridge("pytest-django", damage="ranks would share their test databases"),
+        "durations": WithoutBridge("pytest-durations", "the times of ranks"),
+        "flakefinder": WithoutBridge(
             "pytest-flakefinder",
             damage="ranks could disagree on the end of --flake-max-minutes",
             applies=_given("--flake-max-minutes"),
         ),
-        "forked": Consequence("pytest-forked", damage=_FORKS, applies=_any(_given("--forked"), _marked("forked"))),
-        "harvest": Consequence("pytest-harvest", "results bags and saved fixtures"),
-        "html": Consequence("pytest-html", "the extras of ranks"),
-        "hypothesis_results": Consequence("hypothesis", "the statistics (--hypothesis-show-statistics) and patches"),
-        "inline_snapshot": Consequence(
+        "forked": WithoutBridge("pytest-forked", damage=_FORKS, applies=_any(_given("--forked"), _marked("forked"))),
+        "harvest": WithoutBridge("pytest-harvest", "results bags and saved fixtures"),
+        "html": WithoutBridge("pytest-html", "the extras of ranks"),
+        "hypothesis_results": WithoutBridge("hypothesis", "the statistics (--hypothesis-show-statistics) and patches"),
+        "inline_snapshot": WithoutBridge(
             "inline-snapshot",
             damage="marked tests could pass with values that are not stored (with --inline-snapshot=disable they run)",
             applies=lambda config, items: config.getoption("inline_snapshot", None) != "disable",
         ),
-        "insta": Consequence(
+        "insta": WithoutBridge(
             "pytest-insta", damage="each rank would write and delete snapshots", applies=_uses("snapshot")
         ),
-        "isolate": Consequence("pytest-isolate", damage=_FORKS, applies=_isolates),
-        "json_report": Consequence("pytest-json-report", "the metadata, output and log records of ranks"),
-        "line_profiler": Consequence("pytest-line-profiler", "the profiles"),
-        "memray": Consequence("pytest-memray", "the recordings"),
-        "metadata": Consequence("pytest-metadata", "the metadata that ranks change"),
-        "monitor": Consequence("pytest-monitor", "the measurements of ranks"),
-        "mpl_images": Consequence(
+        "isolate": WithoutBridge("pytest-isolate", damage=_FORKS, applies=_isolates),
+        "json_report": WithoutBridge("pytest-json-report", "the metadata, output and log records of ranks"),
+        "line_profiler": WithoutBridge("pytest-line-profiler", "the profiles"),
+        "memray": WithoutBridge("pytest-memray", "the recordings"),
+        "metadata": WithoutBridge("pytest-metadata", "the metadata that ranks change"),
+        "monitor": WithoutBridge("pytest-monitor", "the measurements of ranks"),
+        "mpl_images": WithoutBridge(
             "pytest-mpl",
             damage="ranks would overwrite each other's images",
             applies=_all(
@@ -137,39 +137,39 @@ CONSEQUENCES: Mapping[str, Consequence] = MappingProxyType(
                 _marked("mpl_image_compare"),
             ),
         ),
-        "nunit": Consequence("pytest-nunit", "the properties and attachments of ranks"),
-        "print": Consequence("pytest-print", "the lines of ranks"),
-        "profiling": Consequence("pytest-profiling", "the profiles"),
-        "pytest_order": Consequence(
+        "nunit": WithoutBridge("pytest-nunit", "the properties and attachments of ranks"),
+        "print": WithoutBridge("pytest-print", "the lines of ranks"),
+        "profiling": WithoutBridge("pytest-profiling", "the profiles"),
+        "pytest_order": WithoutBridge(
             "pytest-order",
             damage="marked tests that cannot be ordered would pass",
             applies=_given("--error-on-failed-ordering"),
         ),
-        "pytest_snapshot": Consequence(
+        "pytest_snapshot": WithoutBridge(
             "pytest-snapshot",
             damage="each rank would write or delete snapshots",
             applies=_given("--snapshot-update", "--allow-snapshot-deletion"),
         ),
-        "recording": Consequence(
+        "recording": WithoutBridge(
             "pytest-recording", damage="ranks would overwrite each other's cassettes", applies=_marked("vcr")
         ),
-        "regressions": Consequence(
+        "regressions": WithoutBridge(
             "pytest-regressions",
             damage="each rank would write the expected files",
             applies=_given("--force-regen", "--regen-all"),
         ),
-        "run_parallel": Consequence("pytest-run-parallel", damage="threads of a rank would mix up its collectives"),
-        "syrupy": Consequence(
+        "run_parallel": WithoutBridge("pytest-run-parallel", damage="threads of a rank would mix up its collectives"),
+        "syrupy": WithoutBridge(
             "syrupy",
             damage="the snapshots of marked tests would count as unused, and --snapshot-update would delete them",
             applies=_uses("snapshot"),
         ),
-        "teamcity": Consequence("teamcity-messages", "both sides of failed comparisons"),
-        "testmon": Consequence(
+        "teamcity": WithoutBridge("teamcity-messages", "both sides of failed comparisons"),
+        "testmon": WithoutBridge(
             "pytest-testmon",
             damage="marked tests would be deselected although code that their ranks execute has changed",
         ),
-        "xprocess": Consequence(
+        "xprocess": WithoutBridge(
             "pytest-xprocess", damage="ranks would terminate each other's processes", applies=_uses("xprocess")
         ),
     }
