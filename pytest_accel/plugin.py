@@ -26,7 +26,6 @@ from pytest_accel.core.marks import (
     world_sizes,
 )
 from pytest_accel.core.node_refs import PlaceRecorder
-from pytest_accel.core.shims import prefer_other_fixtures
 from pytest_accel.core.source_files import record_conftest, record_file, text_of
 from pytest_accel.core.stash_keys import (
     INITIAL_PATHS,
@@ -260,7 +259,18 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Let fixtures of other plugins win: their users have relied on them before they installed this plugin."""
-    prefer_other_fixtures(session, __all__)
+    if any(_has_fixture_of_ours(plugin) for _, plugin in session.config.pluginmanager.list_name_plugin()):
+        from pytest_accel.core.shims import prefer_other_fixtures
+
+        prefer_other_fixtures(session, __all__)
+
+
+def _has_fixture_of_ours(plugin: object) -> bool:
+    """Return whether another plugin than this one has a fixture with the name of one of this plugin's."""
+    if plugin is sys.modules[__name__]:
+        return False
+    members = (*vars(type(plugin)).values(), *getattr(plugin, "__dict__", {}).values())
+    return any(isinstance(one, type(accel)) and one.name in __all__ for one in members)
 
 
 def _adoption(
