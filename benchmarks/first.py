@@ -25,7 +25,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
 
     They are those of a suite whose test file imports torch, and of one whose conftest does.
     """
-    found = []
+    found: list[Figure] = []
     for where, import_torch in {"the test file": "", "a conftest": "import torch\n"}.items():
         suite = suites.write(folder / f"first-{len(found)}", suites.all_reduce('2, device="cpu"'), 1)
         with (suite / "conftest.py").open("a") as conftest:
