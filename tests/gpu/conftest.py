@@ -1,7 +1,7 @@
 """Fixtures of the tests that need a GPU.
 
-Each of these tests leases a GPU and runs in a rank; without a GPU it is skipped and counted. Some tests start sessions
-on their GPU. These sessions have a separate lock folder, since the test already holds the lock of the GPU.
+Nearly all of these tests lease a GPU and run in a rank; without a GPU they are skipped and counted. Some tests start
+sessions on their GPU. These sessions have a separate lock folder, since the test already holds the lock of the GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of whole sessions on a GPU: masks, turns of several workers, memory, time, and busy devices."""
+"""Tests of whole sessions on a GPU: masks, turns of several workers, memory, and time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import itertools
 import json
 import re
 import statistics
-import subprocess
-import sys
 import xml.etree.ElementTree
 from typing import TYPE_CHECKING, Any
 
@@ -251,18 +249,3 @@ def test_a_warm_test_is_fast(inner: Inner, record_property: Any) -> None:
     warm = _milliseconds(inner)
     print(f"a plain CUDA test {plain:.2f} ms, a warm devices(1) test {warm:.2f} ms, {warm / plain:.2f} times as long")
     record_property("gpu_test_ms", {"plain": round(plain, 3), "warm": round(warm, 3), "ratio": round(warm / plain, 2)})
-
-
-def test_a_gpu_that_another_process_uses_is_busy(inner: Inner) -> None:
-    inner.write(test_it="import pytest\n\n\n@pytest.mark.devices\ndef test_it(): ...\n")
-    code = "import torch; kept = torch.ones(2**30, device='cuda'); print('up', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as user:
-        assert user.stdout is not None
-        assert user.stdout.readline() == "up\n"
-        run = inner.run("--accel=cuda", "--accel-busy=skip", "-rs")
-        user.communicate("\n")
-    run.assert_outcomes(skipped=1)
-    run.stdout.fnmatch_lines(["accel: cuda, no devices*; left out as busy: *"])
-    inner.run("--accel=cuda").assert_outcomes(passed=1)

@@ -398,7 +398,7 @@ def test_each_fault_fails_its_test_only(suite: BackgroundSuite, accel: Accel) ->
         finally:
             other.kill()
     failed = {
-        "test_unexpected_assert": r"device-side assert triggered[\s\S]*test_faults\.py:\d+: ",
+        "test_unexpected_assert": r"test_faults\.py:\d+: [\s\S]*AcceleratorError: .* device-side assert triggered",
         "test_assert_without_wait": r"CUDA_LAUNCH_BLOCKING=1 pytest test_faults\.py::test_assert_without_wait",
         "test_killed_rank": r"the test's process was killed by SIGKILL",
         "test_illegal_access": r"illegal memory access",
