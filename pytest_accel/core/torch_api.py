@@ -72,18 +72,21 @@ def accelerator() -> tuple[str, int] | None:
 
     if not hasattr(torch, "accelerator"):
         raise RuntimeError(f"torch {torch.__version__} cannot list them: torch.accelerator is new in torch 2.6")
-    found = torch.accelerator.current_accelerator()
-    return None if found is None else (found.type, torch.accelerator.device_count())
+    kind = accelerator_type(torch)
+    return None if kind is None else (kind, torch.accelerator.device_count())
 
 
 def accelerator_type(torch: Any) -> str | None:
     """Return the type of the accelerator of the module `torch`; None if it has none. This initialises no runtime.
 
-    `torch.accelerator`: since torch 2.6. Without it, the type is ``cuda``, the only one that is looked for.
+    `torch.accelerator`: since torch 2.6. Without it, the type is ``cuda``, the only one that is looked for. In torch 2.6,
+    `current_accelerator` raises RuntimeError if there is none.
     """
     if not hasattr(torch, "accelerator"):
         return "cuda"
-    return getattr(torch.accelerator.current_accelerator(), "type", None)
+    with suppress(RuntimeError):
+        return getattr(torch.accelerator.current_accelerator(), "type", None)
+    return None
 
 
 def device_uuid(properties: Any) -> Any:
@@ -127,19 +130,19 @@ def default_device(torch: Any) -> Any:
 
 
 def serves_with_libuv() -> bool:
-    """Return whether :func:`serve_store` uses the implementation with libuv: since torch 2.6.
+    """Return whether :func:`serve_store` uses the implementation with libuv: since torch 2.8.
 
     It ends the connection of a client that sends a large key or value; the other one accepts any size.
     """
     import torch
 
-    return torch.__version__ >= "2.6"
+    return torch.__version__ >= "2.8"
 
 
 def serve_store(host: str, size: int, timeout: Any, listening: socket) -> TCPStore:
     """Return a store that serves at the bound socket `listening`, which it closes. It waits for no clients.
 
-    torch's default implementation, that with libuv, can take a socket since torch 2.6. Clients of both can use both.
+    torch's default implementation, that with libuv, can take a socket since torch 2.8 (2.6 cannot). Clients of both can use both.
     """
     import torch.distributed as dist
 

@@ -181,7 +181,7 @@ _LARGE = """
 """
 
 
-@needs_torch(2, 6)
+@needs_torch(2, 8)
 def test_large_values_are_gathered_and_a_store_that_refuses_one_does_not_reach_the_next_test(suite: Suite) -> None:
     suite.write("test_large.py", _LARGE)
     run = suite.run("-p", "no:randomly")
