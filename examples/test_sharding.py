@@ -27,7 +27,7 @@ def step(model, images, labels):
 @pytest.mark.distributed(2)
 def test_fully_shard_equals_training_in_one_process(digits, device, device_mesh, rank, world_size):
     if device.type == "cpu" and torch.__version__ < "2.13":
-        pytest.skip("older torch may sum gradients on the CPU, not average them: github.com/pytorch/pytorch/issues/162338")
+        pytest.skip("older torch may sum gradients on the CPU: github.com/pytorch/pytorch/issues/162338")
 
     images, labels = (tensor[:256].to(device) for tensor in digits.tensors)
 

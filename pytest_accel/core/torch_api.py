@@ -79,8 +79,8 @@ def accelerator() -> tuple[str, int] | None:
 def accelerator_type(torch: Any) -> str | None:
     """Return the type of the accelerator of the module `torch`; None if it has none. This initialises no runtime.
 
-    `torch.accelerator`: since torch 2.6. Without it, the type is ``cuda``, the only one that is looked for. In torch 2.6,
-    `current_accelerator` raises RuntimeError if there is none.
+    `torch.accelerator`: since torch 2.6. Without it, the type is ``cuda``, the only one that is looked for. In torch
+    2.6, `current_accelerator` raises RuntimeError if there is none.
     """
     if not hasattr(torch, "accelerator"):
         return "cuda"
@@ -142,7 +142,8 @@ def serves_with_libuv() -> bool:
 def serve_store(host: str, size: int, timeout: Any, listening: socket) -> TCPStore:
     """Return a store that serves at the bound socket `listening`, which it closes. It waits for no clients.
 
-    torch's default implementation, that with libuv, can take a socket since torch 2.8 (2.6 cannot). Clients of both can use both.
+    torch's default implementation, that with libuv, can take a socket in torch 2.8, and cannot in 2.6. Clients of both
+    can use both.
     """
     import torch.distributed as dist
 
