@@ -171,7 +171,7 @@ def test_a_replaced_worker_that_collects_other_tests_ends_the_session(suite: Sui
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "worker 'gw0' crashed while running 'test_suite.py::test_crashes'" in run.text
     assert (
-        "worker gw1 has collected other tests than the workers before it, so 2 remaining test(s) cannot be run: "
+        "worker gw2 has collected other tests than the workers before it, so 2 remaining test(s) cannot be run: "
         "its test 3 is test_suite.py::test_plain[1], not test_suite.py::test_plain[0]"
     ) in run.text
 
