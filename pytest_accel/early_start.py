@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
 
@@ -20,13 +20,17 @@ from pytest_accel.settings import options
 _MOST_FILES = 50
 """Number of test files that are searched for marks; reading one takes about 0.05 ms."""
 _MOST_FOLDERS = 50
-_RUN_NO_TESTS = ("collectonly", "setupplan", "help", "version", options.PLAN, options.INFO)
+_RUN_NO_TESTS = (
+    *("collectonly", "setupplan", "help", "version", "markers", "cacheshow", "showfixtures", "show_fixtures_per_test"),
+    *("looponfail", options.PLAN, options.INFO),
+)
 
 
 def start_server(early_config: pytest.Config) -> None:
     """Start an early fork server if the session seems to need one; it ends with the session."""
     known = early_config.known_args_namespace
-    if any(getattr(known, name, False) for name in _RUN_NO_TESTS) or importlib.util.find_spec("torch") is None:
+    # Not importlib.util.find_spec, which raises ValueError if sys.modules has a stub.
+    if any(getattr(known, name, False) for name in _RUN_NO_TESTS) or PathFinder.find_spec("torch") is None:
         return
     marks = set().union(*map(marks_in, islice(_texts(early_config), _MOST_FILES)))
     marks -= deselected_marks(getattr(known, "markexpr", ""))
@@ -67,7 +71,8 @@ def _has_devices(settings: options.Settings) -> bool:
 def _texts(config: pytest.Config) -> Iterator[str]:
     """Yield the texts of the first test files that pytest will collect."""
     known, patterns = config.known_args_namespace, config.getini("python_files")
-    named = known.file_or_dir or config.getini("testpaths")
+    at_root = config.invocation_params.dir == config.rootpath  # pytest ignores `testpaths` elsewhere.
+    named = known.file_or_dir or (config.getini("testpaths") if at_root else [])
     for argument in named or ["."]:
         top = config.invocation_params.dir / argument.partition("::")[0]
         for folder, folders, names in islice(os.walk(top), _MOST_FOLDERS):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import pytest
 
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.marks import MarkError, MarkFinder, MarkOwners, check, world_sizes
+from pytest_accel.core.marks import MarkError, MarkFinder, MarkOwners, check
 from pytest_accel.core.shims import fixtures_by_name, is_own_fixture
 from pytest_accel.fixtures import FIXTURES
 
@@ -35,9 +35,8 @@ class MarkUse:
     def name(self, item: pytest.Item) -> str | None:
         """Return the name of a mark of the project that `item` uses as the plugin's; None if nothing shows that.
 
-        It shows that if it needs the mark for a fixture of the plugin, which its other marks do not allow, or if the
-        mark has a list of world sizes: the plugin parametrizes tests in this way. `item` may be a
-        ``metafunc.definition``.
+        It shows that if it needs the mark for a fixture of the plugin, which its other marks do not allow. `item` may
+        be a ``metafunc.definition``.
         """
         marks, ours = self._all.find(item), self._ours.find(item)
         if marks == ours:
@@ -45,7 +44,7 @@ class MarkUse:
         found = fixtures_by_name(item).items()
         own = {name for name, definition in found if is_own_fixture(definition)} - _WITHOUT_MARKS
         lacks_ranks = marks.distributed is not None and ours.distributed is None
-        if lacks_ranks and (own - _WITH_EITHER_MARK or _has_sizes(marks.distributed)):
+        if lacks_ranks and own - _WITH_EITHER_MARK:
             return "distributed"
         if own & _WITH_EITHER_MARK and not any(ours):
             return "devices" if marks.devices is not None else "distributed"
@@ -68,13 +67,6 @@ class MarkUse:
                 if mark is not None and own is None and mark.name in self._owners.by_rule and _is_allowed(mark):
                     counts[mark.name] = counts.get(mark.name, 0) + 1
         return counts
-
-
-def _has_sizes(mark: pytest.Mark | None) -> bool:
-    try:
-        return mark is not None and world_sizes(mark) is not None
-    except MarkError:
-        return False
 
 
 def _is_allowed(mark: pytest.Mark) -> bool:
@@ -102,7 +94,8 @@ def summary_lines(counts: Mapping[str, int]) -> Iterator[str]:
     for name, count in sorted(counts.items()):
         tests = "1 test has" if count == 1 else f"{count} tests have"
         yield (
-            f"{tests} the project's mark `{name}`, so pytest-accel gave no {without[name]}: set `accel_marks = "
+            f"{tests} the project's mark `{name}`, so pytest-accel gave no {without[name]}; other files may show more "
+            f"about the mark. Set `accel_marks = "
             f"{name}:own` if the mark is meant for it, or `accel_marks = {name}:project` to confirm that it is not"
         )
 

@@ -13,7 +13,7 @@ from pytest_accel import late_marks
 from pytest_accel.core.marks import WORLD_SIZE_PARAMETER, ForeignArgumentsError, MarkError, Marks
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
-from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.core.stash_keys import MARKED, OWNERS
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
@@ -67,6 +67,8 @@ class Redirector:
                 foreign[item] = f"{item.nodeid}: {error}; {hint}"
             except (MarkError, VendorError) as error:
                 errors[item] = f"{item.nodeid}: {error}"
+                if self._session.config.stash[OWNERS].used:  # Then no test that was collected before has its sizes.
+                    errors[item] += "; if the project lists marks of pytest-accel, set accel_marks = own"
         if redirected and self._session.is_worker and self._session.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"
             errors |= {one.item: text for one in redirected}
@@ -77,7 +79,7 @@ class Redirector:
             # The mark may be the project's own, and the session must run the other tests.
             late_marks.fail_expected(self._session.config)
             for item, text in foreign.items():
-                item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
+                _make_fail(item, text)
         if redirected:
             _leave_collectors_to_ranks(items)
         return redirected
@@ -89,7 +91,7 @@ class Redirector:
         tests.
         """
         for item in items:
-            item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
+            _make_fail(item, text)
         self._session.pool_client.usage_error(text)
 
     def needs(self, plan: ItemPlan) -> Needs:
@@ -153,6 +155,12 @@ def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
 
 def _do_nothing() -> None:
     pass
+
+
+def _make_fail(item: pytest.Item, text: str) -> None:
+    """Make `item` an error with this text. It is not set up, and so must not be torn down."""
+    item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
+    item.teardown = lambda: None  # type: ignore[method-assign]
 
 
 def _fail_setup(text: str) -> None:

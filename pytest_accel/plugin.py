@@ -270,7 +270,8 @@ def _has_fixture_of_ours(plugin: object) -> bool:
     if plugin is sys.modules[__name__]:
         return False
     members = (*vars(type(plugin)).values(), *getattr(plugin, "__dict__", {}).values())
-    return any(isinstance(one, type(accel)) and one.name in __all__ for one in members)
+    # Not isinstance(): it asks lazy objects of conftests for their class, and so may load something or raise an error.
+    return any(type(one) is type(accel) and one.name in __all__ for one in members)
 
 
 def _adoption(

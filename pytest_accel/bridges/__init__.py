@@ -203,7 +203,7 @@ class _Receiver:
     ) -> None:
         lost = next((data[self._key + _LOST] for data in rank_data.values() if self._key + _LOST in data), None)
         if lost is not None:
-            self._unknown.warn(self._bridge, unknown_releases.about(self._bridge, lost))
+            self._unknown.warn(self._bridge, unknown_releases.about(self._bridge, lost), in_test=True)
         sent = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
         if sent:
             try:
@@ -211,4 +211,4 @@ class _Receiver:
             except _UNKNOWN as error:
                 if self._fails:
                     raise
-                self._unknown.warn(self._bridge, unknown_releases.about(self._bridge, error))
+                self._unknown.warn(self._bridge, unknown_releases.about(self._bridge, error), in_test=True)

@@ -225,16 +225,16 @@ class Warnings:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._warned: set[str] = set()
-        # All workers would say the same.
+        # All workers would say the same of the collection.
         self._is_silent = getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] != "gw0"
 
-    def warn(self, bridge: str, text: str) -> None:
-        """Warn that the results of `bridge` are missing; `text` says why.
+    def warn(self, bridge: str, text: str, *, in_test: bool = False) -> None:
+        """Warn that the results of `bridge` are missing; `text` says why. Each worker runs its own tests (`in_test`).
 
         The warning is passed to pytest's hook: a filter that makes it an error would end the session.
         """
         missing = CONSEQUENCES[bridge].missing
-        if self._is_silent or bridge in self._warned or not missing:
+        if (self._is_silent and not in_test) or bridge in self._warned or not missing:
             return
         self._warned.add(bridge)
         warning = pytest.PytestWarning(f"{text}: of marked tests, it lacks {missing}")

@@ -236,9 +236,7 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
         except ValueError:
             allowed = name_kinds(definition.allowed) + (" or None" if definition.default is None else "")
             text = f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
-            if mark.args and argument == first and not _are_numbers(value):
-                raise ForeignArgumentsError(mark.name, text) from None
-            raise MarkError(text) from None
+            raise ForeignArgumentsError(mark.name, text) from None
     sizes = _size_of(checked)
     if isinstance(sizes, list) and len(set(sizes)) < len(sizes):
         raise MarkError(f"{head}(world_size={sizes!r}): world_size must name each size once, got {sizes!r}")
@@ -249,11 +247,6 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
             f"got {nodes!r}"
         )
     return checked
-
-
-def _are_numbers(value: object) -> bool:
-    """Return whether `value` has the type of a mark's first argument: an int, or a list of them."""
-    return all(isinstance(one, int) for one in value) if isinstance(value, (list, tuple)) else isinstance(value, int)
 
 
 def as_keywords(mark: pytest.Mark) -> pytest.Mark:

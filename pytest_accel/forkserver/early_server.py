@@ -12,11 +12,12 @@ import gc
 import importlib.machinery
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from os import _exit, getpid
+from os import getpid
 from socket import socket
 from subprocess import DEVNULL
 from tempfile import TemporaryFile
@@ -116,7 +117,9 @@ def main(descriptor: int, directory: str, controller: int, plugin_options: tuple
         try:
             end, given = fd_passing.receive(connection, 2)
         except EOFError:
-            _exit(0)
+            # A living controller kills this process, and may still use the folder. The timer notices if it has died.
+            while True:
+                signal.pause()
         connection.close()
         with open(given, "rb") as file:
             spec: SessionSpec

@@ -138,9 +138,10 @@ def _wait_for_world(
     except BaseException:
         cancel()
         with suppress(Empty):
-            granted = answers.get_nowait()
-            if isinstance(granted, AcquiredWorld):
-                release(granted)
+            while True:  # Calls for this thread may come before the answer. The next wait makes them.
+                granted = answers.get_nowait()
+                if isinstance(granted, AcquiredWorld):
+                    release(granted)
         raise
     if isinstance(answer, PoolError):
         raise answer
@@ -173,6 +174,7 @@ class LocalPoolClient(_WantedWorlds):
     def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
         answers: _Answers = SimpleQueue()
         self._calls.wake = partial(answers.put, self._calls)
+        self._calls.run()  # What an interrupted wait has left.
         number = self._pool.acquire(key, holder, self, answers.put)
 
         def show(seconds: float) -> None:

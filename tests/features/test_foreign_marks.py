@@ -217,7 +217,7 @@ def test_a_suite_of_the_plugin_that_lists_its_mark_runs_in_ranks(suite: Suite, o
     assert _SUMMARY not in run.text
 
 
-def test_a_list_of_sizes_and_a_copy_of_the_signature_show_that_a_mark_is_the_plugins(suite: Suite) -> None:
+def test_a_fixture_and_a_copy_of_the_signature_show_that_a_mark_is_the_plugins(suite: Suite) -> None:
     sizes = """
         import os
 
@@ -225,7 +225,7 @@ def test_a_list_of_sizes_and_a_copy_of_the_signature_show_that_a_mark_is_the_plu
 
 
         @pytest.mark.distributed([1, 2], device="cpu")
-        def test_sizes():
+        def test_sizes(rank):
             with open("ranks", "a") as file:
                 file.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n")
         """
@@ -233,6 +233,16 @@ def test_a_list_of_sizes_and_a_copy_of_the_signature_show_that_a_mark_is_the_plu
     suite.write("test_it.py", sizes)
     assert suite.run().count() == {"PASSED": 2}
     assert sorted(suite.read("ranks")) == ["0 of 1", "0 of 2", "1 of 2"]
+    # Without the fixture nothing shows it: the project may parametrize the test by its mark.
+    suite.write("test_it.py", sizes.replace("(rank)", "()"))
+    run = suite.run()
+    assert (run.count(), "KeyError: 'RANK'" in run.text) == ({"FAILED": 1}, True)
+    assert "1 test has the project's mark `distributed`" in run.text
+    suite.write("test_before.py", sizes.replace("(rank)", "()"))
+    suite.write("test_it.py", sizes)
+    run = suite.run()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "if the project lists marks of pytest-accel, set accel_marks = own" in run.text + run.errors
 
     # pytest lists the project's mark only, and that of the plugin which the project has not registered.
     markers = suite.run("--markers", quiet=True).text

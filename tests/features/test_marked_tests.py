@@ -309,7 +309,7 @@ def test_a_test_with_a_wrong_mark_added_after_collection_never_passes(suite: Sui
         assert run.outcomes() == {"test_late": "ERROR", "test_right": "PASSED"}, output
     else:
         assert run.ret == pytest.ExitCode.USAGE_ERROR, output
-    assert "@pytest.mark.distributed(world_size=0): world_size must be an int >= 1" in output
+    assert "@pytest.mark.distributed(nodes=3): nodes must be an int >= 1 and at most world_size, which is 2" in output
 
 
 _ADD_A_LATE_MARK = """
@@ -321,5 +321,5 @@ def pytest_collection_finish(session):
     for number, item in enumerate(session.items):
         if item.name == "test_late":
             session.items[number] = type(item).from_parent(item.parent, name=item.name, callobj=item.obj)
-            session.items[number].add_marker(pytest.mark.distributed(0))
+            session.items[number].add_marker(pytest.mark.distributed(2, nodes=3))
 """

@@ -85,7 +85,9 @@ def test_a_module_of_the_suite_is_found_before_one_of_the_same_name(suite: Backg
     assert suite.read("tests/early") != "[]"
 
 
-@pytest.mark.parametrize("options", [("-k", "unmarked"), ("--collect-only",), ("-m", "not distributed")])
+@pytest.mark.parametrize(
+    "options", [("-k", "unmarked"), ("--collect-only",), ("--markers",), ("-m", "not distributed")], ids="".join
+)
 def test_an_unused_early_server_ends_with_the_session(suite: BackgroundSuite, options: tuple[str, ...]) -> None:
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_it.py", _TESTS)
@@ -95,8 +97,20 @@ def test_an_unused_early_server_ends_with_the_session(suite: BackgroundSuite, op
     suite.expect_nothing_left()
 
 
-def test_the_early_server_ends_with_a_killed_controller(suite: BackgroundSuite) -> None:
-    suite.write("conftest.py", _CONFTEST + "\n    os.kill(os.getpid(), 9)\n")
+_IDLE = """
+    import time
+
+    server = psutil.Process(servers[0])
+    used = []
+    while len(used) < 10 or used[-1] < 0.5 or used[-10] != used[-1]:
+        used.append(sum(server.cpu_times()[:2]))
+        time.sleep(0.05)
+    """
+
+
+@pytest.mark.parametrize("wait", ["", _IDLE], ids=["importing", "idle"])
+def test_the_early_server_ends_with_a_killed_controller(suite: BackgroundSuite, wait: str) -> None:
+    suite.write("conftest.py", f"{_CONFTEST}\n{wait}\n    os.kill(os.getpid(), 9)\n")
     suite.write("test_it.py", _TESTS)
     assert suite.run().ret == -signal.SIGKILL
     assert suite.read("early") != "[]"
