@@ -45,7 +45,7 @@ def test_with_accelerate(device, gather):
 @pytest.mark.distributed(2, init=False)
 def test_with_torch_alone(device, rank, world_size):
     """`init=False`: the code under test makes its process group itself, as it does under torchrun."""
-    dist.init_process_group(dist.get_default_backend_for_device(device), rank=rank, world_size=world_size)
+    dist.init_process_group(rank=rank, world_size=world_size)
     model = make_model().to(device)
 
     answers = [None] * world_size
