@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.torch_release import TORCH_RELEASE
+from tests.torch_release import TORCH_RELEASE, needs_torch
 
 ROOT = Path(__file__).resolve().parent.parent
 _PLUGINS = ("-p", "accel", "-p", "xdist", "-p", "hypothesispytest")
@@ -156,6 +156,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@needs_torch(2, 6)
 def test_scripts_run_under_torchrun_and_accelerate() -> None:
     # The tests of tests/launchers run scripts under the other launchers.
     output = run("examples/launchers", "--accel", "none", "-k", "not cpu or torchrun", status=0)
@@ -180,6 +181,7 @@ print([name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@needs_torch(2, 6)
 def test_the_training_script_leaves_no_thread_of_the_process_group() -> None:
     """Such a thread may abort the process at its exit."""
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "CUDA_VISIBLE_DEVICES": ""}
