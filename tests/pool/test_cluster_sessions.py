@@ -32,7 +32,7 @@ CONFTEST = f"""
     MADE = []
 
 
-    def nodes():
+    def nodes(spawn):
         agents, table = Agents(Settings(accel="sim:4,shared")), TableCluster({{1: ["0", "1"], 2: ["2", "3"]}})
         agents.nodes.cluster = table
         agents.nodes.on_lost = lambda number, why: table.lose(number)
