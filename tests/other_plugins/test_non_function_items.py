@@ -130,7 +130,7 @@ def test_doctests_run_in_ranks(suite: Suite, workers: tuple[str, ...]) -> None:
         "other.plain": "PASSED",
     }, run.text
     assert "Expected:\n    2\nGot:\n    3\n" in run.text
-    assert "- rank 1: DocTestFailure: <DocTest mod.differs from " in run.text
+    assert "- rank 1: DocTestFailure: expected '2', got '3'" in run.text
     assert "rank 0: passed\n" in run.text
     assert "UNEXPECTED EXCEPTION: ValueError('no such file')" in run.text
     assert "pytest mod.py::mod.differs" in run.text
