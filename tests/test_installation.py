@@ -18,7 +18,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.wheel import wheel
+
+__all__ = ["wheel"]
+
 
 INDEX = {
     "torch": ("99.0", "numpy>=99", "filelock>=99"),
@@ -70,18 +73,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (version, *requirements) in INDEX.items():
         make_wheel(folder, name, version, *requirements)
     return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that a release would upload, built by the project's backend."""
-    pytest.importorskip("hatchling")
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
-    return built
 
 
 def lowest_versions(wheel: Path) -> dict[str, str]:

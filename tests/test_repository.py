@@ -15,10 +15,12 @@ from graphlib import TopologicalSorter
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 from pytest_accel.core import torch_api
+from tests.wheel import wheel
+
+__all__ = ["wheel"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_accel"
@@ -163,18 +165,6 @@ for name in {names}:
         raise SystemExit(f"importing {{name}} imports torch")
 """
     run_python(code)
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that a release would upload, built by the project's backend."""
-    pytest.importorskip("hatchling")
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
-    return built
 
 
 def test_the_wheel_contains_the_typed_package_and_nothing_else(wheel: Path) -> None:

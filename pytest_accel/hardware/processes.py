@@ -9,7 +9,7 @@ from contextlib import suppress
 from pytest_accel.hardware.health import Facts, Health, judge
 
 USED_BY_SUITE = "in which code of the suite has used the device"
-"""What is said of a process of this session that uses a device, and is no rank."""
+"""The summary says this of a process of this session that uses a device and is no rank."""
 
 
 def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Health]:

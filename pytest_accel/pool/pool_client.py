@@ -174,7 +174,7 @@ class LocalPoolClient(_WantedWorlds):
     def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
         answers: _Answers = SimpleQueue()
         self._calls.wake = partial(answers.put, self._calls)
-        self._calls.run()  # What an interrupted wait has left.
+        self._calls.run()  # An interrupted wait may have left some.
         number = self._pool.acquire(key, holder, self, answers.put)
 
         def show(seconds: float) -> None:
