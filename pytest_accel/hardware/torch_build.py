@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 _LINE = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*'([^']*)'", re.MULTILINE)
@@ -23,17 +24,25 @@ def lacks(platform: str, label: str, kind: str) -> str | None:
     """Return a text if the installed torch is not built for `platform`, whose name for people is `label`, else None."""
     if platform in built_for():
         return None
-    if importlib.util.find_spec("torch") is None:
+    if _find() is None:
         return f"torch is not installed; --accel {kind} uses them without it"
     return f"torch is not built for {label}"
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the platforms that torch was built for: ``{"cuda": "12.8"}``; empty without torch."""
-    spec = importlib.util.find_spec("torch")
+    spec = _find()
     if spec is None or spec.origin is None:
         return {}
     return versions_in(Path(spec.origin).with_name("version.py"))
+
+
+def _find() -> ModuleSpec | None:
+    """Return the spec of the installed torch, or None."""
+    try:
+        return importlib.util.find_spec("torch")
+    except ValueError:  # The suite has put a stub without a spec into `sys.modules`.
+        return PathFinder.find_spec("torch")
 
 
 def versions_in(version_file: Path) -> dict[str, str]:

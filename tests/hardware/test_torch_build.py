@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from pytest_accel.hardware.torch_build import versions_in
+from pytest_accel.hardware.torch_build import versions, versions_in
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,9 @@ def test_the_result_agrees_with_torch_which_is_not_imported() -> None:
         "assert found == {name for name in ('cuda', 'hip', 'xpu') if getattr(torch.version, name, None)}, found\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_stub_that_a_suite_has_put_in_the_place_of_torch_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = versions()
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # Its __spec__ is None.
+    assert versions() == expected
