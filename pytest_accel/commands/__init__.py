@@ -1,1 +1,0 @@
-"""The tables of ``pytest --accel-info`` and the checks of ``python -m pytest_accel doctor``."""

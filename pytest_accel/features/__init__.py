@@ -1,0 +1,1 @@
+"""Features: optional parts that plug into the kernel."""

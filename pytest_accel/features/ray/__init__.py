@@ -1,0 +1,1 @@
+"""Sessions on a Ray cluster: their machines, places and leases."""
