@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.measure import Effort, Figure, middle
 from pytest_accel import read_record
-from pytest_accel.record.timeline import critical_path, sessions_of
+from pytest_accel.features.record.timeline import critical_path, sessions_of
 from tests.large_record import write_record
 
 _TESTS = 5_000
@@ -20,7 +20,7 @@ _PATH = 0.3  # seconds
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
     """Return the time to make the page, its size, and the time to open it in several runs."""
-    from pytest_accel.record.report_page import page
+    from pytest_accel.features.record.report_page import page
 
     folder.mkdir()
     write_record(folder / "record.jsonl", _TESTS, _DEVICES)

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.makespan import DEVICES, MIXES, WORKERS, accel_scheduler
 from benchmarks.measure import Effort, Figure, middle
 from benchmarks.virtual import Test, UniformMachine
-from pytest_accel.schedule.shards import SplitTest, partition
+from pytest_accel.features.planning.shards import SplitTest, partition
 
 _SEEDS = 6
 _TARGETS = {True: 1.05, False: 1.15}

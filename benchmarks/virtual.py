@@ -1,13 +1,13 @@
-"""Mixes of tests on equal devices, for the simulator of `pytest_accel.schedule.simulation`."""
+"""Mixes of tests on equal devices, for the simulator of `pytest_accel.features.planning.simulation`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_accel.features.planning import simulation
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
-from pytest_accel.schedule import simulation
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ import pytest
 if TYPE_CHECKING:
     from pytest_accel.core.device import Device, MaskError, Vendor
     from pytest_accel.core.stash_keys import is_rank
+    from pytest_accel.features.launch.launch_api import Launch
+    from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, NoOutput
+    from pytest_accel.features.record.record_file import Recorded, RecordError, read_record
     from pytest_accel.fixtures import Accel, Gather, MakeMesh
     from pytest_accel.hardware.health import HealthVendor
-    from pytest_accel.launch.launch_api import Launch
-    from pytest_accel.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, NoOutput
-    from pytest_accel.record.record_file import Recorded, RecordError, read_record
     from pytest_accel.verdict.remote_exceptions import (
         LeftBehind,
         RankDied,
@@ -68,9 +68,9 @@ _HOMES = {
     "core.stash_keys": ("is_rank",),
     "fixtures": ("Accel", "Gather", "MakeMesh"),
     "hardware.health": ("HealthVendor",),
-    "launch.launch_api": ("Launch",),
-    "launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"),
-    "record.record_file": ("RecordError", "Recorded", "read_record"),
+    "features.launch.launch_api": ("Launch",),
+    "features.launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"),
+    "features.record.record_file": ("RecordError", "Recorded", "read_record"),
     "verdict.remote_exceptions": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
 }
 """The names that are imported when they are first asked for, by module: most sessions need none of them."""

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _info(settings: options.Settings, *, as_json: bool) -> int:
-    from pytest_accel.commands import info
+    from pytest_accel.features.doctor import info
 
     facts = info.look(machine_for(settings))
     print(json.dumps(info.as_json(facts), indent=2) if as_json else info.table(facts))
@@ -76,7 +76,7 @@ def _info(settings: options.Settings, *, as_json: bool) -> int:
 
 
 def _doctor(settings: options.Settings, *, as_json: bool) -> int:
-    from pytest_accel.commands import doctor
+    from pytest_accel.features import doctor
 
     findings = doctor.examine(settings)
     print(json.dumps(doctor.as_json(findings), indent=2) if as_json else doctor.text(findings))
@@ -84,7 +84,7 @@ def _doctor(settings: options.Settings, *, as_json: bool) -> int:
 
 
 def _census(arguments: Sequence[str]) -> int:
-    from pytest_accel.commands.census import census_file, job_merge, merge_text
+    from pytest_accel.features.planning import census_file, job_merge, merge_text
 
     parser = argparse.ArgumentParser(
         prog="python -m pytest_accel census",
@@ -112,9 +112,9 @@ def _census(arguments: Sequence[str]) -> int:
 
 def _from_records(name: str, about: str, arguments: Sequence[str]) -> int:
     """Make a file of records; `name` is both the command and the function of `outputs`."""
-    from pytest_accel.record import outputs
-    from pytest_accel.record.record_file import RecordError, read_record
-    from pytest_accel.record.timeline import sessions_of
+    from pytest_accel.features.record import outputs
+    from pytest_accel.features.record.record_file import RecordError, read_record
+    from pytest_accel.features.record.timeline import sessions_of
 
     parser = argparse.ArgumentParser(
         prog=f"python -m pytest_accel {name}",
@@ -141,7 +141,7 @@ def _from_records(name: str, about: str, arguments: Sequence[str]) -> int:
 def _durations(arguments: Sequence[str]) -> int:
     from pathlib import Path
 
-    from pytest_accel.schedule import durations_file
+    from pytest_accel.features.order import durations_file
 
     parser = argparse.ArgumentParser(
         prog="python -m pytest_accel durations",
@@ -164,7 +164,7 @@ def _durations(arguments: Sequence[str]) -> int:
 
 def _read(path: str) -> str:
     """Return the text of the file of ``--allow``."""
-    from pytest_accel.commands.census.census_file import CensusError
+    from pytest_accel.features.planning.census_file import CensusError
 
     try:
         with open(path, encoding="utf-8-sig") as file:

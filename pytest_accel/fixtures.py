@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from pytest_accel.core.device import Device
-    from pytest_accel.launch.launch_api import Launch
+    from pytest_accel.features.launch.launch_api import Launch
     from pytest_accel.rank.context import RankContext
 
 
@@ -221,7 +221,7 @@ def gather(request: pytest.FixtureRequest) -> Gather:
 @pytest.fixture(scope="session")
 def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Return a port on rank 0's machine, the same on every rank, reserved as long as the world lives."""
-    from pytest_accel.launch.reserved_port import hold
+    from pytest_accel.features.launch.reserved_port import hold
 
     context = _rank_context(request)
     store = context.signed_store
@@ -256,7 +256,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
-    from pytest_accel.launch import fixture
+    from pytest_accel.features.launch import fixture
 
     return fixture.make(request, tmp_path_factory)
 

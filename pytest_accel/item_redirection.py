@@ -117,7 +117,7 @@ class Redirector:
 
     def _remote_inventory(self, node: int, kind: str) -> Inventory | str:
         """Return the devices of `kind` on another node, or why they cannot be looked up."""
-        from pytest_accel.nodes.remote_leases import RemoteDevicesError
+        from pytest_accel.features.launchers.remote_leases import RemoteDevicesError
 
         assert self._session.launched is not None
         try:
@@ -128,7 +128,7 @@ class Redirector:
 
 def _launcher_missing(launcher: str) -> str | None:
     """Return why `launcher` cannot be used on this node; None if it can."""
-    from pytest_accel.launch.launch_api import missing
+    from pytest_accel.features.launch.launch_api import missing
 
     return missing(launcher)
 

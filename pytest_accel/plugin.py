@@ -60,8 +60,8 @@ from pytest_accel.settings import options
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
+    from pytest_accel.features.adoption.suite_adoption import Adoption
     from pytest_accel.item_redirection import Redirector
-    from pytest_accel.suite_adoption import Adoption
 
 __all__ = [
     "accel",
@@ -126,7 +126,7 @@ def pytest_load_initial_conftests(
         _record_initial_paths(early_config)
     process = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else launcher_env.find_here()
     if process is not None and options.sees_launchers(early_config):
-        from pytest_accel.nodes import launched_session
+        from pytest_accel.features.launchers import launched_session
 
         early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
     # Not in a worker: the controller may have begun to write the files.
@@ -191,8 +191,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ParametrizeHooks(owners), "accel-parametrize")
     config.pluginmanager.register(PlaceRecorder(), "accel-places")
     if in_rank:
+        from pytest_accel.features.adoption.torch_harness import HarnessInRank
         from pytest_accel.rank.context import RANK
-        from pytest_accel.rank.torch_harness import HarnessInRank
 
         harness = HarnessInRank(config.stash[RANK])
         adoption = _adoption(config, lambda: 0, harness.install)
@@ -210,32 +210,32 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(UnmarkedFailureHooks(), "accel-unmarked-failures")
     config.pluginmanager.register(LateMarkHooks(), "accel-late-marks")
     if session.worker_input is not None and "accel_schedule" in session.worker_input:
-        from pytest_accel.worker_hooks import WorkerHooks
+        from pytest_accel.features.order.worker_hooks import WorkerHooks
 
         worker_hooks = WorkerHooks(session, session.worker_input["accel_schedule"])
         config.pluginmanager.register(worker_hooks, "accel-schedule")
     if LAUNCHED in config.stash:
-        from pytest_accel.nodes.launcher_hooks import LauncherHooks
+        from pytest_accel.features.launchers.launcher_hooks import LauncherHooks
 
         config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
     in_ci = options.shows_in_ci(session.settings)
     if in_ci or any(options.output_path(config, option) is not None for option in options.FROM_RECORD):
-        from pytest_accel import record_hooks
+        from pytest_accel.features.record import record_hooks
 
         record_hooks.register(session, in_ci=in_ci)
     if (census := options.output_path(config, options.CENSUS)) is not None:
-        from pytest_accel import census_hooks
+        from pytest_accel.features.planning import census_hooks
 
         census_hooks.register(session, census)
     if session.settings.shard is not None:
-        from pytest_accel.bridges.refusals import refuse_second_partition
+        from pytest_accel.features.plugins.refusals import refuse_second_partition
 
         refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
     if not session.is_worker:
         from pytest_accel import report
 
         if session.settings.durations is not None:
-            from pytest_accel.schedule import history
+            from pytest_accel.features.order import history
 
             history.check_file(config)
             history.record_times(config)
@@ -243,7 +243,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(report.ReportHooks(session), "accel-report")
         options.wanted_time(config)  # Raises a usage error without a plan.
         if options.asks_for_plan(config):
-            from pytest_accel import plan_command
+            from pytest_accel.features.planning import plan_command
 
             config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
         if options.is_distributed(config):
@@ -251,7 +251,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")
     if options.asks_for_advice(config):
-        from pytest_accel import advise_hooks
+        from pytest_accel.features.planning import advise_hooks
 
         advise_hooks.register(session)
 
@@ -283,7 +283,7 @@ def _adoption(
     """
     if not (config.getini(options.RULES) or config.getini(options.ADOPT)):
         return None
-    from pytest_accel import suite_adoption
+    from pytest_accel.features.adoption import suite_adoption
 
     return suite_adoption.make(config, capacity, on_harness, by_name=_selects_by_argument(config))
 
@@ -430,7 +430,7 @@ class RankHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
         """Register the bridges after all plugins have been configured, and before these handle the session's start."""
-        from pytest_accel import bridges
+        from pytest_accel.features import plugins as bridges
 
         for bridge in bridges.in_rank(session.config):
             session.config.pluginmanager.register(bridge)
@@ -481,7 +481,7 @@ class CollectionHooks:
         collected = items.copy()
         self._note_use(collected)
         if _selects_by_argument(self._session.config):
-            from pytest_accel.selection import name_arguments
+            from pytest_accel.features.planning.selection import name_arguments
 
             name_arguments(items, self._owners)
         result = yield
@@ -540,14 +540,14 @@ class CollectionHooks:
 
             self._redirector = Redirector(self._session)
         if selects:
-            from pytest_accel.selection import select
+            from pytest_accel.features.planning.selection import select
 
             select(self._session, items, found, self._redirector, shard)
         redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return
         if not self._session.is_worker and any(marked.missing is None for marked in redirected):
-            from pytest_accel import live_hooks
+            from pytest_accel.features.record import live_hooks
 
             live_hooks.register(self._session)
         from pytest_accel.runtest_hooks import MergedReportHooks, RuntestHooks, by_world
@@ -564,7 +564,7 @@ class CollectionHooks:
 
         Refuse plugins that do not work with ranks, unless this machine can run none of the `redirected` tests.
         """
-        from pytest_accel import bridges
+        from pytest_accel.features import plugins as bridges
 
         config = self._session.config
         runnable = [marked.item for marked in redirected if marked.missing is None]

@@ -98,7 +98,7 @@ class ReportHooks:
         """With ``--accel-info``, show the devices in place of the collection."""
         if not self._session.settings.info:
             return None
-        from pytest_accel.commands.info import look, table
+        from pytest_accel.features.doctor.info import look, table
 
         write_section(session.config, None, [(table(look(self._session.own_machine)), False)])
         session.items = []

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.items import MarkedItem, marked_of
-from pytest_accel.schedule.history import record_times
+from pytest_accel.features.order.history import record_times
 from pytest_accel.session import AccelSession
 
 

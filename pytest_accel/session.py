@@ -15,12 +15,12 @@ from pytest_accel.settings.options import Settings, planned_machine
 
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
+    from pytest_accel.features.launchers.launched_session import LaunchedSession
+    from pytest_accel.features.ray.ray_session import RaySession
+    from pytest_accel.features.record.live_state import LiveEvents
     from pytest_accel.hardware.inventory import Machine
-    from pytest_accel.nodes.launched_session import LaunchedSession
-    from pytest_accel.nodes.ray_session import RaySession
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
-    from pytest_accel.record.live_state import LiveEvents
     from pytest_accel.session_pool import SessionPool
 
 
@@ -95,8 +95,8 @@ class AccelSession:
         The first access connects to the cluster, and raises :class:`pytest.UsageError` if that is not possible.
         """
         if self._cluster is None and self.settings.cluster is not None:
-            from pytest_accel.nodes.placement import PlaceError
-            from pytest_accel.nodes.ray_session import RaySession
+            from pytest_accel.features.ray.ray_session import RaySession
+            from pytest_accel.pool.placement import PlaceError
 
             try:
                 self._cluster = RaySession(self.settings, self.own_machine, str(self.config.rootpath))

@@ -21,19 +21,19 @@ from pytest_accel.core.shims import base_temporary_directory, log_file_handler, 
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
+from pytest_accel.features.record.live_state import LiveEvents
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.pool.pool import Pool, SingleNode
 from pytest_accel.rank import coverage
 from pytest_accel.rank_inputs import RankInputs
-from pytest_accel.record.live_state import LiveEvents
 from pytest_accel.settings.options import Settings, is_distributed
 
 if TYPE_CHECKING:
+    from pytest_accel.features.launchers.launched_session import LaunchedSession
+    from pytest_accel.features.ray.ray_session import RaySession
     from pytest_accel.forkserver.early_server import EarlyServer
-    from pytest_accel.nodes.launched_session import LaunchedSession
-    from pytest_accel.nodes.ray_session import RaySession
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it

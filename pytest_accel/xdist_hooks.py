@@ -14,9 +14,9 @@ from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
+    from pytest_accel.features.order.dispatch import Dispatch
+    from pytest_accel.features.order.test_demand import Demand
     from pytest_accel.pool.pool_client import Channel, PoolService
-    from pytest_accel.schedule.dispatch import Dispatch
-    from pytest_accel.schedule.test_demand import Demand
 
 _SCHEDULABLE = ("load", "worksteal")
 """The values of ``--dist`` that let the scheduler run any test in any worker."""
@@ -84,7 +84,7 @@ class XdistHooks:
         node.workerinput["accel_terminal"] = is_interactive(node.config)
         self._serve_pool(channel, partial(self._ended_after.__setitem__, node))
         if self._session.settings.schedule == "on" and node.config.getoption("dist") in _SCHEDULABLE:
-            from pytest_accel.schedule.dispatch import Dispatch
+            from pytest_accel.features.order.dispatch import Dispatch
 
             self._dispatch = self._dispatch or Dispatch()
             self._dispatch.connect(node)
@@ -116,7 +116,7 @@ class XdistHooks:
         scheduler = yield
         # Keep a scheduler that another plugin has made.
         if self._dispatch is not None and type(scheduler).__module__.partition(".")[0] == "xdist":
-            from pytest_accel.schedule.controller import AccelScheduling
+            from pytest_accel.features.order.controller import AccelScheduling
 
             scheduler = AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine)
         self._scheduler = scheduler
@@ -168,7 +168,7 @@ class XdistHooks:
         if self._usage_error is not None:
             raise pytest.UsageError(self._usage_error)
         if self._session.started_pool is not None:
-            from pytest_accel import live_hooks
+            from pytest_accel.features.record import live_hooks
 
             live = live_hooks.register(self._session)
             if live is not None and self.demand is not None:

@@ -29,7 +29,7 @@ from pytest_accel.core.record_events import (
     WorldReturned,
     WorldStarting,
 )
-from pytest_accel.record.record_file import RecordFile
+from pytest_accel.features.record.record_file import RecordFile
 
 START = 1_790_000_000.0
 _ON_A_NODE = 8

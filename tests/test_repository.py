@@ -26,11 +26,35 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_accel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-ORDER = (
-    *("core", "hardware", "settings", "leases", "rank", "forkserver", "diagnostics", "launch", "nodes", "pool"),
-    *("verdict", "bridges", "schedule", "driver", "record", "commands"),
+KERNEL = (
+    *("core", "hardware", "settings", "leases", "rank", "forkserver", "diagnostics", "pool", "verdict", "driver"),
 )
-"""The packages, lowest first. A module imports from its own and from lower ones; the modules above all are in none."""
+"""The packages of the kernel, lowest first. A module imports from its own package and from lower ones."""
+FEATURES = {
+    "adoption": (),
+    "doctor": (),
+    "launch": (),
+    "launchers": ("launch",),
+    "order": (),
+    "planning": ("order", "adoption"),
+    "plugins": (),
+    "properties": (),
+    "ray": ("launchers",),
+    "record": ("order", "planning"),
+}
+"""The features, which may import from the kernel, each with the other features that it imports from."""
+
+STILL_WOVEN = {
+    "driver/item_plan.py imports features/ray/ray_machine.py",
+    "driver/items.py imports features/order/test_demand.py",
+    "pool/node_lease.py imports features/launchers/remote_leases.py",
+    "pool/pool.py imports features/launchers/remote_leases.py",
+    "pool/world_manager.py imports features/launchers/mpi.py",
+    "rank/runner.py imports features/properties/hypothesis_engine.py",
+    "rank/runner.py imports features/properties/lockstep.py",
+    "settings/options.py imports features/planning/select_expression.py",
+}
+"""Imports of features by the kernel that have no seam yet."""
 
 _KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
 VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "base_vendor")}
@@ -40,7 +64,7 @@ RUNS_IN_A_RANK = {
     "core/torch_api.py",
     *("rank/main.py", "rank/process_group.py", "rank/group_rendezvous.py", "rank/group_state.py"),
     *("rank/leaked_groups.py", "rank/pending_work.py", "rank/point_to_point.py", "rank/store_keys.py"),
-    *("rank/torch_devices.py", "rank/torch_harness.py"),
+    *("rank/torch_devices.py", "features/adoption/torch_harness.py"),
 }
 
 RUNS_BETWEEN_TESTS = (
@@ -63,8 +87,8 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("core/connect", "core/prctl", "core/readable", "core/at_work"),
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""
-_MAIN_MODULES = {"pool", "driver"}
-"""Modules with the name of their package, which hold the class that it is named after."""
+_MAIN_MODULES = {"pool", "driver", "launch"}
+"""Modules with the name of a package: the class that the package is named after, or its public names."""
 REPLACEABLE = {
     *("os", "signal", "socket", "select", "fcntl", "pickle", "json", "struct"),
     *("time", "threading", "gc", "traceback", "zlib", "contextlib", "subprocess", "selectors", "queue", "shutil"),
@@ -187,12 +211,23 @@ def test_the_wheel_requires_lowest_versions_and_leaves_the_choice_to_the_user(wh
     assert [str(one) for one in always if [bound.operator for bound in one.specifier] != [">="]] == []
 
 
-def rank_in_order(module: str) -> int:
-    """Return how high `module`, a path below `pytest_accel`, stands in `ORDER`; -1 for `pytest_accel` itself."""
-    package = module.split("/")[0]
-    if package == "__init__.py":
-        return -1
-    return ORDER.index(package) if package in ORDER else len(ORDER)
+def part_of(module: str) -> str:
+    """Return the part of the package that has `module`, a path below `pytest_accel`: ``pool``, ``features/record``.
+
+    The modules directly in `pytest_accel` are in the part ``.``.
+    """
+    *folders, _ = module.split("/")
+    return "/".join(folders[: 2 if folders[:1] == ["features"] else 1]) or "."
+
+
+def may_import(importer: str, imported: str) -> bool:
+    """Return whether modules of the part `importer` may import from the part `imported`."""
+    if importer == imported or importer == ".":
+        return True
+    if importer in KERNEL:
+        return imported in KERNEL[: KERNEL.index(importer)]
+    *_, feature = importer.split("/")
+    return imported in (*KERNEL, ".", *(f"features/{name}" for name in FEATURES[feature]))
 
 
 def own_imports() -> Iterator[tuple[str, str, int]]:
@@ -210,14 +245,20 @@ def own_imports() -> Iterator[tuple[str, str, int]]:
             yield module, imported, found.line
 
 
-def test_packages_import_only_from_lower_ones() -> None:
-    assert {path.parent.relative_to(PACKAGE).parts[0] for path in MODULES if path.parent != PACKAGE} == set(ORDER)
+def test_each_package_is_in_the_kernel_or_a_feature() -> None:
+    features = {f"features/{name}" for name in FEATURES}
+    parts = {part_of(path.relative_to(PACKAGE).as_posix()) for path in MODULES}
+    assert parts == {".", "features", *KERNEL, *features}
+
+
+def test_packages_import_only_what_their_place_allows() -> None:
     wrong = [
-        f"{module}:{line} imports {imported}"
-        for module, imported, line in own_imports()
-        if rank_in_order(imported) > rank_in_order(module)
+        f"{module} imports {imported}"
+        for module, imported, _ in own_imports()
+        if imported not in {"__init__.py", "features/__init__.py"}
+        if not may_import(part_of(module), part_of(imported))
     ]
-    assert wrong == []
+    assert set(wrong) == STILL_WOVEN
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -270,8 +311,8 @@ YOUNG_NAMES_OF_TORCH = {
 }
 """Names that torch lacks, or cannot use, in the oldest release that is supported."""
 USES_TORCHS_HARNESS = {
-    "rank/torch_harness.py": "replaces methods of `MultiProcessTestCase`, which is private as a whole",
-    "suite_adoption.py": "looks for `MultiProcessTestCase`, whose module the suite imports itself",
+    "features/adoption/torch_harness.py": "replaces methods of `MultiProcessTestCase`, which is private as a whole",
+    "features/adoption/suite_adoption.py": "looks for `MultiProcessTestCase`, whose module the suite imports itself",
 }
 """The modules that use torch's test harness, each with its use."""
 
@@ -331,8 +372,8 @@ STARTS_PYTHON = {
     "core/interpreter.py": "makes the command of every process that imports modules of the package",
     "core/programs.py": "looks for programs beside Python",
     "hardware/vendors/cuda_order.py": "-I -S: has the standard library alone as import path",
-    "launch/launch_api.py": "the interpreter of the user's script, with the import path of its launcher",
-    "launch/launched_process.py": "-I -S: has the standard library alone as import path",
+    "features/launch/launch_api.py": "the interpreter of the user's script, with the import path of its launcher",
+    "features/launch/launched_process.py": "-I -S: has the standard library alone as import path",
 }
 """The modules that use the path of the Python interpreter, each with the reason."""
 

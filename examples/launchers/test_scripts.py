@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pytest_accel.launch import LaunchError
+from pytest_accel import LaunchError
 
 
 def last_lines(result):

@@ -44,7 +44,7 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
 """Packages whose plugins do not have the role `test`, as all other third-party plugins do.
 
 `absent`: only the plugin's options are registered. `fixtures`: its options and fixtures are, and a bridge
-(`pytest_accel.bridges`) does what else it needs in a rank. `full`: all its hooks are called.
+(`pytest_accel.features.plugins`) does what else it needs in a rank. `full`: all its hooks are called.
 """
 
 

@@ -2,7 +2,7 @@
 
 Each function says since which release torch has its names, and what happens without them. A private name without a
 release is in all of `TESTED`. A test forbids such names in other modules, except those for torch's test harness
-(`suite_adoption.py`, `rank/torch_harness.py`): they adopt tests that import this private module themselves.
+(`features/adoption/`): it adopts tests that import this private module themselves.
 
 Importing this module does not import torch. The functions do, or find it in ``sys.modules``, so they are called where
 torch may be imported: in ranks, and in temporary processes. Functions that are called elsewhere get the module as an

@@ -10,12 +10,12 @@ from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.world_key import WorldKey, backend_names
+from pytest_accel.features.ray.ray_machine import RayMachine
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import fraction
-from pytest_accel.nodes.placement import HERE, Layout
-from pytest_accel.nodes.ray_machine import RayMachine
+from pytest_accel.pool.placement import HERE, Layout
 from pytest_accel.settings.options import Settings
 
 _SHARING_BACKENDS = {"gloo", "mpi"}

@@ -19,8 +19,8 @@ from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world_run import WorldRun
+from pytest_accel.features.order.test_demand import kind_of
 from pytest_accel.rank.rank_data import RankDataError
-from pytest_accel.schedule.test_demand import kind_of
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.judgement import text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
-from pytest_accel.nodes.placement import Cluster, Place, PlaceError
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
 from pytest_accel.pool.node_lease import NodeLease, NodeRequest, UnfitNodeError
+from pytest_accel.pool.placement import Cluster, Place, PlaceError
 
 
 class PlaceRequest:

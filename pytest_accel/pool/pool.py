@@ -31,14 +31,13 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.diagnosis import Examiner
 from pytest_accel.diagnostics.inspector import WorldInspector
+from pytest_accel.features.launchers.remote_leases import LostNodeError, RemoteDevicesError, RemoteLeases
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.broker import BrokerError
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.nodes.placement import HERE, Cluster, Layout, Place, PlaceError, Seat
-from pytest_accel.nodes.remote_leases import LostNodeError, RemoteDevicesError, RemoteLeases
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
 from pytest_accel.pool.node_lease import (
     LeaseId,
@@ -50,6 +49,7 @@ from pytest_accel.pool.node_lease import (
     SlotsRequest,
 )
 from pytest_accel.pool.place_request import PlaceRequest
+from pytest_accel.pool.placement import HERE, Cluster, Layout, Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
 from pytest_accel.pool.pooled_world import PooledWorld, WorldState, WorldWorkers, surplus
 from pytest_accel.pool.summary import PoolSummary

@@ -13,8 +13,8 @@ from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.nodes.placement import Place
 from pytest_accel.pool.node_lease import NodeLease
+from pytest_accel.pool.placement import Place
 from pytest_accel.pool.world_request import WorldRequest
 
 RETIRE_TIMEOUT = 10.0

@@ -39,9 +39,9 @@ from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.features.launchers.mpi import MpiJob
 from pytest_accel.forkserver.server_client import ServerCallbacks, Spawn
 from pytest_accel.forkserver.server_group import ForkServerGroup
-from pytest_accel.nodes.mpi import MpiJob
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
 from pytest_accel.pool.summary import PoolSummary
 

@@ -48,7 +48,7 @@ from pytest_accel.rank.torch_failures import TorchFailures
 from pytest_accel.settings.options import TRACE, asks_for_advice, output_path
 
 if TYPE_CHECKING:
-    from pytest_accel.rank.lockstep import Lockstep
+    from pytest_accel.features.properties.lockstep import Lockstep
 
 _NO_LOCKSTEP = nullcontext()
 """Context manager used instead of a lock-step in a world with one rank, or in a suite without Hypothesis."""
@@ -372,7 +372,7 @@ class TestRunner:
         """
         if "hypothesis" not in sys.modules or self._context.spec.ranks == 1:
             return _NO_LOCKSTEP
-        from pytest_accel.rank import hypothesis_engine, lockstep
+        from pytest_accel.features.properties import hypothesis_engine, lockstep
 
         hypothesis_engine.install()
         self._test.lockstep = lockstep.Lockstep(self._context)

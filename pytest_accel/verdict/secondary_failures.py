@@ -46,7 +46,7 @@ _TYPES = {
     ("threading", "BrokenBarrierError"): Consequence.BROKEN_BARRIER,
     ("builtins", "ConnectionResetError"): _LOST,
     ("builtins", "BrokenPipeError"): _LOST,
-    ("pytest_accel", "RankZeroFailed"): _TIMED_OUT,  # bridges/benchmark.py
+    ("pytest_accel", "RankZeroFailed"): _TIMED_OUT,  # features/plugins/benchmark.py
 }
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pytest_accel.bridges.by_rank import to_plain
+from pytest_accel.features.plugins.by_rank import to_plain
 
 
 class Size(NamedTuple):

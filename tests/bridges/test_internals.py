@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.bridges import BRIDGES
-from pytest_accel.bridges.internals import UnknownReleaseError, require, require_parameters, take
-from pytest_accel.bridges.unknown_releases import CONSEQUENCES, about
+from pytest_accel.features.plugins import BRIDGES
+from pytest_accel.features.plugins.internals import UnknownReleaseError, require, require_parameters, take
+from pytest_accel.features.plugins.unknown_releases import CONSEQUENCES, about
 
 
 def test_release_without_a_required_name_is_found() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import UnknownReleaseError
-from pytest_accel.bridges.testmon import driver_plugin
+from pytest_accel.features.plugins.internals import UnknownReleaseError
+from pytest_accel.features.plugins.testmon import driver_plugin
 
 
 def test_release_without_the_collector_that_ranks_need_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.__main__ import main
-from pytest_accel.commands.census import census_file, merge_text
-from pytest_accel.commands.census.census_file import (
+from pytest_accel.core.needs import Needs
+from pytest_accel.features.planning import census_file, merge_text
+from pytest_accel.features.planning.census_file import (
     DESELECTED,
     NOT_RUN,
     Census,
@@ -25,8 +26,7 @@ from pytest_accel.commands.census.census_file import (
     Outcome,
     Status,
 )
-from pytest_accel.commands.census.job_merge import merge, parse_allow
-from pytest_accel.core.needs import Needs
+from pytest_accel.features.planning.job_merge import merge, parse_allow
 
 PASSED = Outcome(Status.PASSED)
 ROOT = Path(__file__).resolve().parents[2]

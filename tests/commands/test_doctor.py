@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.commands.doctor import as_json, check, text
-from pytest_accel.commands.doctor.checks import Finding
-from pytest_accel.commands.doctor.facts import Forks, Kind, LockFolder, MachineFacts, Nvidia, Torch
-from pytest_accel.commands.doctor.forks import PLUGINS, conclude, try_forks
-from pytest_accel.commands.doctor.gather import filesystem_of, look_at_locks, look_for_nvidia
 from pytest_accel.core.device import Device
+from pytest_accel.features.doctor import as_json, check, text
+from pytest_accel.features.doctor.checks import Finding
+from pytest_accel.features.doctor.facts import Forks, Kind, LockFolder, MachineFacts, Nvidia, Torch
+from pytest_accel.features.doctor.forks import PLUGINS, conclude, try_forks
+from pytest_accel.features.doctor.gather import filesystem_of, look_at_locks, look_for_nvidia
 from pytest_accel.leases.lock_dir import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]

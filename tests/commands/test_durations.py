@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.__main__ import main
-from pytest_accel.schedule.durations_file import read, write
+from pytest_accel.features.order.durations_file import read, write
 
 
 def test_durations_of_jobs_are_merged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

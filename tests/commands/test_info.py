@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.commands.info import DeviceFacts, SessionFacts, as_json, table
 from pytest_accel.core.device import Device, Link
+from pytest_accel.features.doctor.info import DeviceFacts, SessionFacts, as_json, table
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.device_lock import who_holds

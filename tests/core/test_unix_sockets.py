@@ -20,9 +20,9 @@ import pytest
 from pytest_accel.core import paths, session_folder, unix_sockets
 from pytest_accel.core.connect import call_agent
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, rendezvous_path
-from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
+from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
 from tests.deadline import eventually
 
 OTHER_USER = 1002

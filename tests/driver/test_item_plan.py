@@ -13,7 +13,7 @@ from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
-from pytest_accel.nodes.placement import HERE, ForkServer, Layout, Node
+from pytest_accel.pool.placement import HERE, ForkServer, Layout, Node
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed

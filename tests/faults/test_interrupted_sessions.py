@@ -17,7 +17,7 @@ import pytest
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
 from pytest_accel.core.kill import MARK
-from pytest_accel.record.timeline import sessions_of
+from pytest_accel.features.record.timeline import sessions_of
 from tests.deadline import eventually
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel import read_record
-from pytest_accel.record.timeline import sessions_of
+from pytest_accel.features.record.timeline import sessions_of
 
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import advice
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.planning import advice
+from pytest_accel.features.planning.forecast import SuiteOnMachine, Times
 from pytest_accel.hardware.inventory import KindSpec, Machine
-from pytest_accel.schedule.forecast import SuiteOnMachine, Times
-from pytest_accel.schedule.test_demand import Demand
 from tests.features.test_published_kinds import Packages
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
-from pytest_accel.record.ci_summary import summary
-from pytest_accel.record.timeline import sessions_of
+from pytest_accel.features.record.ci_summary import summary
+from pytest_accel.features.record.timeline import sessions_of
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite

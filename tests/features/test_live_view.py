@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyte
 import pytest
 
-from pytest_accel.schedule import durations_file
+from pytest_accel.features.order import durations_file
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, Deadline
 from tests.torch_release import RECORDS_COLLECTIVES
@@ -249,13 +249,13 @@ _ERASE = b"\x1b[K"
 _ROWS = 12
 """Rows of the screen: fewer than a session writes, so that the status line makes it scroll."""
 _STATUS_AT_ONCE = """
-from pytest_accel import live_hooks
+from pytest_accel.features.record import live_hooks
 
 live_hooks.QUIET = 0.0
 live_hooks.REFRESH = 0.05
 """
 _STATUS_NEVER = """
-from pytest_accel import live_hooks
+from pytest_accel.features.record import live_hooks
 
 live_hooks.QUIET = 1e9
 """

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_accel import read_record
 from pytest_accel.core.record_events import PoolOpened, SessionFinished, TestStarted, WorldAcquired, WorldReady
-from pytest_accel.record.timeline import Session, TestRun, critical_path, sessions_of, utilisation
+from pytest_accel.features.record.timeline import Session, TestRun, critical_path, sessions_of, utilisation
 
 if TYPE_CHECKING:
     from pathlib import Path

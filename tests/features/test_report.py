@@ -34,8 +34,8 @@ from pytest_accel.core.record_events import (
     WorldRequested,
     WorldStarting,
 )
-from pytest_accel.record.record_file import RecordFile
-from pytest_accel.record.timeline import Session, sessions_of
+from pytest_accel.features.record.record_file import RecordFile
+from pytest_accel.features.record.timeline import Session, sessions_of
 from tests.large_record import write_record
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import marker_rules
+from pytest_accel.features.adoption import marker_rules
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite

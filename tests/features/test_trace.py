@@ -13,7 +13,7 @@ import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
-from pytest_accel.record.timeline import Session, sessions_of
+from pytest_accel.features.record.timeline import Session, sessions_of
 from tests.torch_release import needs_torch
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from pytest_accel.core import kinds as core_kinds
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import kinds
 from pytest_accel.hardware import inventory
+from pytest_accel.hardware.device_order import parse_order
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine, describe, parse_kind
-from pytest_accel.hardware.order import parse_order
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Link
-from pytest_accel.hardware.order import (
+from pytest_accel.hardware.device_order import (
     Order,
     apply_order,
     by_figures,

@@ -19,10 +19,10 @@ from msgspec import structs
 
 from pytest_accel.core import fd_passing, prctl
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.nodes.agent import serve_driver
-from pytest_accel.nodes.agent_client import AgentClient
-from pytest_accel.nodes.agent_messages import End, Hello, ServerEnded, StartServer
-from pytest_accel.nodes.local_transport import LocalAgentTransport, LocalClientTransport
+from pytest_accel.features.launchers.agent import serve_driver
+from pytest_accel.features.launchers.agent_client import AgentClient
+from pytest_accel.features.launchers.agent_messages import End, Hello, ServerEnded, StartServer
+from pytest_accel.features.launchers.local_transport import LocalAgentTransport, LocalClientTransport
 
 
 def session(directory: str) -> SessionSpec:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from pytest_accel.launch import LaunchError, LaunchTimeout, NoOutput
-from pytest_accel.launch.launch_result import failed, result_of, timed_out
+from pytest_accel import LaunchError, LaunchTimeout, NoOutput
+from pytest_accel.features.launch.launch_result import failed, result_of, timed_out
 from tests.deadline import scaled
 from tests.descriptor_limit import open_descriptors
 
 if TYPE_CHECKING:
-    from pytest_accel.launch.launch_api import Launch
+    from pytest_accel.features.launch.launch_api import Launch
 
 Script = Callable[[str], Path]
 SEGFAULT = """

@@ -212,7 +212,7 @@ def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkey
 def test_a_killed_test_process_leaves_no_launched_process(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool
 ) -> None:
-    from pytest_accel.launch.launch_api import missing
+    from pytest_accel.features.launch.launch_api import missing
 
     if (reason := missing(launcher)) is not None:
         pytest.skip(reason)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.launch import launch_api
-from pytest_accel.launch.job import Job
-from pytest_accel.launch.launch_result import timed_out
-from pytest_accel.launch.launched_process import LaunchedProcess
-from pytest_accel.launch.launchers import LAUNCHERS
+from pytest_accel.features.launch import launch_api
+from pytest_accel.features.launch.job import Job
+from pytest_accel.features.launch.launch_commands import LAUNCHERS
+from pytest_accel.features.launch.launch_result import timed_out
+from pytest_accel.features.launch.launched_process import LaunchedProcess
 from tests.deadline import eventually
 from tests.descriptor_limit import free_descriptors, open_descriptors
 

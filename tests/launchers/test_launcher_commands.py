@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_accel.core.device import Device
+from pytest_accel.features.launch.job import Job, Plan
+from pytest_accel.features.launch.launch_commands import LAUNCHERS
 from pytest_accel.hardware.vendors.cuda import Cuda
-from pytest_accel.launch.job import Job, Plan
-from pytest_accel.launch.launchers import LAUNCHERS
 
 GPUS = tuple(Device("cuda", f"GPU-{index}{index}", index, "H200") for index in (3, 1))
 ON_GPUS = Job(

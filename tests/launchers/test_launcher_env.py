@@ -19,12 +19,12 @@ import pytest
 
 from pytest_accel.core import launcher_env, worker_input
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
-from pytest_accel.nodes import tcp_rendezvous
-from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.greeting import AuthenticatedLink
-from pytest_accel.nodes.launched_session import find_difference
-from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, rendezvous_path
-from pytest_accel.nodes.tcp_rendezvous import Rendezvous, read_rendezvous
+from pytest_accel.features.launchers import tcp_rendezvous
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.greeting import AuthenticatedLink
+from pytest_accel.features.launchers.launched_session import find_difference
+from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
+from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous, read_rendezvous
 from tests.deadline import eventually
 from tests.peers import UnpickleMarker, read_all
 

@@ -15,7 +15,7 @@ import pytest
 from tests.launchers import slurm
 
 if TYPE_CHECKING:
-    from pytest_accel.launch.launch_api import Launch
+    from pytest_accel.features.launch.launch_api import Launch
 
 ALL_REDUCE = Path(__file__).parent / "scripts" / "all_reduce.py"
 TIMEOUT = 240.0

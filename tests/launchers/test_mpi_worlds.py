@@ -19,10 +19,10 @@ from pytest_accel.core.server_messages import StartFailed
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.features.launch.launch_api import missing
+from pytest_accel.features.launchers.mpi import MpiJob
 from pytest_accel.forkserver import server_group
 from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks, Spawn
-from pytest_accel.launch.launch_api import missing
-from pytest_accel.nodes.mpi import MpiJob
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, eventually
 from tests.launchers.launcher_sessions import suites

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_accel.nodes.ray_resources import TYPE_LABEL
+from pytest_accel.features.ray.ray_resources import TYPE_LABEL
 from tests.deadline import eventually
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")

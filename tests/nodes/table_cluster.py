@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.nodes.cluster_nodes import ClusterNodes
-from pytest_accel.nodes.placement import Place, PlaceError
+from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.pool.placement import Place, PlaceError
 from pytest_accel.settings.options import Settings
 
 CROWDED = "all nodes are in use"
@@ -182,7 +182,7 @@ def start_agent(invitation: bytes) -> subprocess.Popen[bytes]:
     source = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     )
-    program = [sys.executable, "-m", "pytest_accel.nodes.cluster_agent"]
+    program = [sys.executable, "-m", "pytest_accel.features.ray.cluster_agent"]
     command = [sys.executable, "-c", source, *program]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None

@@ -14,12 +14,13 @@ import pytest
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Refused, perform
-from pytest_accel.nodes import cluster_nodes, greeting
-from pytest_accel.nodes.agent_admission import JOB, AgentAdmission, Invitation, read_invitation
-from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.cluster_nodes import ClusterNodes
-from pytest_accel.nodes.greeting import AuthenticatedLink, RemotePeer
-from pytest_accel.nodes.mutual_auth import Peer
+from pytest_accel.features.launchers import greeting
+from pytest_accel.features.launchers.agent_admission import JOB, AgentAdmission, Invitation, read_invitation
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
+from pytest_accel.features.launchers.mutual_auth import Peer
+from pytest_accel.features.ray import cluster_nodes
+from pytest_accel.features.ray.cluster_nodes import ClusterNodes
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
 from tests.nodes.table_cluster import Agents, start_agent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.nodes.placement import HERE, ForkServer, Layout, Node
+from pytest_accel.pool.placement import HERE, ForkServer, Layout, Node
 
 
 def layout(*servers: tuple[int, ...], capacity: int | None = 1) -> Layout:

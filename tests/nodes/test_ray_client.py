@@ -14,10 +14,10 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.nodes import ray_client
-from pytest_accel.nodes.cluster_nodes import ClusterNodes
-from pytest_accel.nodes.ray_client import RayCluster
-from pytest_accel.nodes.ray_messages import (
+from pytest_accel.features.ray import ray_client
+from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.features.ray.ray_client import RayCluster
+from pytest_accel.features.ray.ray_messages import (
     Connect,
     Connected,
     PlaceReserved,

@@ -18,13 +18,13 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.ray import ray_client, ray_process
+from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.features.ray.ray_client import RayCluster
+from pytest_accel.features.ray.ray_machine import RayMachine
+from pytest_accel.features.ray.ray_messages import Connect
 from pytest_accel.hardware.inventory import KindSpec, Machine
-from pytest_accel.nodes import ray_client, ray_process
-from pytest_accel.nodes.cluster_nodes import ClusterNodes
-from pytest_accel.nodes.placement import Place, PlaceError
-from pytest_accel.nodes.ray_client import RayCluster
-from pytest_accel.nodes.ray_machine import RayMachine
-from pytest_accel.nodes.ray_messages import Connect
+from pytest_accel.pool.placement import Place, PlaceError
 from pytest_accel.settings.options import Settings
 from tests.conftest import Surroundings
 from tests.deadline import TIMEOUT, eventually

@@ -9,13 +9,13 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.planning.forecast import SuiteOnMachine
+from pytest_accel.features.ray import ray_machine
+from pytest_accel.features.ray.ray_machine import RayMachine
+from pytest_accel.features.ray.ray_resources import TYPE_LABEL, RayNode
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
-from pytest_accel.nodes import ray_machine
-from pytest_accel.nodes.ray_machine import RayMachine
-from pytest_accel.nodes.ray_resources import TYPE_LABEL, RayNode
-from pytest_accel.schedule.forecast import SuiteOnMachine
-from pytest_accel.schedule.test_demand import Demand
 
 NODES = (
     RayNode("0", "head", "10.0.0.1", {"CPU": 8.0}, {}),

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.nodes.placement import PlaceError
-from pytest_accel.nodes.ray_resources import TYPE_LABEL, Bundles, RayNode, choose_bundles, demand_of
+from pytest_accel.features.ray.ray_resources import TYPE_LABEL, Bundles, RayNode, choose_bundles, demand_of
+from pytest_accel.pool.placement import PlaceError
 
 
 def devices_key(

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
-from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lease_table import Lease
-from pytest_accel.nodes import remote_leases
-from pytest_accel.nodes.remote_leases import (
+from pytest_accel.features.launchers import remote_leases
+from pytest_accel.features.launchers.remote_leases import (
     InventoryReply,
     InventoryRequest,
     LeaseAgent,
@@ -24,6 +21,9 @@ from pytest_accel.nodes.remote_leases import (
     RemoteLeases,
     UseSettings,
 )
+from pytest_accel.hardware.inventory import Inventory
+from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 

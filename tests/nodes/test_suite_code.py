@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.nodes.agent_messages import Hello, hello_of
-from pytest_accel.nodes.cluster_nodes import ClusterNodes
-from pytest_accel.nodes.node_environment import additions
-from pytest_accel.nodes.suite_code import SuiteCode, difference, suite_code
+from pytest_accel.features.launchers.agent_messages import Hello, hello_of
+from pytest_accel.features.launchers.node_environment import additions
+from pytest_accel.features.launchers.suite_code import SuiteCode, difference, suite_code
+from pytest_accel.features.ray.cluster_nodes import ClusterNodes
 from pytest_accel.settings.options import Settings
 from tests.nodes.table_cluster import start_agent
 

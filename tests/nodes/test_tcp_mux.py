@@ -18,7 +18,7 @@ import pytest
 
 from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import TARGET_LENGTH, call_agent
-from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
+from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
 from tests.deadline import eventually
 from tests.peers import UnpickleMarker, read_all
 

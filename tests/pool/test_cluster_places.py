@@ -12,9 +12,9 @@ from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.leases.holder import Holder
-from pytest_accel.nodes.placement import ForkServer, Layout, Node
-from pytest_accel.nodes.remote_leases import RemoteLeases
+from pytest_accel.pool.placement import ForkServer, Layout, Node
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError

@@ -12,9 +12,9 @@ import pytest
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
-from pytest_accel.nodes.placement import Place
 from pytest_accel.pool.node_lease import LeaseId, NodeLease, UnfitNodeError
 from pytest_accel.pool.place_request import PlaceRequest
+from pytest_accel.pool.placement import Place
 from tests.nodes.table_cluster import TableCluster
 
 KEY = WorldKey("sim", DeviceNeed(1, "sim"), 1, grouped=False, devices_per_rank=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.rank.example_steps import (
+from pytest_accel.features.properties.example_steps import (
     Conclusion,
     Draw,
     ExampleEnd,

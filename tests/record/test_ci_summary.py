@@ -24,10 +24,10 @@ from pytest_accel.core.record_events import (
     WorldRequested,
     WorldStarting,
 )
-from pytest_accel.record import ci_systems
-from pytest_accel.record.ci_summary import LARGEST, plain_summary, printable, summary
-from pytest_accel.record.record_file import Recorded
-from pytest_accel.record.timeline import Session, sessions_of
+from pytest_accel.features.record import ci_systems
+from pytest_accel.features.record.ci_summary import LARGEST, plain_summary, printable, summary
+from pytest_accel.features.record.record_file import Recorded
+from pytest_accel.features.record.timeline import Session, sessions_of
 
 if TYPE_CHECKING:
     from pathlib import Path

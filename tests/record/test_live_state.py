@@ -17,7 +17,7 @@ from pytest_accel.core.record_events import (
     WorldReturned,
     WorldStarting,
 )
-from pytest_accel.record.live_state import LiveState
+from pytest_accel.features.record.live_state import LiveState
 
 
 def state_after(*events: Event) -> LiveState:

@@ -20,7 +20,7 @@ from pytest_accel.core.record_events import (
     TestStarted,
     WorldStarting,
 )
-from pytest_accel.record.record_file import RecordFile
+from pytest_accel.features.record.record_file import RecordFile
 
 _START = SessionStarted(1, "5e55", "0.1.0", ("-q",), "/suite", shard=(1, 2))
 _EVENTS: list[Event] = [

@@ -17,8 +17,8 @@ from pytest_accel.core.record_events import (
     TestStarted,
     WorldStarting,
 )
-from pytest_accel.record.record_file import RecordFile
-from pytest_accel.record.timeline import (
+from pytest_accel.features.record.record_file import RecordFile
+from pytest_accel.features.record.timeline import (
     Session,
     critical_path,
     lane_rows,
@@ -118,7 +118,7 @@ def test_overlapping_tests_on_a_shared_device_have_different_rows(tmp_path: Path
 
 
 def test_only_the_longest_texts_of_a_page_are_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page_details = pytest.importorskip("pytest_accel.record.page_details")
+    page_details = pytest.importorskip("pytest_accel.features.record.page_details")
     failed = [
         PhaseReported(f"test_{size}", "call", "failed", 1, 2, failure="x" * size, output={"out": "y" * size})
         for size in (10, 100, 10_000, 20_000)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.schedule.durations_file import KEPT, DurationsError, Entries, add, merge, read, seconds, write
+from pytest_accel.features.order.durations_file import KEPT, DurationsError, Entries, add, merge, read, seconds, write
 
 _ENTRIES = st.dictionaries(
     st.sampled_from(("a.py::test_1", "b.py::test_é", "c.py::test_\udc80")),

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.planning import plan_text
+from pytest_accel.features.planning.forecast import Forecast, SuiteOnMachine, Times, assumed_times, best, critical_path
+from pytest_accel.features.planning.lower_bounds import suite_lower_bound
+from pytest_accel.features.planning.simulation import Span
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.leases.policy import Request
-from pytest_accel.schedule import plan_text
-from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine, Times, assumed_times, best, critical_path
-from pytest_accel.schedule.lower_bounds import suite_lower_bound
-from pytest_accel.schedule.simulation import Span
-from pytest_accel.schedule.test_demand import Demand
 
 DEVICES = 4
 SLOTS = 2

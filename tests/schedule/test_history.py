@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pytest_accel.schedule.history import KEY, expected, expected_times, recall, remember
+from pytest_accel.features.order.history import KEY, expected, expected_times, recall, remember
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_accel.features.order.backlog import Backlog, Need, Task
+from pytest_accel.features.order.plan import Offer, Running, choose
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request, decide
-from pytest_accel.schedule.backlog import Backlog, Need, Task
-from pytest_accel.schedule.plan import Offer, Running, choose
 
 DEVICES = tuple(f"d{number}" for number in range(4))
 

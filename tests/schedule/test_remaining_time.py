@@ -6,10 +6,10 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.order.durations_file import Durations
+from pytest_accel.features.planning.forecast import SuiteOnMachine
+from pytest_accel.features.planning.remaining_time import RemainingTime
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
-from pytest_accel.schedule.durations_file import Durations
-from pytest_accel.schedule.forecast import SuiteOnMachine
-from pytest_accel.schedule.remaining_time import RemainingTime
 
 
 def remaining(durations: Durations, workers: int) -> RemainingTime:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from benchmarks.makespan import MIXES
 from benchmarks.shards import imbalance
+from pytest_accel.features.planning.shards import SplitTest, partition
 from pytest_accel.leases.policy import Request
-from pytest_accel.schedule.shards import SplitTest, partition
 
 NAMES = tuple(f"sim-{number}" for number in range(4))
 _REQUESTS = st.one_of(

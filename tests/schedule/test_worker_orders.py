@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.schedule.hold_orders import HoldTest, RunHeldTest
-from pytest_accel.worker_hooks import WorkerHooks
+from pytest_accel.features.order.hold_orders import HoldTest, RunHeldTest
+from pytest_accel.features.order.worker_hooks import WorkerHooks
 
 
 class _Channel:

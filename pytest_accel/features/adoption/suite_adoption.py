@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import marker_rules
 from pytest_accel.core.stash_keys import OWNERS
+from pytest_accel.features.adoption import marker_rules
 from pytest_accel.settings.options import ADOPT, RULES
 
 if TYPE_CHECKING:
     from pytest_accel.core.marks import MarkOwners
-    from pytest_accel.marker_rules import Rule
+    from pytest_accel.features.adoption.marker_rules import Rule
 
 _HARNESS = "torch.testing._internal.common_distributed"
 """The module of torch's harness. Test files import it; this module only looks it up in ``sys.modules``."""

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from pytest_accel.commands.doctor.checks import Finding, check
-from pytest_accel.commands.doctor.gather import gather
-from pytest_accel.commands.doctor.show import as_json, problems, text
+from pytest_accel.features.doctor.checks import Finding, check
+from pytest_accel.features.doctor.gather import gather
+from pytest_accel.features.doctor.show import as_json, problems, text
 from pytest_accel.settings.options import Settings
 
 __all__ = ["Finding", "as_json", "check", "examine", "problems", "text"]

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from pytest_accel.commands.doctor.facts import Forks
 from pytest_accel.core.interpreter import python_command
+from pytest_accel.features.doctor.facts import Forks
 
 PLUGINS = "pytest's plugins"
 _TIMEOUT = 120.0

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from pytest_accel.commands.doctor.facts import Forks, Kind, LockFolder, MachineFacts, Nvidia, Torch
-from pytest_accel.commands.doctor.forks import try_forks
 from pytest_accel.core.kinds import kinds
+from pytest_accel.features.doctor.facts import Forks, Kind, LockFolder, MachineFacts, Nvidia, Torch
+from pytest_accel.features.doctor.forks import try_forks
 from pytest_accel.hardware.inventory import grouped
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
 from pytest_accel.hardware.sysfs import read_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from pytest_accel.commands.doctor.checks import Finding
+from pytest_accel.features.doctor.checks import Finding
 
 FORMAT = 1
 """Version of the JSON document. Increased when a key is removed or changes its meaning, not when one is added."""

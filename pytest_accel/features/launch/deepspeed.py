@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_accel.launch.job import Job
+from pytest_accel.features.launch.job import Job
 
 _FIRST_CPU_SLOT = 1000
 """A number larger than that of any accelerator."""

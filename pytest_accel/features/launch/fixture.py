@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from pytest_accel.launch.launch_api import Launch, LeasedDevices, missing
-from pytest_accel.launch.launchers import LAUNCHERS
+from pytest_accel.features.launch.launch_api import Launch, LeasedDevices, missing
+from pytest_accel.features.launch.launch_commands import LAUNCHERS
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.device_memory import empty_cache
 from pytest_accel.settings import options

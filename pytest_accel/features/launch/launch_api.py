@@ -15,13 +15,13 @@ from pathlib import Path
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.programs import find_program
+from pytest_accel.features.launch import reserved_port
+from pytest_accel.features.launch.job import Job
+from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, Launcher
+from pytest_accel.features.launch.launch_environment import added_paths, hidden_accelerators, launch_environment
+from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, failed, no_output, timed_out
+from pytest_accel.features.launch.launched_process import LaunchedProcess, ReaperDied
 from pytest_accel.hardware.vendors.cpu import affinity
-from pytest_accel.launch import reserved_port
-from pytest_accel.launch.job import Job
-from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, launch_environment
-from pytest_accel.launch.launch_result import LaunchError, LaunchResult, failed, no_output, timed_out
-from pytest_accel.launch.launched_process import LaunchedProcess, ReaperDied
-from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, Launcher
 
 _VERSION_TIMEOUT = 30.0
 """Seconds that a launcher may take to print its version."""

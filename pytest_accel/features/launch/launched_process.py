@@ -20,9 +20,9 @@ from types import TracebackType
 import psutil
 
 from pytest_accel.core.clock import PAUSES, monotonic
-from pytest_accel.launch import reaper
-from pytest_accel.launch.job import Job, Plan
-from pytest_accel.launch.launch_result import LaunchResult, result_of
+from pytest_accel.features.launch import reaper
+from pytest_accel.features.launch.job import Job, Plan
+from pytest_accel.features.launch.launch_result import LaunchResult, result_of
 
 _POLL_INTERVAL = 0.1
 """Seconds between two checks for new output of the ranks."""

@@ -15,10 +15,10 @@ from traceback import format_exc
 import msgspec
 
 from pytest_accel.core.handshakes import Handshake, Handshakes
-from pytest_accel.nodes import greeting
-from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.greeting import RemotePeer
-from pytest_accel.nodes.mutual_auth import Peer
+from pytest_accel.features.launchers import greeting
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.greeting import RemotePeer
+from pytest_accel.features.launchers.mutual_auth import Peer
 
 JOB = ("pytest-accel", "cluster")
 """The job of the mutual authentication, the same for all sessions, since each session has a secret of its own."""

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.features.launchers.agent_messages import End, Hello, KillServer, ServerEnded, StartServer
+from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.forkserver.server_client import ServerProcess
-from pytest_accel.nodes.agent_messages import End, Hello, KillServer, ServerEnded, StartServer
-from pytest_accel.nodes.remote_leases import RemoteLeases
 
 
 class ClientTransport(Protocol):

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pytest_accel.core.handshakes import Handshake, Refused
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.nodes.suite_code import SuiteCode
+from pytest_accel.features.launchers.suite_code import SuiteCode
 
 _LENGTH = struct.Struct("<I")
 _LONGEST_HELLO = 1 << 24

@@ -11,9 +11,9 @@ import psutil
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Handshake, Refused
-from pytest_accel.nodes import mutual_auth
-from pytest_accel.nodes.agent_messages import Hello, hello_of
-from pytest_accel.nodes.mutual_auth import Messages, Peer
+from pytest_accel.features.launchers import mutual_auth
+from pytest_accel.features.launchers.agent_messages import Hello, hello_of
+from pytest_accel.features.launchers.mutual_auth import Messages, Peer
 
 _ROUNDS = 5
 """Number of rounds in which the clocks are compared."""

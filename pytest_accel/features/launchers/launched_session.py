@@ -14,17 +14,17 @@ import pytest
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.features.launchers import agent, local_rendezvous, tcp_rendezvous
+from pytest_accel.features.launchers.agent_client import AgentClient, ClientTransport, EnvironmentChanges
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.greeting import RemotePeer
+from pytest_accel.features.launchers.local_rendezvous import RendezvousError
+from pytest_accel.features.launchers.local_transport import LocalAgentTransport, LocalClientTransport
+from pytest_accel.features.launchers.remote_leases import RemoteLeases
+from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous
+from pytest_accel.features.launchers.tcp_transport import TcpAgentTransport, TcpClientTransport
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.nodes import agent, local_rendezvous, tcp_rendezvous
-from pytest_accel.nodes.agent_client import AgentClient, ClientTransport, EnvironmentChanges
-from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.greeting import RemotePeer
-from pytest_accel.nodes.local_rendezvous import RendezvousError
-from pytest_accel.nodes.local_transport import LocalAgentTransport, LocalClientTransport
-from pytest_accel.nodes.remote_leases import RemoteLeases
-from pytest_accel.nodes.tcp_rendezvous import Rendezvous
-from pytest_accel.nodes.tcp_transport import TcpAgentTransport, TcpClientTransport
 
 _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed.

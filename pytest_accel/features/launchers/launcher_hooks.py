@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.nodes.launched_session import LaunchedSession
+from pytest_accel.features.launchers.launched_session import LaunchedSession
 
 
 class LauncherHooks:

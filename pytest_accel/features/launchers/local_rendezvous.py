@@ -16,8 +16,8 @@ from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.paths import user_folder
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.features.launchers.agent_messages import Hello, receive_hello
 from pytest_accel.leases.lock_dir import VARIABLE
-from pytest_accel.nodes.agent_messages import Hello, receive_hello
 
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""

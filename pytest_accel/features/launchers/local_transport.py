@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
 from pytest_accel.core import fd_passing, prctl, unix_sockets
-from pytest_accel.nodes.agent_messages import StartServer
+from pytest_accel.features.launchers.agent_messages import StartServer
 
 
 class _LocalTransport:

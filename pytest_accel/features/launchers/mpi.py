@@ -35,10 +35,10 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
+from pytest_accel.features.launch.launch_api import program_of, version_of
+from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.forkserver.server_client import ServerCallbacks
 from pytest_accel.forkserver.server_group import ForkServerGroup
-from pytest_accel.launch.launch_api import program_of, version_of
-from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.rank.coverage import unmeasured
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -91,7 +91,7 @@ class MpiJob:
 
     def _start(self, launcher: str) -> subprocess.Popen[bytes]:
         program = program_of(LAUNCHERS[launcher])
-        source = f"from pytest_accel.nodes.mpi import serve; serve({self._path!r}, {os.getpid()})"
+        source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r}, {os.getpid()})"
         command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}

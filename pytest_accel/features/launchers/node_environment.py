@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import of_a_rank
+from pytest_accel.features.launchers import shared_secret
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.nodes import shared_secret
 
 _OF_ONE_MACHINE = {"_", "DISPLAY", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV"}
 _PREFIXES_OF_ONE_MACHINE = ("DBUS_", "KUBERNETES_", "RAY_", "SLURM_", "SSH_", "XDG_")

@@ -29,12 +29,12 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.nodes import greeting, shared_secret
-from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.greeting import AuthenticatedLink, RemotePeer
-from pytest_accel.nodes.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks
-from pytest_accel.nodes.mutual_auth import Peer, WrongSecret
-from pytest_accel.nodes.placement import ForkServer, Layout, Node
+from pytest_accel.features.launchers import greeting, shared_secret
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
+from pytest_accel.features.launchers.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks
+from pytest_accel.features.launchers.mutual_auth import Peer, WrongSecret
+from pytest_accel.pool.placement import ForkServer, Layout, Node
 
 _RETRY_INTERVAL = 0.1
 """Seconds between two attempts to connect to rank 0."""

@@ -16,9 +16,9 @@ from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget
 from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.diagnostics.inspector import answer
-from pytest_accel.nodes.agent_messages import StartServer
-from pytest_accel.nodes.greeting import AuthenticatedLink
-from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
+from pytest_accel.features.launchers.agent_messages import StartServer
+from pytest_accel.features.launchers.greeting import AuthenticatedLink
+from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
 
 _FLUSH_TIMEOUT = 2.0
 """Seconds to wait until the last message has been sent."""

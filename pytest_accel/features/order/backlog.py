@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from pytest_accel.features.order.plan import Offer
 from pytest_accel.leases.policy import Request
-from pytest_accel.schedule.plan import Offer
 
 GUESS = 1.0
 """Expected seconds of a test if no time at all is known, neither remembered nor from this session."""

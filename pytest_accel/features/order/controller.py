@@ -1,4 +1,4 @@
-"""The choice of the scheduler in xdist's controller. `schedule/scheduler.py` is imported only if it is chosen."""
+"""The choice of the scheduler in xdist's controller. `features/order/scheduler.py` is imported only if it is chosen."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.features.order.dispatch import Dispatch
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.schedule.dispatch import Dispatch
 
 if TYPE_CHECKING:
-    from pytest_accel.schedule.scheduler import DeviceScheduling
-    from pytest_accel.schedule.test_demand import Demand
+    from pytest_accel.features.order.scheduler import DeviceScheduling
+    from pytest_accel.features.order.test_demand import Demand
 
 
 class AccelScheduling:
@@ -52,7 +52,7 @@ class AccelScheduling:
         self._scheduler.add_node(node)
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        from pytest_accel.schedule.scheduler import DifferentTestsError
+        from pytest_accel.features.order.scheduler import DifferentTestsError
 
         self._collections[node] = list(collection)
         try:
@@ -92,9 +92,9 @@ class AccelScheduling:
             self._scheduler.add_node_collection(node, self._collections[node])
 
     def _make_scheduler(self, demand: Demand, collection: list[str]) -> DeviceScheduling:
+        from pytest_accel.features.order.history import expected_times, recall, record_times
+        from pytest_accel.features.order.scheduler import DeviceScheduling
         from pytest_accel.hardware.vendors.cpu import cpu_slots
-        from pytest_accel.schedule.history import expected_times, recall, record_times
-        from pytest_accel.schedule.scheduler import DeviceScheduling
 
         machine, slots = self._machine(), cpu_slots()
         kinds = demand.kinds_of_tests(len(collection))

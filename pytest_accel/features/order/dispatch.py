@@ -6,10 +6,10 @@ import contextlib
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from pytest_accel.schedule.hold_orders import HoldTest, RunHeldTest
+from pytest_accel.features.order.hold_orders import HoldTest, RunHeldTest
 
 if TYPE_CHECKING:
-    from pytest_accel.schedule.test_demand import Demand
+    from pytest_accel.features.order.test_demand import Demand
 
 
 class Dispatch:

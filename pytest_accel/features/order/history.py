@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 import pytest
 
 from pytest_accel.core.terminal_lines import write_line
-from pytest_accel.schedule import durations_file
-from pytest_accel.schedule.durations_file import KEPT, Durations, DurationsError, SessionTimes
-from pytest_accel.schedule.test_demand import NO_DEVICE
+from pytest_accel.features.order import durations_file
+from pytest_accel.features.order.durations_file import KEPT, Durations, DurationsError, SessionTimes
+from pytest_accel.features.order.test_demand import NO_DEVICE
 from pytest_accel.settings.options import durations_output, durations_path
 
 KEY = "accel/durations"

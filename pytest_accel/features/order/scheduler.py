@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.schedule.backlog import Backlog, Task
-from pytest_accel.schedule.plan import Running, Start, choose
+from pytest_accel.features.order.backlog import Backlog, Task
+from pytest_accel.features.order.plan import Running, Start, choose
 
 _SHORT = 0.05
 """Tests expected to take fewer seconds than this are sent in batches."""

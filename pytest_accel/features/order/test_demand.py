@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.order.backlog import Backlog, Need, Task
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.allocator import request_for
 from pytest_accel.leases.policy import Request
-from pytest_accel.schedule.backlog import Backlog, Need, Task
 
 NO_DEVICE = "none"
 """The kind under which the times of tests that use no device are stored."""

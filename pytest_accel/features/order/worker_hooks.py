@@ -1,6 +1,6 @@
 """Hooks of an xdist worker: they send the tests' needs to the controller, and skip tests that are on hold.
 
-`schedule/controller.py` has the controller's side.
+`features/order/controller.py` has the controller's side.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WorkerHooks:
         ]
         if keys:
             from pytest_accel.core.shims import ask_before_each_test
-            from pytest_accel.schedule.test_demand import Demand
+            from pytest_accel.features.order.test_demand import Demand
 
             ask_before_each_test(session.config, self._passes_over)
             self._channel.setcallback(self._receive, endmarker=None)
@@ -57,7 +57,7 @@ class WorkerHooks:
             return
         import pickle
 
-        from pytest_accel.schedule.hold_orders import HoldTest
+        from pytest_accel.features.order.hold_orders import HoldTest
 
         try:
             order = pickle.loads(data)

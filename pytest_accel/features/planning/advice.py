@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_accel import marker_rules
 from pytest_accel.core.device import Device
 from pytest_accel.core.marks import as_keywords, first_argument
 from pytest_accel.core.units import count_text, format_memory, parse_memory
-from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine, best
-from pytest_accel.schedule.plan_text import clock
+from pytest_accel.features.adoption import marker_rules
+from pytest_accel.features.planning.forecast import Forecast, SuiteOnMachine, best
+from pytest_accel.features.planning.plan_text import clock
 
 GIB = 1024**3
 MARGIN = 1.25

@@ -12,11 +12,11 @@ import pytest
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.marks import MarkFinder, mark_text
 from pytest_accel.core.stash_keys import DEVICE_PEAKS, MARKED, OWNERS
-from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine
+from pytest_accel.features.planning.forecast import Forecast, SuiteOnMachine
 
 if TYPE_CHECKING:
-    from pytest_accel.advice import Measurement
-    from pytest_accel.schedule.test_demand import Demand
+    from pytest_accel.features.order.test_demand import Demand
+    from pytest_accel.features.planning.advice import Measurement
     from pytest_accel.session import AccelSession
 
 _RUN = "accel_run"
@@ -134,7 +134,7 @@ class AdviseHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        from pytest_accel import advice
+        from pytest_accel.features.planning import advice
         from pytest_accel.hardware.vendors.cpu import cpu_slots
 
         terminalreporter.section("accel: advice (--accel-advise)", sep="-")
@@ -157,7 +157,7 @@ class AdviseHooks:
 
     def _measurement(self, key: _TestKey) -> Measurement | None:
         """Return the measurement of a marked test that has passed; None for another test."""
-        from pytest_accel.advice import Measurement
+        from pytest_accel.features.planning.advice import Measurement
 
         test = self._tests.get(key)
         if test is None or not (test.passed and test.ran) or _RUN not in test.properties:
@@ -176,7 +176,7 @@ class AdviseHooks:
 
     def _demand(self) -> Demand | None:
         """Return the needs of the collected tests, as far as this process knows them."""
-        from pytest_accel.schedule.test_demand import Demand
+        from pytest_accel.features.order.test_demand import Demand
 
         hooks: Any = self._session.config.pluginmanager.get_plugin("accel-xdist")
         if hooks is not None:
@@ -188,8 +188,8 @@ class AdviseHooks:
 
     def _suite(self) -> SuiteOnMachine | str:
         """Return the tests that have run, for a simulation of this machine; or why there can be none."""
+        from pytest_accel.features.order.history import recall
         from pytest_accel.hardware.vendors.cpu import cpu_slots
-        from pytest_accel.schedule.history import recall
 
         demand = self._demand()
         if demand is None:

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.commands.census import census_file
-from pytest_accel.commands.census.census_file import (
+from pytest_accel.core.needs import Needs
+from pytest_accel.core.node_refs import NodeRef, reference
+from pytest_accel.core.skip_text import reason_of_skip
+from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.features.planning import census_file
+from pytest_accel.features.planning.census_file import (
     DESELECTED,
     NOT_RUN,
     Census,
@@ -25,10 +29,6 @@ from pytest_accel.commands.census.census_file import (
     Outcome,
     Status,
 )
-from pytest_accel.core.needs import Needs
-from pytest_accel.core.node_refs import NodeRef, reference
-from pytest_accel.core.skip_text import reason_of_skip
-from pytest_accel.core.stash_keys import MARKED
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem

@@ -9,16 +9,16 @@ from statistics import median
 
 from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.order.backlog import GUESS
+from pytest_accel.features.order.durations_file import Durations
+from pytest_accel.features.order.history import expected, expected_times
+from pytest_accel.features.order.scheduler import DeviceScheduling
+from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.planning import simulation
+from pytest_accel.features.planning.lower_bounds import suite_lower_bound
+from pytest_accel.features.planning.simulation import SimulatedTest, Span
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import WHOLE
-from pytest_accel.schedule import simulation
-from pytest_accel.schedule.backlog import GUESS
-from pytest_accel.schedule.durations_file import Durations
-from pytest_accel.schedule.history import expected, expected_times
-from pytest_accel.schedule.lower_bounds import suite_lower_bound
-from pytest_accel.schedule.scheduler import DeviceScheduling
-from pytest_accel.schedule.simulation import SimulatedTest, Span
-from pytest_accel.schedule.test_demand import Demand
 
 EQUALLY_GOOD = 0.02
 """Sessions that take at most this fraction longer than the shortest one count as equally good."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_accel.commands.census.census_file import Census, Outcome, Status
+from pytest_accel.features.planning.census_file import Census, Outcome, Status
 
 Jobs = Mapping[str, Census]
 """The censuses of a pipeline by the names of their files."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from pytest_accel.commands.census.census_file import DevicesThere, Outcome, Status
-from pytest_accel.commands.census.job_merge import Jobs, Merged
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.units import count_text, format_memory
+from pytest_accel.features.planning.census_file import DevicesThere, Outcome, Status
+from pytest_accel.features.planning.job_merge import Jobs, Merged
 
 
 def text(merged: Merged, allow: str | None) -> str:

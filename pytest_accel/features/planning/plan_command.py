@@ -14,13 +14,13 @@ import pytest
 from pytest_accel.core.marks import MarkFinder
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.driver.items import marked_of
+from pytest_accel.features.order.history import recall
+from pytest_accel.features.planning import plan_text
+from pytest_accel.features.planning.forecast import Forecast, SuiteOnMachine, best
+from pytest_accel.features.planning.plan_text import Jobs
+from pytest_accel.features.planning.selection import Planned, divide, runnable, skip_reason, suite_of
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.item_redirection import Redirector
-from pytest_accel.schedule import plan_text
-from pytest_accel.schedule.forecast import Forecast, SuiteOnMachine, best
-from pytest_accel.schedule.history import recall
-from pytest_accel.schedule.plan_text import Jobs
-from pytest_accel.selection import Planned, divide, runnable, skip_reason, suite_of
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:

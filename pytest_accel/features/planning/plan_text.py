@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_accel.core.units import count_text
-from pytest_accel.schedule.forecast import EQUALLY_GOOD, Forecast, SuiteOnMachine, Times, best, critical_path
+from pytest_accel.features.planning.forecast import EQUALLY_GOOD, Forecast, SuiteOnMachine, Times, best, critical_path
 
 _SHOWN = 5
 """Number of tests of the critical path that are shown."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from pytest_accel.schedule.forecast import SuiteOnMachine
-from pytest_accel.schedule.lower_bounds import suite_lower_bound
+from pytest_accel.features.planning.forecast import SuiteOnMachine
+from pytest_accel.features.planning.lower_bounds import suite_lower_bound
 
 
 class RemainingTime:

@@ -11,14 +11,15 @@ import pytest
 from pytest_accel.core.marks import ForeignArgumentsError, MarkError, MarkOwners, Marks, as_keywords
 from pytest_accel.core.needs import Needs
 from pytest_accel.driver.item_plan import ItemPlan
+from pytest_accel.features.planning import select_expression
 from pytest_accel.hardware.registry import VendorError
-from pytest_accel.settings import options, select_expression
+from pytest_accel.settings import options
 
 if TYPE_CHECKING:
+    from pytest_accel.features.order.durations_file import Durations
+    from pytest_accel.features.planning.forecast import SuiteOnMachine
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.item_redirection import Redirector
-    from pytest_accel.schedule.durations_file import Durations
-    from pytest_accel.schedule.forecast import SuiteOnMachine
     from pytest_accel.session import AccelSession
 
 _UNMARKED = Needs()
@@ -96,8 +97,8 @@ def runnable(planned: Planned) -> Planned:
 
 def suite_of(planned: Planned, durations: Durations, machine: Machine) -> SuiteOnMachine:
     """Return the suite of the :func:`runnable` tests; `durations` are the times of earlier sessions."""
+    from pytest_accel.features.planning.forecast import SuiteOnMachine
     from pytest_accel.hardware.vendors.cpu import cpu_slots
-    from pytest_accel.schedule.forecast import SuiteOnMachine
 
     tests = [(item.nodeid, None if plan is None else plan.key) for item, plan in runnable(planned)]
     return SuiteOnMachine.of(tests, durations, machine, cpu_slots())
@@ -106,13 +107,13 @@ def suite_of(planned: Planned, durations: Durations, machine: Machine) -> SuiteO
 def divide(
     planned: Planned, config: pytest.Config, machine: Machine, parts: int, workers: int
 ) -> list[list[pytest.Item]]:
-    """Divide tests into `parts` parts, for jobs that run `workers` tests at the same time. See `schedule/shards.py`.
+    """Divide tests into `parts` parts, for jobs that run `workers` tests at the same time. See `shards.py`.
 
     Only the times in the file of ``--accel-durations`` count: those in pytest's cache differ from job to job. The tests
     that are certain to be skipped are divided, too.
     """
-    from pytest_accel.schedule.history import shared
-    from pytest_accel.schedule.shards import SplitTest, partition
+    from pytest_accel.features.order.history import shared
+    from pytest_accel.features.planning.shards import SplitTest, partition
 
     suite = suite_of(planned, shared(config), machine)
     needs = zip(runnable(planned), suite.times.seconds, suite.requests, strict=True)

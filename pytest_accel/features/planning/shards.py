@@ -15,9 +15,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_accel.features.planning.lower_bounds import measures
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
-from pytest_accel.schedule.lower_bounds import measures
 
 _ALLOWED_EXCESS = 0.02
 """Modules and classes stay whole if the slowest part then exceeds the mean of all parts by at most this fraction."""

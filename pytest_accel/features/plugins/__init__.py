@@ -28,9 +28,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges import unknown_releases
-from pytest_accel.bridges.refusals import is_loaded, refusals
 from pytest_accel.core.plugin_roles import with_default_roles
+from pytest_accel.features.plugins import unknown_releases
+from pytest_accel.features.plugins.refusals import is_loaded, refusals
 from pytest_accel.rank.context import RANK
 from pytest_accel.rank.rank_data import OWN_PREFIX, OwnData
 
@@ -123,7 +123,7 @@ def refuse(config: pytest.Config) -> None:
 
 
 def _module(bridge: str) -> Any:
-    return import_module(f"pytest_accel.bridges.{bridge}")
+    return import_module(f"pytest_accel.features.plugins.{bridge}")
 
 
 def _make(bridge: str, function: str, config: pytest.Config) -> Any:

@@ -14,8 +14,15 @@ from uuid import uuid4
 import pluggy
 import pytest
 
-from pytest_accel.bridges.by_rank import by_name, group_equal, merge_equal, number_of_ranks, rank_label, to_plain
-from pytest_accel.bridges.internals import require
+from pytest_accel.features.plugins.by_rank import (
+    by_name,
+    group_equal,
+    merge_equal,
+    number_of_ranks,
+    rank_label,
+    to_plain,
+)
+from pytest_accel.features.plugins.internals import require
 
 _LISTENER = "allure_listener"
 """The name under which allure-pytest registers its listener."""

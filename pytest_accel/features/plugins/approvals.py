@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require, require_parameters, take
-from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
+from pytest_accel.features.plugins.internals import require, require_parameters, take
+from pytest_accel.features.plugins.rank_files import RankFiles, WrittenFiles
 
 _NAME = "approvaltests"
 _LOGS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import of_class, require
-from pytest_accel.bridges.reference_files import GeneratedFiles, ReferenceFiles
+from pytest_accel.features.plugins.internals import of_class, require
+from pytest_accel.features.plugins.reference_files import GeneratedFiles, ReferenceFiles
 
 _NAME = "pytest-arraydiff"
 

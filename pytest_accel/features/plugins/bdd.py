@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import take
+from pytest_accel.features.plugins.internals import take
 
 _REPORTING = "pytest_bdd.reporting"
 

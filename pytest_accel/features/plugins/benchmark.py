@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.bridges import profiles
-from pytest_accel.bridges.internals import require, take
+from pytest_accel.features.plugins import profiles
+from pytest_accel.features.plugins.internals import require, take
 from pytest_accel.rank.context import RANK
 
 if TYPE_CHECKING:

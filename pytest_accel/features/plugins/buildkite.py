@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from pytest_accel.bridges.by_rank import group_equal, to_plain
-from pytest_accel.bridges.internals import require
+from pytest_accel.features.plugins.by_rank import group_equal, to_plain
+from pytest_accel.features.plugins.internals import require
 from pytest_accel.rank.context import RANK
 
 _PLUGIN = "_buildkite"

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_accel.bridges.internals import leave_out, require, take
+from pytest_accel.features.plugins.internals import leave_out, require, take
 from pytest_accel.rank.context import RANK
 
 _MODULE = "pytest_dependency"

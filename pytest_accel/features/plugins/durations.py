@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import of_class, require, take
+from pytest_accel.features.plugins.internals import of_class, require, take
 
 _PHASES = {"setup": "TEST_SETUP", "call": "TEST_CALL", "teardown": "TEST_TEARDOWN"}
 """pytest-durations' names of a test's phases."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.bridges.internals import of_class, require
+from pytest_accel.features.plugins.internals import of_class, require
 from pytest_accel.rank.context import RANK
 
 

@@ -10,8 +10,8 @@ from importlib import import_module
 
 import pytest
 
-from pytest_accel.bridges.internals import take
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.features.plugins.internals import take
 
 _MODULE = "pytest_forked"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import take
+from pytest_accel.features.plugins.internals import take
 from pytest_accel.rank.rank_data import RankDataError
 
 _RESULTS = ("session_results_dct", "session_results_df", "module_results_dct", "module_results_df")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import UnknownReleaseError
+from pytest_accel.features.plugins.internals import UnknownReleaseError
 from pytest_accel.rank.context import RANK
 
 _OPTION = "--hypothesis-show-statistics"

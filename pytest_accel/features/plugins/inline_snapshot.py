@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require, take
 from pytest_accel.core.shims import base_temporary_directory
+from pytest_accel.features.plugins.internals import require, take
 from pytest_accel.rank.context import RANK
 
 _VARIABLE = "INLINE_SNAPSHOT_DEFAULT_FLAGS"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_accel.bridges.internals import require, take
 from pytest_accel.core.stash_keys import MARKED, SESSION
+from pytest_accel.features.plugins.internals import require, take
 
 
 def driver_plugin(config: pytest.Config) -> object | None:

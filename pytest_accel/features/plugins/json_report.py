@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import by_name, merge_equal, number_of_ranks, to_plain
+from pytest_accel.features.plugins.by_rank import by_name, merge_equal, number_of_ranks, to_plain
 
 _EXTRA = "_json_report_extra"
 """The attribute of an item in which the plugin stores output and log records by phase, and ``metadata``."""

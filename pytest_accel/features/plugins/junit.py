@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import by_name, merge_equal, number_of_ranks
 from pytest_accel.core.shims import forget_junit_log, junit_log, make_junit_log
+from pytest_accel.features.plugins.by_rank import by_name, merge_equal, number_of_ranks
 
 
 def rank_plugin(config: pytest.Config) -> object | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require, take
+from pytest_accel.features.plugins.internals import require, take
 from pytest_accel.rank.context import RANK
 
 _MODULE = "pytest_memray.plugin"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import by_name, to_plain
-from pytest_accel.bridges.internals import take
+from pytest_accel.features.plugins.by_rank import by_name, to_plain
+from pytest_accel.features.plugins.internals import take
 
 
 def plugin(config: pytest.Config) -> object | None:

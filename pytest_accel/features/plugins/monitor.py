@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import number_of_ranks
-from pytest_accel.bridges.internals import require, take
+from pytest_accel.features.plugins.by_rank import number_of_ranks
+from pytest_accel.features.plugins.internals import require, take
 
 _BASE = "_PyTestMonitorSession__mem_usage_base"
 """The attribute of pytest-monitor's session with the memory of the process at its start."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import of_class, require
-from pytest_accel.bridges.reference_files import GeneratedFiles, ReferenceFiles, all_agree
+from pytest_accel.features.plugins.internals import of_class, require
+from pytest_accel.features.plugins.reference_files import GeneratedFiles, ReferenceFiles, all_agree
 from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-mpl"

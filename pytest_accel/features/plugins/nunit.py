@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import merge_equal, number_of_ranks, to_plain
-from pytest_accel.bridges.internals import require
+from pytest_accel.features.plugins.by_rank import merge_equal, number_of_ranks, to_plain
+from pytest_accel.features.plugins.internals import require
 
 _LOG = "_nunitxml"
 """The attribute of the config with the data that the plugin writes in the end; absent in xdist workers."""

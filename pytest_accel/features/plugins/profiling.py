@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges import profiles
-from pytest_accel.bridges.internals import leave_out, of_class, require
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.features.plugins import profiles
+from pytest_accel.features.plugins.internals import leave_out, of_class, require
 from pytest_accel.rank.context import RANK
 
 

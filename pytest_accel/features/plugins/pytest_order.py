@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.bridges.internals import leave_out, take
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.features.plugins.internals import leave_out, take
 from pytest_accel.rank.context import RANK
 
 _FIXTURE = "fail_after_cannot_order"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.shims import base_temporary_directory
+from pytest_accel.features.plugins.by_rank import difference, fail, number_of_ranks
 
 
 class RankFiles:

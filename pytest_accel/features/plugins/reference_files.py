@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import fail, number_of_ranks
-from pytest_accel.bridges.rank_files import put
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.features.plugins.by_rank import fail, number_of_ranks
+from pytest_accel.features.plugins.rank_files import put
 from pytest_accel.rank.context import RANK
 
 _EXACT = (".png", ".txt")

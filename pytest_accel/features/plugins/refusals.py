@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_accel.bridges.internals import named_plugins
-from pytest_accel.bridges.unknown_releases import is_given
+from pytest_accel.features.plugins.internals import named_plugins
+from pytest_accel.features.plugins.unknown_releases import is_given
 
 
 class Refusal(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require_parameters, take
-from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
+from pytest_accel.features.plugins.internals import require_parameters, take
+from pytest_accel.features.plugins.rank_files import RankFiles, WrittenFiles
 
 _CHECK = "perform_regression_check"
 

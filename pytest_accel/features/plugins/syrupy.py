@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
-from pytest_accel.bridges.internals import named_plugins, require, require_parameters, take
-from pytest_accel.bridges.rank_files import shown_path
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.features.plugins.by_rank import difference, fail, number_of_ranks
+from pytest_accel.features.plugins.internals import named_plugins, require, require_parameters, take
+from pytest_accel.features.plugins.rank_files import shown_path
 
 _RESULT = (
     *("snapshot_location", "snapshot_name", "test_location", "asserted_data", "recalled_data"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import take
+from pytest_accel.features.plugins.internals import take
 from pytest_accel.rank.context import RANK
 
 Comparison = tuple[str, Any, Any]

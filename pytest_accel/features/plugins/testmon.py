@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require, take
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.features.plugins.internals import require, take
 
 
 def rank_plugin(config: pytest.Config) -> object | None:

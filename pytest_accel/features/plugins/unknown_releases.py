@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_accel.bridges.internals import UnknownReleaseError, named_plugins
+from pytest_accel.features.plugins.internals import UnknownReleaseError, named_plugins
 
 Applies = Callable[[pytest.Config, Sequence[pytest.Item]], bool]
 """Returns whether one of these marked tests uses a plugin in the way that does damage."""

@@ -8,7 +8,7 @@ from types import CodeType
 from hypothesis.internal import escalation
 
 from pytest_accel.core.serialization import exception_text, mark_repeated, stand_in_type
-from pytest_accel.rank.example_steps import Conclusion, Failure
+from pytest_accel.features.properties.example_steps import Conclusion, Failure
 
 __hypothesistracebackhide__ = True
 """Makes Hypothesis hide this module's frames in tracebacks, as it hides its own."""

@@ -31,9 +31,16 @@ from hypothesis.internal.conjecture import engine
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.serialization import mark_repeated
-from pytest_accel.rank.example_failures import LONGEST_TEXT, add_note, failure_of, raise_at, stand_in
-from pytest_accel.rank.example_steps import Conclusion, Opening, Outcome
-from pytest_accel.rank.lockstep import ExampleEnded, ExamplesDiffer, Lockstep, OutOfStep, current, drawn_values
+from pytest_accel.features.properties.example_failures import LONGEST_TEXT, add_note, failure_of, raise_at, stand_in
+from pytest_accel.features.properties.example_steps import Conclusion, Opening, Outcome
+from pytest_accel.features.properties.lockstep import (
+    ExampleEnded,
+    ExamplesDiffer,
+    Lockstep,
+    OutOfStep,
+    current,
+    drawn_values,
+)
 
 __hypothesistracebackhide__ = True
 """Makes Hypothesis hide this module's frames in tracebacks, as it hides its own."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.rank.example_failures import failure_of, stand_in
-from pytest_accel.rank.example_steps import (
+from pytest_accel.features.properties.example_failures import failure_of, stand_in
+from pytest_accel.features.properties.example_steps import (
     Conclusion,
     Draw,
     ExampleEnd,

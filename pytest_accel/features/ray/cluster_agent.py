@@ -1,4 +1,4 @@
-"""The program of an agent on a node of a cluster: ``python -m pytest_accel.nodes.cluster_agent``.
+"""The program of an agent on a node of a cluster: ``python -m pytest_accel.features.ray.cluster_agent``.
 
 The agent reads the line of an `Invitation` from standard input, which is a pipe. It connects to the controller and
 serves it until the connection ends or the other end of the pipe is closed.
@@ -17,13 +17,13 @@ from functools import partial
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Refused, perform
-from pytest_accel.nodes import greeting
-from pytest_accel.nodes.agent import serve_driver
-from pytest_accel.nodes.agent_admission import JOB, Invitation, read_invitation
-from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.greeting import AuthenticatedLink
-from pytest_accel.nodes.suite_code import suite_code
-from pytest_accel.nodes.tcp_transport import TcpAgentTransport
+from pytest_accel.features.launchers import greeting
+from pytest_accel.features.launchers.agent import serve_driver
+from pytest_accel.features.launchers.agent_admission import JOB, Invitation, read_invitation
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.greeting import AuthenticatedLink
+from pytest_accel.features.launchers.suite_code import suite_code
+from pytest_accel.features.launchers.tcp_transport import TcpAgentTransport
 
 _JOIN_TIMEOUT = 60.0
 """Seconds in which the controller must be reached."""

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from pytest_accel.features.launchers.agent_admission import AgentAdmission, Invitation
+from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.greeting import RemotePeer
+from pytest_accel.features.launchers.node_environment import additions
+from pytest_accel.features.launchers.remote_leases import RemoteLeases
+from pytest_accel.features.launchers.suite_code import difference, suite_code
+from pytest_accel.features.launchers.tcp_transport import TcpClientTransport
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
-from pytest_accel.nodes.agent_admission import AgentAdmission, Invitation
-from pytest_accel.nodes.agent_client import AgentClient, EnvironmentChanges
-from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.greeting import RemotePeer
-from pytest_accel.nodes.node_environment import additions
-from pytest_accel.nodes.placement import Cluster, ForkServer, Layout, Node
-from pytest_accel.nodes.remote_leases import RemoteLeases
-from pytest_accel.nodes.suite_code import difference, suite_code
-from pytest_accel.nodes.tcp_transport import TcpClientTransport
+from pytest_accel.pool.placement import Cluster, ForkServer, Layout, Node
 from pytest_accel.settings.options import Settings
 
 OnJoin = Callable[[], None]

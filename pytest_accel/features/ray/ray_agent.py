@@ -17,4 +17,4 @@ def run(actor: int, raylet: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(
             Path(f"/proc/{raylet}/oom_score_adj").read_text(encoding="utf-8"), encoding="utf-8"
         )
-    runpy.run_module("pytest_accel.nodes.cluster_agent", run_name="__main__", alter_sys=True)
+    runpy.run_module("pytest_accel.features.ray.cluster_agent", run_name="__main__", alter_sys=True)

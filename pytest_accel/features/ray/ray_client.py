@@ -25,9 +25,8 @@ from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.exit_status import describe_exit
-from pytest_accel.nodes.agent_admission import Invitation
-from pytest_accel.nodes.placement import Place, PlaceError
-from pytest_accel.nodes.ray_messages import (
+from pytest_accel.features.launchers.agent_admission import Invitation
+from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     Connect,
     Connected,
@@ -43,7 +42,8 @@ from pytest_accel.nodes.ray_messages import (
     StartAgent,
     StopAgent,
 )
-from pytest_accel.nodes.ray_resources import RayDemand, RayNode, demand_of
+from pytest_accel.features.ray.ray_resources import RayDemand, RayNode, demand_of
+from pytest_accel.pool.placement import Place, PlaceError
 from pytest_accel.rank.coverage import unmeasured
 
 _JOIN_TIMEOUT = 120.0
@@ -61,7 +61,7 @@ _NATIVE_ERROR = re.compile(r"\[\S+ \S+ [CEFW] \d+ \d+\] ")
 
 
 class AgentNodes(Protocol):
-    """The nodes of the session, which the agents join (`pytest_accel.nodes.cluster_nodes`)."""
+    """The nodes of the session, which the agents join (`pytest_accel.features.ray.cluster_nodes`)."""
 
     def expect(self, number: int, name: str, address: str) -> Invitation:
         """Add a node whose agent is about to be started; return the invitation for the agent."""
@@ -88,7 +88,7 @@ class _PendingRequest:
 
 
 class RayCluster:
-    """A Ray cluster, with the interface of a :class:`~pytest_accel.nodes.placement.Cluster`.
+    """A Ray cluster, with the interface of a :class:`~pytest_accel.pool.placement.Cluster`.
 
     Thread-safe. Callbacks are called without a lock held, in a thread of this object or of its `nodes`.
     """
@@ -402,7 +402,7 @@ class RayCluster:
 
 def _start(end: socket.socket, log: BinaryIO) -> subprocess.Popen[bytes]:
     """Start the helper, which serves on the socket `end` and writes to `log`."""
-    source = f"from pytest_accel.nodes.ray_process import main; main({end.fileno()}, {os.getpid()})"
+    source = f"from pytest_accel.features.ray.ray_process import main; main({end.fileno()}, {os.getpid()})"
     return subprocess.Popen(
         python_command(source, path=sys.path),
         pass_fds=[end.fileno()],

@@ -9,10 +9,10 @@ from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import kinds
 from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.ray.ray_resources import RESOURCES, TYPE_LABEL, RayNode, choose_bundles, demand_of
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 from pytest_accel.hardware.matching import shortfall
-from pytest_accel.nodes.placement import PlaceError
-from pytest_accel.nodes.ray_resources import RESOURCES, TYPE_LABEL, RayNode, choose_bundles, demand_of
+from pytest_accel.pool.placement import PlaceError
 
 
 class RayMachine(Machine):

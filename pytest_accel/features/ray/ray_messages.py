@@ -1,10 +1,10 @@
-"""The messages between the controller and its helper process that talks to Ray (`pytest_accel.nodes.ray_process`)."""
+"""The messages between the controller and `ray_process`, its helper process that talks to Ray."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from pytest_accel.nodes.ray_resources import RayDemand, RayNode
+from pytest_accel.features.ray.ray_resources import RayDemand, RayNode
 
 # To the helper
 

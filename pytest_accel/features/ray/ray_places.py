@@ -13,8 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pytest_accel import __version__
 from pytest_accel.core.clock import monotonic
-from pytest_accel.nodes.ray_actors import NodeActor
-from pytest_accel.nodes.ray_messages import (
+from pytest_accel.features.ray.ray_actors import NodeActor
+from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     NodeJoined,
     NodeLost,
@@ -24,7 +24,7 @@ from pytest_accel.nodes.ray_messages import (
     PlaceWaits,
     ReservedBundle,
 )
-from pytest_accel.nodes.ray_resources import NODE_LABEL, TYPE_LABEL, Bundles, RayDemand, RayNode, choose_bundles
+from pytest_accel.features.ray.ray_resources import NODE_LABEL, TYPE_LABEL, Bundles, RayDemand, RayNode, choose_bundles
 
 _MODELS = frozenset(value for name, value in vars(accelerators).items() if name.isupper() and isinstance(value, str))
 """The models of accelerators that Ray knows."""

@@ -18,7 +18,7 @@ from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import prctl
-from pytest_accel.nodes.ray_messages import (
+from pytest_accel.features.ray.ray_messages import (
     Connect,
     Connected,
     HelperFailed,
@@ -29,7 +29,7 @@ from pytest_accel.nodes.ray_messages import (
 )
 
 if TYPE_CHECKING:
-    from pytest_accel.nodes.ray_places import Places
+    from pytest_accel.features.ray.ray_places import Places
 
 _REACH_TIMEOUT = 5.0
 """Seconds in which the cluster's address must accept a connection; Ray would try for minutes."""
@@ -100,7 +100,7 @@ def _ensure_reachable(address: str) -> None:
 
 def _serve(connection: Connection, ray: Any) -> None:
     """Handle messages until the controller closes the connection."""
-    from pytest_accel.nodes.ray_places import Places
+    from pytest_accel.features.ray.ray_places import Places
 
     def send(message: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The next `recv` ends the loop.

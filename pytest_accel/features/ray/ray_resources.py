@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.nodes.placement import PlaceError
+from pytest_accel.pool.placement import PlaceError
 
 RESOURCES = {
     "cuda": "GPU",

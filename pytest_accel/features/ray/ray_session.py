@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.features.ray.ray_client import RayCluster
+from pytest_accel.features.ray.ray_machine import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.nodes.cluster_nodes import ClusterNodes
-from pytest_accel.nodes.ray_client import RayCluster
-from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.settings.options import Settings
 
 _CONNECT_TIMEOUT = 60.0

@@ -13,7 +13,7 @@ from itertools import count, zip_longest
 from typing import Any
 
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.record.timeline import Period, Session, TestRun, Verdict, WorldLife, lane_rows, utilisation
+from pytest_accel.features.record.timeline import Period, Session, TestRun, Verdict, WorldLife, lane_rows, utilisation
 
 _COLOURS: dict[Verdict, str] = {
     "passed": "good",

@@ -16,7 +16,7 @@ from pytest_accel.core.record_events import SessionFinished
 from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
-from pytest_accel.record.timeline import Lane, Session, TestRun, Verdict, seconds_with_tests
+from pytest_accel.features.record.timeline import Lane, Session, TestRun, Verdict, seconds_with_tests
 
 LARGEST = 1 << 20
 """Bytes in UTF-8 that GitHub allows for the summaries of a step, and Buildkite for an annotation."""

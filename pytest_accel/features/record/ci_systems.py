@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_accel.core.record_events import PhaseReported
-from pytest_accel.record.ci_summary import (
+from pytest_accel.features.record.ci_summary import (
     LARGEST,
     cause_of,
     failures_of,
@@ -22,7 +22,7 @@ from pytest_accel.record.ci_summary import (
     succeeded,
     summary,
 )
-from pytest_accel.record.timeline import Session, TestRun
+from pytest_accel.features.record.timeline import Session, TestRun
 
 _MOST_ANNOTATIONS = 10
 """Errors of a step that GitHub shows."""

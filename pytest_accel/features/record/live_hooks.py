@@ -27,15 +27,15 @@ from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.terminal_file import TerminalFile
 from pytest_accel.core.units import count_text
+from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.record.live_state import LiveState, RunningTest
 from pytest_accel.pool.pool_client import waiting_text
-from pytest_accel.record.live_state import LiveState, RunningTest
-from pytest_accel.schedule.test_demand import Demand
 from pytest_accel.verdict.report_text import place_parts
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
+    from pytest_accel.features.planning.remaining_time import RemainingTime
     from pytest_accel.pool.pool import Pool
-    from pytest_accel.schedule.remaining_time import RemainingTime
     from pytest_accel.session import AccelSession
 
 _SIGNALS: tuple[int, ...] = tuple(
@@ -93,10 +93,10 @@ class LiveHooks:
         """Note the tests that the session is going to run, for an estimate of the time. Only the first call counts."""
         if not self._has_status or self._remaining is not None:
             return
+        from pytest_accel.features.order.history import recall
+        from pytest_accel.features.planning.forecast import SuiteOnMachine, assumed_times
+        from pytest_accel.features.planning.remaining_time import RemainingTime
         from pytest_accel.hardware.vendors.cpu import cpu_slots
-        from pytest_accel.schedule.forecast import SuiteOnMachine, assumed_times
-        from pytest_accel.schedule.history import recall
-        from pytest_accel.schedule.remaining_time import RemainingTime
 
         tests = list(zip(collection, demand.kinds_of_tests(len(collection)), strict=True))
         times = assumed_times(recall(self._session.config), tests)

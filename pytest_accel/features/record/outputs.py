@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from pytest_accel.core import whole_file
-from pytest_accel.record.record_file import RecordError
-from pytest_accel.record.timeline import Session
+from pytest_accel.features.record.record_file import RecordError
+from pytest_accel.features.record.timeline import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def trace(path: str) -> Output:
     """Return the trace for ui.perfetto.dev and chrome://tracing."""
 
     def make(sessions: Sequence[Session]) -> str:
-        from pytest_accel.record.chrome_trace import trace_text
+        from pytest_accel.features.record.chrome_trace import trace_text
 
         return trace_text(sessions)
 
@@ -57,7 +57,7 @@ def report(path: str) -> Output:
         raise RecordError("Bokeh is not installed: pip install 'pytest-accel[report]'")
 
     def make(sessions: Sequence[Session]) -> str:
-        from pytest_accel.record.report_page import page
+        from pytest_accel.features.record.report_page import page
 
         return page(sessions)
 
@@ -68,7 +68,7 @@ def summary(path: str) -> Output:
     """Return the summary in GitHub's Markdown."""
 
     def make(sessions: Sequence[Session]) -> str:
-        from pytest_accel.record.ci_summary import summary
+        from pytest_accel.features.record.ci_summary import summary
 
         return summary(sessions)
 

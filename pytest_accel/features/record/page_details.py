@@ -13,7 +13,7 @@ from html import escape
 from pytest_accel.core.record_events import PhaseReported, RankPhase
 from pytest_accel.core.truncation import cut
 from pytest_accel.core.units import count_text, format_memory
-from pytest_accel.record.timeline import Session, TestRun, WorldLife
+from pytest_accel.features.record.timeline import Session, TestRun, WorldLife
 
 TEXT_BUDGET = 2_000_000
 """Characters of failures and captured output on a page. Compressed, they take about a fifth of that, in a browser less

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_accel.record.timeline import StepKind, Verdict
+from pytest_accel.features.record.timeline import StepKind, Verdict
 
 COLOURS: dict[Verdict, str] = {
     "failed": "#d55e00",

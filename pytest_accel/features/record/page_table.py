@@ -23,9 +23,9 @@ from bokeh.models import (
 )
 from bokeh.transform import factor_cmap
 
-from pytest_accel.record import page_style
-from pytest_accel.record.page_timeline import lane_label
-from pytest_accel.record.timeline import Session, TestRun
+from pytest_accel.features.record import page_style
+from pytest_accel.features.record.page_timeline import lane_label
+from pytest_accel.features.record.timeline import Session, TestRun
 
 _ALL = "all"
 _SPACE = (0, 12, 10, 0)

@@ -27,8 +27,8 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from pytest_accel.core.truncation import cut_end
-from pytest_accel.record import page_style
-from pytest_accel.record.timeline import Lane, Session, TestRun, lane_rows, utilisation
+from pytest_accel.features.record import page_style
+from pytest_accel.features.record.timeline import Lane, Session, TestRun, lane_rows, utilisation
 
 _BARS = (*page_style.COLOURS, "wait", "start")
 """The kinds of bars; a bar has the position of its kind."""

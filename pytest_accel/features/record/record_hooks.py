@@ -30,10 +30,10 @@ from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, RETRIED
 from pytest_accel.core.truncation import cut
-from pytest_accel.record import outputs
-from pytest_accel.record.outputs import Output
-from pytest_accel.record.record_file import RecordError, RecordFile
-from pytest_accel.record.timeline import Session, sessions_of
+from pytest_accel.features.record import outputs
+from pytest_accel.features.record.outputs import Output
+from pytest_accel.features.record.record_file import RecordError, RecordFile
+from pytest_accel.features.record.timeline import Session, sessions_of
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class RecordHooks:
                         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _show_in_ci(self, sessions: Sequence[Session]) -> None:
-        from pytest_accel.record import ci_systems
+        from pytest_accel.features.record import ci_systems
 
         # That plugin annotates failures itself.
         annotate = not self._config.pluginmanager.has_plugin("pytest_github_actions_annotate_failures")

@@ -16,11 +16,11 @@ from bokeh.layouts import column
 from bokeh.models import Button, ColumnDataSource, CustomJS, Div, InlineStyleSheet, LayoutDOM
 from bokeh.resources import Resources
 
-from pytest_accel.record import page_style
-from pytest_accel.record.page_details import clock, details, packed, seconds_text, truncation
-from pytest_accel.record.page_table import table, tests_source
-from pytest_accel.record.page_timeline import timeline
-from pytest_accel.record.timeline import Session, StepKind, TestRun, critical_path, seconds_with_tests
+from pytest_accel.features.record import page_style
+from pytest_accel.features.record.page_details import clock, details, packed, seconds_text, truncation
+from pytest_accel.features.record.page_table import table, tests_source
+from pytest_accel.features.record.page_timeline import timeline
+from pytest_accel.features.record.timeline import Session, StepKind, TestRun, critical_path, seconds_with_tests
 
 _STEPS: dict[StepKind, str] = {
     "test": "tests",

@@ -31,7 +31,7 @@ from pytest_accel.core.record_events import (
     WorldRequested,
     WorldStarting,
 )
-from pytest_accel.record.record_file import Recorded
+from pytest_accel.features.record.record_file import Recorded
 
 StepKind = Literal["test", "wait", "ranks", "other"]
 """A test ran, it waited for devices or slots, its ranks were started, or none of these."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device, MaskError
-from pytest_accel.hardware.order import by_figures
+from pytest_accel.hardware.device_order import by_figures
 
 
 class BaseVendor:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_accel.core.device import Device
+from pytest_accel.hardware.device_order import by_figures, by_pci
 from pytest_accel.hardware.health import Health, judge
 from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, write_mask
-from pytest_accel.hardware.order import by_figures, by_pci
 from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.sysfs import numa_node
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_accel.core.device import Device
+from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import pick_numbers, read_numbers, write_numbers
-from pytest_accel.hardware.order import by_pci
 from pytest_accel.hardware.sysfs import numa_node
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 

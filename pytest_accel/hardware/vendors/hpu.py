@@ -17,8 +17,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pytest_accel.core.device import Device
+from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import pick_numbers
-from pytest_accel.hardware.order import by_pci
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.hardware.vendors.device_nodes import nodes, pci_address

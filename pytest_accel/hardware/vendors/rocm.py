@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_accel.core.device import Device, Link, MaskError, Near
+from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.health import Health, judge
-from pytest_accel.hardware.order import by_pci
 from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.torch_build import lacks

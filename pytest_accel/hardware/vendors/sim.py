@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.units import is_count, parse_capability, parse_memory
+from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import read_simple_mask, write_mask
-from pytest_accel.hardware.order import by_pci
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _MASK = "SIM_VISIBLE_DEVICES"

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
+from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import write_numbers
-from pytest_accel.hardware.order import by_pci
 from pytest_accel.hardware.torch_build import built_for, lacks
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.hardware.vendors.xpu_mask import AFFINITY, HIERARCHY, PCI_ORDER, SELECTOR, Card, read_masks

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pytest_accel.core.interpreter import NO_CURRENT_FOLDER
-from pytest_accel.launch.deepspeed import visible_slots
-from pytest_accel.launch.job import Job, Plan
+from pytest_accel.features.launch.deepspeed import visible_slots
+from pytest_accel.features.launch.job import Job, Plan
 from pytest_accel.rank.rank_environment import LOOPBACK
 
 _OWN_STDOUT = r"launcher\.out()"
