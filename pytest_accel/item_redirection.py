@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import late_marks
+from pytest_accel import features, late_marks
 from pytest_accel.core.marks import WORLD_SIZE_PARAMETER, ForeignArgumentsError, MarkError, Marks
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
@@ -17,6 +17,7 @@ from pytest_accel.core.stash_keys import MARKED, OWNERS
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
+from pytest_accel.pool.placement import RemoteDevicesError
 from pytest_accel.settings.options import planned_machine
 from pytest_accel.verdict import remote_exceptions
 
@@ -35,7 +36,7 @@ class Redirector:
         resources = Resources(
             machine or session.machine,
             session.settings,
-            _launcher_missing,
+            self._why_no_launcher,
             self._remote_inventory,
             hypothetical=planned_machine(session.config) is not None,
         )
@@ -117,20 +118,15 @@ class Redirector:
 
     def _remote_inventory(self, node: int, kind: str) -> Inventory | str:
         """Return the devices of `kind` on another node, or why they cannot be looked up."""
-        from pytest_accel.features.launchers.remote_leases import RemoteDevicesError
-
         assert self._session.launched is not None
         try:
             return self._session.launched.remote_leases[node].inventory(kind, self._session.settings)
         except RemoteDevicesError as error:
             return str(error)
 
-
-def _launcher_missing(launcher: str) -> str | None:
-    """Return why `launcher` cannot be used on this node; None if it can."""
-    from pytest_accel.features.launch.launch_api import missing
-
-    return missing(launcher)
+    def _why_no_launcher(self, launcher: str) -> str | None:
+        """Return why `launcher` cannot be used on this machine; None if it can."""
+        return next(iter(features.call("why_no_launcher", self._session.config, launcher)), None)
 
 
 def _is_forked(item: pytest.Item) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import hooks
+from pytest_accel import features, hooks
 from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import (
     MARKER_LINES,
@@ -59,8 +58,6 @@ from pytest_accel.session import AccelSession
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
-    from pytest_accel.driver.items import MarkedItem
-    from pytest_accel.features.adoption.suite_adoption import Adoption
     from pytest_accel.item_redirection import Redirector
 
 __all__ = [
@@ -124,11 +121,8 @@ def pytest_load_initial_conftests(
         suite_place.apply_in_worker(early_config)
     elif not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         _record_initial_paths(early_config)
-    process = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else launcher_env.find_here()
-    if process is not None and options.sees_launchers(early_config):
-        from pytest_accel.features.launchers import launched_session
-
-        early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
+    if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+        features.call("start", early_config, early_config, args)
     # Not in a worker: the controller may have begun to write the files.
     if not launcher_env.is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         if LAUNCHED not in early_config.stash:
@@ -146,13 +140,6 @@ def pytest_load_initial_conftests(
         if LAUNCHED in early_config.stash:  # No session starts that would end the agents.
             early_config.stash[LAUNCHED].end(int(pytest.ExitCode.USAGE_ERROR))
         raise
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """With ``--accel-plan``, only collect tests. xdist then starts no workers."""
-    if options.asks_for_plan(config):
-        config.option.collectonly = True
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -191,69 +178,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ParametrizeHooks(owners), "accel-parametrize")
     config.pluginmanager.register(PlaceRecorder(), "accel-places")
     if in_rank:
-        from pytest_accel.features.adoption.torch_harness import HarnessInRank
-        from pytest_accel.rank.context import RANK
-
-        harness = HarnessInRank(config.stash[RANK])
-        adoption = _adoption(config, lambda: 0, harness.install)
-        if adoption is not None:
-            config.pluginmanager.register(harness, "accel-harness")
-            config.pluginmanager.register(adoption, "accel-adoption")
-        config.pluginmanager.register(RankHooks(), "accel-bridges")
+        features.call("configure_rank", config, config)
         return
     session = _session(config)
-    adoption = _adoption(config, lambda: len(session.machine.session.devices))
-    if adoption is not None:
-        config.pluginmanager.register(adoption, "accel-adoption")
-    config.pluginmanager.register(CollectionHooks(session, adoption), "accel-collection")
+    config.pluginmanager.register(CollectionHooks(session), "accel-collection")
     config.pluginmanager.register(DeviceErrorHooks(session), "accel-device-errors")
     config.pluginmanager.register(UnmarkedFailureHooks(), "accel-unmarked-failures")
     config.pluginmanager.register(LateMarkHooks(), "accel-late-marks")
-    if session.worker_input is not None and "accel_schedule" in session.worker_input:
-        from pytest_accel.features.order.worker_hooks import WorkerHooks
-
-        worker_hooks = WorkerHooks(session, session.worker_input["accel_schedule"])
-        config.pluginmanager.register(worker_hooks, "accel-schedule")
-    if LAUNCHED in config.stash:
-        from pytest_accel.features.launchers.launcher_hooks import LauncherHooks
-
-        config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
-    in_ci = options.shows_in_ci(session.settings)
-    if in_ci or any(options.output_path(config, option) is not None for option in options.FROM_RECORD):
-        from pytest_accel.features.record import record_hooks
-
-        record_hooks.register(session, in_ci=in_ci)
-    if (census := options.output_path(config, options.CENSUS)) is not None:
-        from pytest_accel.features.planning import census_hooks
-
-        census_hooks.register(session, census)
-    if session.settings.shard is not None:
-        from pytest_accel.features.plugins.refusals import refuse_second_partition
-
-        refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
     if not session.is_worker:
         from pytest_accel import report
 
-        if session.settings.durations is not None:
-            from pytest_accel.features.order import history
-
-            history.check_file(config)
-            history.record_times(config)
-
         config.pluginmanager.register(report.ReportHooks(session), "accel-report")
-        options.wanted_time(config)  # Raises a usage error without a plan.
-        if options.asks_for_plan(config):
-            from pytest_accel.features.planning import plan_command
-
-            config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
         if options.is_distributed(config):
             from pytest_accel.xdist_hooks import XdistHooks
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")
-    if options.asks_for_advice(config):
-        from pytest_accel.features.planning import advise_hooks
-
-        advise_hooks.register(session)
+    features.call("configure", config, session)
 
 
 @pytest.hookimpl(trylast=True)
@@ -272,25 +212,6 @@ def _has_fixture_of_ours(plugin: object) -> bool:
     members = (*vars(type(plugin)).values(), *getattr(plugin, "__dict__", {}).values())
     # Not isinstance(): it asks lazy objects of conftests for their class, and so may load something or raise an error.
     return any(type(one) is type(accel) and one.name in __all__ for one in members)
-
-
-def _adoption(
-    config: pytest.Config, capacity: Callable[[], int], on_harness: Callable[[Any], None] | None = None
-) -> Adoption | None:
-    """Return the plugin that adds marks to tests by the ini options for this; None if these are not set.
-
-    `capacity` and `on_harness` are those of :func:`suite_adoption.make`.
-    """
-    if not (config.getini(options.RULES) or config.getini(options.ADOPT)):
-        return None
-    from pytest_accel.features.adoption import suite_adoption
-
-    return suite_adoption.make(config, capacity, on_harness, by_name=_selects_by_argument(config))
-
-
-def _selects_by_argument(config: pytest.Config) -> bool:
-    """Return whether ``-m`` compares arguments of the plugin's marks."""
-    return re.search(r"\b(devices|distributed)\s*\(", getattr(config.option, "markexpr", "")) is not None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -424,28 +345,14 @@ def _check_marks(item: pytest.Item) -> None:
         late_marks.check(item)
 
 
-class RankHooks:
-    """Registers the bridges to other plugins. Registered in ranks only."""
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Register the bridges after all plugins have been configured, and before these handle the session's start."""
-        from pytest_accel.features import plugins as bridges
-
-        for bridge in bridges.in_rank(session.config):
-            session.config.pluginmanager.register(bridge)
-        return (yield)
-
-
 class CollectionHooks:
     """Finds the marked items of this process, and has the fork server start during collection.
 
     Registers the hooks that run marked items when it finds the first, so that other sessions do not import these hooks.
     """
 
-    def __init__(self, session: AccelSession, adoption: Adoption | None) -> None:
+    def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._adoption = adoption
         self._owners: MarkOwners = session.config.stash[OWNERS]
         option = session.config.option
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan"))
@@ -454,7 +361,6 @@ class CollectionHooks:
         """None before the first marked item."""
         self._has_modified_items = False
         """True after the hooks that may modify the list of items, unless one of them has raised an exception."""
-        self._has_bridges = False
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Start the fork server if a file is about to be collected whose text has marks of this plugin.
@@ -469,8 +375,8 @@ class CollectionHooks:
             return
         text = text_of(collector.path)
         marks = marks_in(text) - self._owners.of_project
-        if self._adoption is not None:
-            marks |= self._adoption.marks_in(collector.path, text)
+        config = self._session.config
+        marks = marks.union(*features.call("marks_of_file", config, config, collector.path, text))
         marks -= self._deselected_marks
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.machine.session_kind is not None):
@@ -480,10 +386,7 @@ class CollectionHooks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
         collected = items.copy()
         self._note_use(collected)
-        if _selects_by_argument(self._session.config):
-            from pytest_accel.features.planning.selection import name_arguments
-
-            name_arguments(items, self._owners)
+        features.call("collected", self._session.config, self._session.config, items)
         result = yield
         self._note_use(collected)  # Hooks may have added marks.
         self._redirect(items, self._session.settings.shard)
@@ -501,6 +404,8 @@ class CollectionHooks:
             finder = MarkFinder(self._owners)
             if any(any(finder.find(item)) and MARKED not in item.stash for item in session.items):
                 self._redirect(session.items, None)
+        if self._redirector is not None:
+            features.call("collection_finished", session.config, self._session, session.items)
         before = session.items.copy()
         result = yield
         if session.items != before:
@@ -532,48 +437,23 @@ class CollectionHooks:
         config = self._session.config
         finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
-        selects = self._session.settings.select is not None or shard is not None
-        if not found and not selects:
+        if not found and not features.needed("select", config):
             return
         if self._redirector is None:
             from pytest_accel.item_redirection import Redirector
 
             self._redirector = Redirector(self._session)
-        if selects:
-            from pytest_accel.features.planning.selection import select
-
-            select(self._session, items, found, self._redirector, shard)
+        features.call("select", config, self._session, items, found, self._redirector, shard)
         redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return
-        if not self._session.is_worker and any(marked.missing is None for marked in redirected):
-            from pytest_accel.features.record import live_hooks
+        from pytest_accel.runtest_hooks import MergedReportHooks, RuntestHooks
 
-            live_hooks.register(self._session)
-        from pytest_accel.runtest_hooks import MergedReportHooks, RuntestHooks, by_world
-
-        if self._session.settings.reorder and not self._session.is_worker:
-            items[:] = by_world(items)
         if not config.pluginmanager.has_plugin("accel-runtest"):
             config.pluginmanager.register(RuntestHooks(self._session), "accel-runtest")
             config.pluginmanager.register(MergedReportHooks(), "accel-merged-report")
-        self._register_bridges(self._redirector, redirected)
-
-    def _register_bridges(self, redirector: Redirector, redirected: list[MarkedItem]) -> None:
-        """Register the bridges that receive other plugins' data from ranks, unless that has been done.
-
-        Refuse plugins that do not work with ranks, unless this machine can run none of the `redirected` tests.
-        """
-        from pytest_accel.features import plugins as bridges
-
-        config = self._session.config
-        runnable = [marked.item for marked in redirected if marked.missing is None]
         try:
-            if runnable:
-                bridges.refuse(config)
-            if not self._has_bridges:
-                self._has_bridges = True
-                for bridge in bridges.in_driver(config, runnable):
-                    config.pluginmanager.register(bridge)
+            features.call("redirected", config, self._session, items, redirected)
         except pytest.UsageError as error:
-            redirector.refuse(str(error), runnable)
+            runnable = [marked.item for marked in redirected if marked.missing is None]
+            self._redirector.refuse(str(error), runnable)

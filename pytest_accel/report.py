@@ -21,7 +21,6 @@ from pytest_accel.core.stash_keys import (
     RETRIED,
     SLOW_IMPORTS,
 )
-from pytest_accel.core.terminal_lines import write_section
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import PRELOAD, is_distributed
 
@@ -94,17 +93,6 @@ class ReportHooks:
                 )
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self, session: pytest.Session) -> bool | None:
-        """With ``--accel-info``, show the devices in place of the collection."""
-        if not self._session.settings.info:
-            return None
-        from pytest_accel.features.doctor.info import look, table
-
-        write_section(session.config, None, [(table(look(self._session.own_machine)), False)])
-        session.items = []
-        return True
-
-    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.errisinstance(KeyboardInterrupt):  # Not for pytest.exit, which calls this hook, too.
             pool = self._session.started_pool
@@ -126,9 +114,7 @@ class ReportHooks:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
         self._session.close(gracefully=not interrupted)
-        if self._session.settings.info and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-            session.exitstatus = pytest.ExitCode.OK
-        elif exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             pool = self._session.started_pool
             if pool is not None and pool.summary.errors:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED

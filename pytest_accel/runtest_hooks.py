@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.items import MarkedItem, marked_of
-from pytest_accel.features.order.history import record_times
 from pytest_accel.session import AccelSession
 
 
@@ -25,7 +24,6 @@ class RuntestHooks:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         if not self._session.is_worker:
             _link(session.items)
-            record_times(session.config)
         # The debugger for a failure in ranks runs in a rank; the driver has no frames of it. Call pdbinvoke only for
         # other failures.
         plugins = session.config.pluginmanager
@@ -111,20 +109,6 @@ class MergedReportHooks:
                 if lines := about_fixtures(item):
                     report.sections.append(("accel: fixtures with the names of pytest-accel's", "\n".join(lines)))
         return report
-
-
-def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return `items` in groups of the same world key, each at the position of its first test.
-
-    Tests that need no world, or that the machine cannot run, are one further group. The order within a group does not
-    change, so modules and classes stay contiguous in it: their fixtures are set up once in each world, and once in
-    this process.
-    """
-    groups: dict[WorldKey | None, list[pytest.Item]] = {}
-    for item in items:
-        marked = marked_of(item)
-        groups.setdefault(marked.key if marked is not None and marked.missing is None else None, []).append(item)
-    return [item for group in groups.values() for item in group]
 
 
 def _link(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel import features
 from pytest_accel.core.stash_keys import LAUNCHED
 from pytest_accel.settings.options import Settings, planned_machine
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
     from pytest_accel.features.launchers.launched_session import LaunchedSession
     from pytest_accel.features.ray.ray_session import RaySession
-    from pytest_accel.features.record.live_state import LiveEvents
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
@@ -95,13 +95,7 @@ class AccelSession:
         The first access connects to the cluster, and raises :class:`pytest.UsageError` if that is not possible.
         """
         if self._cluster is None and self.settings.cluster is not None:
-            from pytest_accel.features.ray.ray_session import RaySession
-            from pytest_accel.pool.placement import PlaceError
-
-            try:
-                self._cluster = RaySession(self.settings, self.own_machine, str(self.config.rootpath))
-            except PlaceError as error:
-                raise pytest.UsageError(f"--accel-cluster {self.settings.cluster}: {error}") from None
+            self._cluster = features.call("connect_cluster", self.config, self)[0]
         return self._cluster
 
     @property
@@ -110,19 +104,15 @@ class AccelSession:
         return self._made_session_pool.pool
 
     @property
-    def events(self) -> LiveEvents:
-        """The receiver of the events of the pool and the tests that knows the session's state; as for :attr:`pool`."""
-        return self._made_session_pool.events
-
-    @property
     def _made_session_pool(self) -> SessionPool:
         # The lock is needed because the threads that receive the workers' requests use the pool, too.
         with self._pool_lock:
             if self._session_pool is None:
                 from pytest_accel.session_pool import SessionPool
 
+                recorders = features.call("make_recorders", self.config, self)
                 self._session_pool = SessionPool(
-                    self.config, self.settings, self.machine, self.own_machine, self.cluster, self.show
+                    self.config, self.settings, self.machine, self.own_machine, self.cluster, self.show, recorders
                 )
             return self._session_pool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,12 @@ from pytest_accel.core import session_folder
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
-from pytest_accel.core.record_events import Recorders
+from pytest_accel.core.record_events import Recorder, Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory, log_file_handler, wake_controller
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
-from pytest_accel.features.record.live_state import LiveEvents
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
@@ -51,13 +50,13 @@ class SessionPool:
         own_machine: Machine,
         cluster: RaySession | None,
         show: Callable[[str], None],
+        recorders: Sequence[Recorder],
     ) -> None:
         """`own_machine` is this machine, also if the devices of the session are those of a `cluster`.
 
-        `show` writes a line to the terminal.
+        `show` writes a line to the terminal. `recorders` get the session's events, like those of the stash.
         """
         self._show = show
-        self.events = LiveEvents()
         self.calls = MainThreadCalls()
         self.calls.wake = wake_controller(config, self.calls.run) or self.calls.wake
         self._coverage: coverage.DriverCoverage | None = None
@@ -80,7 +79,7 @@ class SessionPool:
             workers=RankInputs(config, show, self.calls),
             waits_for_busy=waits,
             nodes=launched or (SingleNode(early.spawn if early else spawn_here) if cluster is None else cluster.nodes),
-            record=Recorders((*config.stash.get(RECORDERS, ()), self.events)),
+            record=Recorders((*config.stash.get(RECORDERS, ()), *recorders)),
         )
         self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
 

@@ -10,24 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel import features
 from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
-    from pytest_accel.features.order.dispatch import Dispatch
-    from pytest_accel.features.order.test_demand import Demand
     from pytest_accel.pool.pool_client import Channel, PoolService
-
-_SCHEDULABLE = ("load", "worksteal")
-"""The values of ``--dist`` that let the scheduler run any test in any worker."""
 
 
 class XdistHooks:
-    """Gives each worker its mask and a channel to the pool, and replaces xdist's scheduler if tests need worlds."""
+    """Gives each worker its mask and a channel to the pool, and completes what xdist's scheduler does."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._dispatch: Dispatch | None = None
         self._usage_error: str | None = None
         """Message of a worker whose tests request something impossible."""
         self._ended_after: dict[Any, int] = {}
@@ -35,11 +30,6 @@ class XdistHooks:
         self._scheduler: Any = None
         self._workers = 1
         """The number of workers with which the session has begun."""
-
-    @property
-    def demand(self) -> Demand | None:
-        """The needs of the tests; None if no test needs a world, or xdist orders the tests."""
-        return None if self._dispatch is None else self._dispatch.demand
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
@@ -83,11 +73,6 @@ class XdistHooks:
         node.workerinput["accel_channel"] = channel
         node.workerinput["accel_terminal"] = is_interactive(node.config)
         self._serve_pool(channel, partial(self._ended_after.__setitem__, node))
-        if self._session.settings.schedule == "on" and node.config.getoption("dist") in _SCHEDULABLE:
-            from pytest_accel.features.order.dispatch import Dispatch
-
-            self._dispatch = self._dispatch or Dispatch()
-            self._dispatch.connect(node)
 
     def _serve_pool(self, channel: Channel, on_end_after_test: Callable[[int], None]) -> None:
         """Answer a worker's messages. The modules of the pool are imported at the first one."""
@@ -114,11 +99,6 @@ class XdistHooks:
     @pytest.hookimpl(optionalhook=True, wrapper=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Any, Any]:
         scheduler = yield
-        # Keep a scheduler that another plugin has made.
-        if self._dispatch is not None and type(scheduler).__module__.partition(".")[0] == "xdist":
-            from pytest_accel.features.order.controller import AccelScheduling
-
-            scheduler = AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine)
         self._scheduler = scheduler
         if scheduler is not None:
             scheduler.remove_node = partial(self._remove_node, scheduler, scheduler.remove_node)
@@ -167,9 +147,4 @@ class XdistHooks:
         """
         if self._usage_error is not None:
             raise pytest.UsageError(self._usage_error)
-        if self._session.started_pool is not None:
-            from pytest_accel.features.record import live_hooks
-
-            live = live_hooks.register(self._session)
-            if live is not None and self.demand is not None:
-                live.expect(ids, self.demand, self._workers)
+        features.call("workers_collected", self._session.config, self._session, ids, self._workers)

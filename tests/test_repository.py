@@ -14,10 +14,12 @@ from email.parser import HeaderParser
 from graphlib import TopologicalSorter
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import get_args
 
 from packaging.requirements import Requirement
 
 from pytest_accel.core import torch_api
+from pytest_accel.features import FEATURES, Moment
 from tests.wheel import wheel
 
 __all__ = ["wheel"]
@@ -30,20 +32,6 @@ KERNEL = (
     *("core", "hardware", "settings", "leases", "rank", "forkserver", "diagnostics", "pool", "verdict", "driver"),
 )
 """The packages of the kernel, lowest first. A module imports from its own package and from lower ones."""
-FEATURES = {
-    "adoption": (),
-    "doctor": (),
-    "launch": (),
-    "launchers": ("launch",),
-    "order": (),
-    "planning": ("order", "adoption"),
-    "plugins": (),
-    "properties": (),
-    "ray": ("launchers",),
-    "record": ("order", "planning"),
-}
-"""The features, which may import from the kernel, each with the other features that it imports from."""
-
 STILL_WOVEN = {
     "driver/item_plan.py imports features/ray/ray_machine.py",
     "driver/items.py imports features/order/test_demand.py",
@@ -226,8 +214,8 @@ def may_import(importer: str, imported: str) -> bool:
         return True
     if importer in KERNEL:
         return imported in KERNEL[: KERNEL.index(importer)]
-    *_, feature = importer.split("/")
-    return imported in (*KERNEL, ".", *(f"features/{name}" for name in FEATURES[feature]))
+    arrows = {f"features/{feature.name}": feature.stands_on for feature in FEATURES}
+    return imported in (*KERNEL, ".", *(f"features/{name}" for name in arrows.get(importer, ())))
 
 
 def own_imports() -> Iterator[tuple[str, str, int]]:
@@ -246,9 +234,17 @@ def own_imports() -> Iterator[tuple[str, str, int]]:
 
 
 def test_each_package_is_in_the_kernel_or_a_feature() -> None:
-    features = {f"features/{name}" for name in FEATURES}
+    features = {f"features/{feature.name}" for feature in FEATURES}
     parts = {part_of(path.relative_to(PACKAGE).as_posix()) for path in MODULES}
     assert parts == {".", "features", *KERNEL, *features}
+
+
+def test_features_have_a_function_for_each_of_their_moments_and_no_other() -> None:
+    for feature in FEATURES:
+        path = PACKAGE / "features" / feature.name / "hooks.py"
+        tree = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.Module([], [])
+        public = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)} & set(get_args(Moment))
+        assert public == set(feature.moments), feature.name
 
 
 def test_packages_import_only_what_their_place_allows() -> None:
@@ -270,7 +266,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_two_modules_share_a_name() -> None:
-    names = Counter(path.stem for path in MODULES if path.name != "__init__.py")
+    names = Counter(path.stem for path in MODULES if path.name not in {"__init__.py", "hooks.py"})
     packages = {path.parent.name for path in MODULES if path.name == "__init__.py"} - {"pytest_accel"}
     assert [
         name for name, count in names.items() if count > 1 or (name in packages and name not in _MAIN_MODULES)

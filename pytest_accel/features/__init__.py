@@ -1,1 +1,168 @@
-"""Features: optional parts that plug into the kernel."""
+"""The features of the plugin: optional parts, each in a folder of its own, which plug into the kernel.
+
+`FEATURES` is the one table of them. The kernel calls them at the moments that `Moment` lists, and knows none by name. A
+session that does not need a feature imports none of its modules. To delete a feature, delete its folder, its row here,
+its names in ``pytest_accel.__init__``, and its tests in ``tests/features``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+import pytest
+
+from pytest_accel.core import launcher_env
+from pytest_accel.core.marks import compares_arguments
+from pytest_accel.core.stash_keys import LAUNCHED, SESSION
+from pytest_accel.settings import options
+
+Moment = Literal[
+    "start",
+    "configure",
+    "configure_rank",
+    "marks_of_file",
+    "collected",
+    "select",
+    "redirected",
+    "collection_finished",
+    "workers_collected",
+    "make_recorders",
+    "connect_cluster",
+    "why_no_launcher",
+]
+"""The moments at which the kernel calls functions of these names in the modules ``features/NAME/hooks.py``:
+
+- ``start(early_config, args)``: the command line is known, and no conftest has been imported. Not in ranks.
+- ``configure(session)``: pytest calls ``pytest_configure``. Not in ranks.
+- ``configure_rank(config)``: the same in a rank.
+- ``marks_of_file(config, path, text)``: a file is about to be collected. Returns names of the plugin's marks that its
+  tests may get although they are not in its text.
+- ``collected(config, items)``: the items are collected, and no plugin has modified the list.
+- ``select(session, items, found, redirector, shard)``: the items may be deselected; ``found`` has those with marks.
+- ``redirected(session, items, redirected)``: new items run in worlds, and this process is to run tests. Raises
+  ``pytest.UsageError`` if they cannot run.
+- ``collection_finished(session, items)``: marked tests were found, and ``pytest_collection_finish`` follows.
+- ``workers_collected(session, ids, workers)``: a worker of xdist has collected. In the controller.
+- ``make_recorders(session)``: the pool is made. Returns a `Recorder` for the events of the session.
+- ``connect_cluster(session)``: returns the cluster whose machines run the tests.
+- ``why_no_launcher(launcher)``: returns why ``launcher`` cannot start ranks on this machine; None if it can.
+"""
+Condition = Callable[[pytest.Config], bool]
+
+
+class Feature(NamedTuple):
+    """One feature, with the moments at which the kernel calls it."""
+
+    name: str
+    """Name of its folder."""
+    moments: Mapping[Moment, Condition]
+    """The moments, each with the condition on which the feature is imported and called."""
+    stands_on: tuple[str, ...] = ()
+    """Names of the features from which it imports."""
+
+
+def _always(config: pytest.Config) -> bool:
+    return True
+
+
+def _adopts(config: pytest.Config) -> bool:
+    """Return whether the ini file adds marks to tests."""
+    return bool(config.getini(options.RULES) or config.getini(options.ADOPT))
+
+
+def _is_launched(config: pytest.Config) -> bool:
+    """Return whether a launcher has started this process together with others."""
+    return launcher_env.find_here() is not None and options.sees_launchers(config)
+
+
+def _orders(config: pytest.Config) -> bool:
+    """Return whether the order of tests under xdist, or their times, are the plugin's matter from the beginning on."""
+    session = config.stash[SESSION]
+    if session.is_worker:
+        return False
+    return session.settings.durations is not None or options.is_distributed(config)
+
+
+def _plans(config: pytest.Config) -> bool:
+    """Return whether the session plans, advises or counts, or runs one of several parts of the tests."""
+    settings = config.stash[SESSION].settings
+    return (
+        settings.shard is not None
+        or options.output_path(config, options.CENSUS) is not None
+        or options.asks_for_advice(config)
+        or options.asks_for_plan(config)
+        or config.getoption(options.WITHIN) is not None
+    )
+
+
+def _selects(config: pytest.Config) -> bool:
+    settings = config.stash[SESSION].settings
+    return settings.select is not None or settings.shard is not None
+
+
+def _records(config: pytest.Config) -> bool:
+    """Return whether the events of the session are recorded."""
+    in_ci = options.shows_in_ci(config.stash[SESSION].settings)
+    return in_ci or any(options.output_path(config, option) is not None for option in options.FROM_RECORD)
+
+
+def _selects_by_argument(config: pytest.Config) -> bool:
+    return compares_arguments(getattr(config.option, "markexpr", ""))
+
+
+FEATURES = (
+    Feature("adoption", {"configure": _adopts, "configure_rank": _adopts, "marks_of_file": _adopts}),
+    Feature(
+        "launchers",
+        {"start": _is_launched, "configure": lambda config: LAUNCHED in config.stash, "why_no_launcher": _always},
+        stands_on=("launch",),
+    ),
+    Feature("ray", {"connect_cluster": _always}, stands_on=("launchers",)),
+    Feature("order", {"configure": _orders, "redirected": _always, "collection_finished": _always}),
+    Feature(
+        "planning",
+        {
+            "start": lambda config: getattr(config.known_args_namespace, options.PLAN, None) is not None,
+            "configure": _plans,
+            "collected": _selects_by_argument,
+            "select": _selects,
+        },
+        stands_on=("order", "adoption"),
+    ),
+    Feature(
+        "record",
+        {"configure": _records, "redirected": _always, "workers_collected": _always, "make_recorders": _always},
+        stands_on=("order", "planning"),
+    ),
+    Feature("plugins", {"configure_rank": _always, "redirected": _always}),
+    Feature("properties", {}),
+    Feature("launch", {}),
+    Feature("doctor", {"configure": lambda config: bool(config.getoption(options.INFO))}),
+)
+"""All features, in the order in which they are called."""
+
+
+def needed(moment: Moment, config: pytest.Config) -> bool:
+    """Return whether any feature is to be called at `moment`."""
+    return any(condition(config) for _, condition in _at(moment))
+
+
+def call(moment: Moment, config: pytest.Config, *arguments: Any) -> list[Any]:
+    """Call the features that `config` needs at `moment` with `arguments`; return what they return, without None."""
+    found = [_load(name) for name, condition in _at(moment) if condition(config)]
+    results = (getattr(module, moment)(*arguments) for module in found)
+    return [result for result in results if result is not None]
+
+
+def _at(moment: Moment) -> Iterator[tuple[str, Condition]]:
+    return ((feature.name, feature.moments[moment]) for feature in FEATURES if moment in feature.moments)
+
+
+def _load(name: str) -> Any:
+    """Return the module with the hooks of a feature. Raise ``pytest.UsageError`` if it cannot be imported."""
+    try:
+        return import_module(f"{__name__}.{name}.hooks")
+    except ImportError as error:
+        raise pytest.UsageError(f"pytest-accel: the feature {name!r} cannot be imported: {error}") from error

@@ -10,12 +10,13 @@ import psutil
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.units import count_text
-from pytest_accel.features.launchers.remote_leases import RemoteLease, RemoteLeases, UnfitDevicesError
+from pytest_accel.features.launchers.remote_leases import RemoteLease, RemoteLeases
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
+from pytest_accel.pool.placement import UnfitDevicesError
 
 
 class LeaseId(NamedTuple):

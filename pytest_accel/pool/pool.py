@@ -31,7 +31,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.diagnosis import Examiner
 from pytest_accel.diagnostics.inspector import WorldInspector
-from pytest_accel.features.launchers.remote_leases import LostNodeError, RemoteDevicesError, RemoteLeases
+from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.allocator import Allocator
@@ -49,7 +49,16 @@ from pytest_accel.pool.node_lease import (
     SlotsRequest,
 )
 from pytest_accel.pool.place_request import PlaceRequest
-from pytest_accel.pool.placement import HERE, Cluster, Layout, Place, PlaceError, Seat
+from pytest_accel.pool.placement import (
+    HERE,
+    Cluster,
+    Layout,
+    LostNodeError,
+    Place,
+    PlaceError,
+    RemoteDevicesError,
+    Seat,
+)
 from pytest_accel.pool.pool_events import device_found, world_starting
 from pytest_accel.pool.pooled_world import PooledWorld, WorldState, WorldWorkers, surplus
 from pytest_accel.pool.summary import PoolSummary

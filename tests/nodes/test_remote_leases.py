@@ -16,7 +16,6 @@ from pytest_accel.features.launchers.remote_leases import (
     LeaseLost,
     LeaseRequest,
     LeaseWanted,
-    RemoteDevicesError,
     RemoteLease,
     RemoteLeases,
     UseSettings,
@@ -24,6 +23,7 @@ from pytest_accel.features.launchers.remote_leases import (
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
+from pytest_accel.pool.placement import RemoteDevicesError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.features.launchers.remote_leases import LeaseAgent, RemoteDevicesError, RemoteLease, RemoteLeases
+from pytest_accel.features.launchers.remote_leases import LeaseAgent, RemoteLease, RemoteLeases
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
 from pytest_accel.pool.node_lease import LeaseNotices, NodeLease, RemoteNodeRequest
+from pytest_accel.pool.placement import RemoteDevicesError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.features.order.hold_orders import HoldTest, RunHeldTest
-from pytest_accel.features.order.worker_hooks import WorkerHooks
+from pytest_accel.features.order.worker_orders import WorkerOrders
 
 
 class _Channel:
@@ -32,12 +32,11 @@ class _Item:
 def test_a_held_test_raises_the_error_of_an_order_that_could_not_be_handled() -> None:
     session: Any = SimpleNamespace(held=set())
     item: Any = _Item()
-    hooks = WorkerHooks(session, _Channel())
-    hooks.pytest_collection_finish(SimpleNamespace(items=[item]))  # type: ignore[arg-type]
-    hooks._receive(pickle.dumps(HoldTest(0)))
+    orders = WorkerOrders(session, _Channel(), [item])
+    orders._receive(pickle.dumps(HoldTest(0)))
     with pytest.raises(IndexError):
-        hooks._receive(pickle.dumps(RunHeldTest(1)))
+        orders._receive(pickle.dumps(RunHeldTest(1)))
     with pytest.raises(RuntimeError, match=r"(?s)an order about the tests of this worker .*IndexError: list index"):
-        hooks._passes_over(item, None)
+        orders._passes_over(item, None)
     session.held.clear()
-    assert not hooks._passes_over(item, None)
+    assert not orders._passes_over(item, None)

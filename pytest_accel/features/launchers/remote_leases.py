@@ -22,6 +22,7 @@ from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
+from pytest_accel.pool.placement import LostNodeError, RemoteDevicesError, UnfitDevicesError
 from pytest_accel.settings.options import Settings
 
 _INVENTORY_TIMEOUT = 60.0
@@ -110,18 +111,6 @@ class LeaseLost(Struct, frozen=True):
 
     number: int
     why: str
-
-
-class RemoteDevicesError(Exception):
-    """The devices of another node are not available; the message says why."""
-
-
-class UnfitDevicesError(RemoteDevicesError):
-    """The devices that a cluster has reserved on a node do not meet the need."""
-
-
-class LostNodeError(RemoteDevicesError):
-    """The connection to the node or its agent is lost."""
 
 
 class RemoteLeases:

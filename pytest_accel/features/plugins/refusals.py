@@ -69,25 +69,6 @@ REFUSALS: tuple[Refusal, ...] = (
 )
 
 
-_PARTITIONS = (("--splits", "splits"), ("--num-shards", "num_shards"), ("--test-group-count", "test-group-count"))
-"""Options by which pytest-split, pytest-shard and pytest-test-groups run one of several parts of the tests: the option,
-and argparse's `dest`."""
-
-
-def refuse_second_partition(config: pytest.Config, option: str) -> None:
-    """Raise ``pytest.UsageError`` if another plugin partitions the tests, too: some of them would run in no session.
-
-    `option` is the option of this plugin that partitions them, such as ``--accel-shard 1/4``.
-    """
-    for other, name in _PARTITIONS:
-        parts = getattr(config.option, name, None)
-        if isinstance(parts, int) and parts > 1:
-            raise pytest.UsageError(
-                f"{option} cannot be used with {other} {parts}: each runs a part of the tests that the other has left; "
-                "leave one of them out"
-            )
-
-
 def is_loaded(config: pytest.Config, plugin: str) -> bool:
     """Return whether the session has loaded `plugin`: the name of a registered plugin, or of its module.
 

@@ -28,7 +28,7 @@ from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.terminal_file import TerminalFile
 from pytest_accel.core.units import count_text
 from pytest_accel.features.order.test_demand import Demand
-from pytest_accel.features.record.live_state import LiveState, RunningTest
+from pytest_accel.features.record.live_state import LIVE_EVENTS, LiveState, RunningTest
 from pytest_accel.pool.pool_client import waiting_text
 from pytest_accel.verdict.report_text import place_parts
 
@@ -67,7 +67,8 @@ class LiveHooks:
 
     def __init__(self, session: AccelSession, terminal: TerminalFile) -> None:
         self._session = session
-        self._events = session.events
+        _ = session.pool  # Making it makes the receiver of the events.
+        self._events = session.config.stash[LIVE_EVENTS]
         self._worker = worker_of_starting_test(session.config)
         self._terminal = terminal
         self._has_status = _can_have_status(session.config)

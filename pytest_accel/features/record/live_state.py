@@ -6,6 +6,8 @@ import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.record_events import (
     DeviceFound,
@@ -171,3 +173,7 @@ class LiveEvents:
     def _apply_new(self) -> None:
         while self._new:
             self._state.apply(*self._new.popleft())
+
+
+LIVE_EVENTS: pytest.StashKey[LiveEvents] = pytest.StashKey()
+"""The receiver of a session's events, on the controller's config."""

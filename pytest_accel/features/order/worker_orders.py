@@ -1,51 +1,47 @@
-"""Hooks of an xdist worker: they send the tests' needs to the controller, and skip tests that are on hold.
+"""The side of an xdist worker: it sends the tests' needs to the controller, and skips tests that are on hold.
 
-`features/order/controller.py` has the controller's side.
+`controller.py` has the controller's side.
 """
 
 from __future__ import annotations
 
+import pickle
 from traceback import format_exc
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.core.shims import ask_before_each_test, tear_down_after
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.features.order.hold_orders import HoldTest
+from pytest_accel.features.order.test_demand import Demand
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
     from pytest_accel.pool.pool_client import Channel
 
 
-class WorkerHooks:
-    """Sends the needs of a worker's tests, and receives orders. Registered if `schedule/` may order the tests."""
+class WorkerOrders:
+    """Sends the needs of a worker's tests, and receives orders about them."""
 
-    def __init__(self, session: AccelSession, channel: Channel) -> None:
-        self._held = session.held
-        self._channel = channel
-        self._items: list[pytest.Item] = []
-        self._error: str | None = None
-        """Traceback of the error after which no orders are received any more; None if there was none."""
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Send the needs of the tests before xdist sends its list of tests on the same connection.
+    def __init__(self, session: AccelSession, channel: Channel, items: list[pytest.Item]) -> None:
+        """Send the needs before xdist sends its list of tests on the same connection.
 
         The controller thus has them when it begins to schedule.
         """
-        self._items = session.items
+        self._held = session.held
+        self._items = items
+        self._error: str | None = None
+        """Traceback of the error after which no orders are received any more; None if there was none."""
         keys = [
             (index, marked.key)
-            for index, item in enumerate(session.items)
+            for index, item in enumerate(items)
             if (marked := item.stash.get(MARKED, None)) is not None and marked.missing is None
         ]
         if keys:
-            from pytest_accel.core.shims import ask_before_each_test
-            from pytest_accel.features.order.test_demand import Demand
-
             ask_before_each_test(session.config, self._passes_over)
-            self._channel.setcallback(self._receive, endmarker=None)
-            self._channel.send(Demand.of(keys).pack())
+            channel.setcallback(self._receive, endmarker=None)
+            channel.send(Demand.of(keys).pack())
 
     def _receive(self, data: bytes | None) -> None:
         """Handle an order of the controller.
@@ -55,10 +51,6 @@ class WorkerHooks:
         """
         if data is None:
             return
-        import pickle
-
-        from pytest_accel.features.order.hold_orders import HoldTest
-
         try:
             order = pickle.loads(data)
             item = self._items[order.index]
@@ -80,7 +72,5 @@ class WorkerHooks:
         if self._error is not None:
             # Raise to prevent a hang: the order to run the test may be lost, and the session would wait for its report.
             raise RuntimeError(f"an order about the tests of this worker could not be handled:\n{self._error}")
-        from pytest_accel.core.shims import tear_down_after
-
         tear_down_after(item, nextitem)  # The previous test has kept the fixtures that it shares with `item`.
         return True
