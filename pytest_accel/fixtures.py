@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pytest
 
+from pytest_accel import features
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store
@@ -221,7 +223,7 @@ def gather(request: pytest.FixtureRequest) -> Gather:
 @pytest.fixture(scope="session")
 def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Return a port on rank 0's machine, the same on every rank, reserved as long as the world lives."""
-    from pytest_accel.features.launch.reserved_port import hold
+    from pytest_accel.core.reserved_port import hold
 
     context = _rank_context(request)
     store = context.signed_store
@@ -256,9 +258,8 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
-    from pytest_accel.features.launch import fixture
-
-    return fixture.make(request, tmp_path_factory)
+    made: Launch = features.call("make_launch", request.config, request, tmp_path_factory)[0]
+    return made
 
 
 FIXTURES = frozenset(name for name, value in globals().items() if isinstance(value, type(accel)))

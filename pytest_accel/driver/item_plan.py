@@ -10,7 +10,6 @@ from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.world_key import WorldKey, backend_names
-from pytest_accel.features.ray.ray_machine import RayMachine
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
@@ -162,7 +161,7 @@ def _can_use_one_device(kind: str, ranks: dict[str, Any], resources: Resources) 
 def _missing(key: WorldKey, resources: Resources) -> str | None:
     """Return why the session can never run a world of `key`; None if it can."""
     layout = resources.layout
-    if isinstance(resources.machine, RayMachine):
+    if resources.machine.is_cluster:
         if key.in_cluster:
             return resources.machine.shortage(key)
         if key.launcher is not None and key.need is not None:

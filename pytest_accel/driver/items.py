@@ -19,7 +19,6 @@ from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world_run import WorldRun
-from pytest_accel.features.order.test_demand import kind_of
 from pytest_accel.rank.rank_data import RankDataError
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.judgement import text_longrepr
@@ -140,7 +139,7 @@ class MarkedItem(MarkedTest):
             return
         if self.missing is not None:
             report.accel_missing = self.missing  # type: ignore[attr-defined]
-        report.accel_kind = kind_of(self.key)  # type: ignore[attr-defined]
+        report.accel_kind = self.key.used_kind  # type: ignore[attr-defined]
         verdict.complete(report, call, self.item)
         if verdict.rank_data:
             self._failed_in_merge = rank_data_merge.merge(self.item, report, verdict.rank_data)

@@ -7,6 +7,7 @@ its names in ``pytest_accel.__init__``, and its tests in ``tests/features``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -28,6 +29,8 @@ Moment = Literal[
     "redirected",
     "collection_finished",
     "workers_collected",
+    "around_call",
+    "make_launch",
     "make_recorders",
     "connect_cluster",
     "why_no_launcher",
@@ -45,6 +48,8 @@ Moment = Literal[
   ``pytest.UsageError`` if they cannot run.
 - ``collection_finished(session, items)``: marked tests were found, and ``pytest_collection_finish`` follows.
 - ``workers_collected(session, ids, workers)``: a worker of xdist has collected. In the controller.
+- ``around_call(context)``: a rank is about to call a test. Returns a `rank.runner.CallWrapper`.
+- ``make_launch(request, tmp_path_factory)``: returns the value of the fixture `launch`.
 - ``make_recorders(session)``: the pool is made. Returns a `Recorder` for the events of the session.
 - ``connect_cluster(session)``: returns the cluster whose machines run the tests.
 - ``why_no_launcher(launcher)``: returns why ``launcher`` cannot start ranks on this machine; None if it can.
@@ -61,6 +66,10 @@ class Feature(NamedTuple):
     """The moments, each with the condition on which the feature is imported and called."""
     stands_on: tuple[str, ...] = ()
     """Names of the features from which it imports."""
+    commands: tuple[str, ...] = ()
+    """Its commands of ``python -m pytest_accel``, the keys of `COMMANDS` in ``features/NAME/commands.py``."""
+    about_machine: bool = False
+    """True if its commands get the settings of the machine; False if they get the arguments, such as files."""
 
 
 def _always(config: pytest.Config) -> bool:
@@ -120,7 +129,11 @@ FEATURES = (
         stands_on=("launch",),
     ),
     Feature("ray", {"connect_cluster": _always}, stands_on=("launchers",)),
-    Feature("order", {"configure": _orders, "redirected": _always, "collection_finished": _always}),
+    Feature(
+        "order",
+        {"configure": _orders, "redirected": _always, "collection_finished": _always},
+        commands=("durations",),
+    ),
     Feature(
         "planning",
         {
@@ -130,16 +143,23 @@ FEATURES = (
             "select": _selects,
         },
         stands_on=("order", "adoption"),
+        commands=("census",),
     ),
     Feature(
         "record",
         {"configure": _records, "redirected": _always, "workers_collected": _always, "make_recorders": _always},
         stands_on=("order", "planning"),
+        commands=("trace", "report", "summary"),
     ),
     Feature("plugins", {"configure_rank": _always, "redirected": _always}),
-    Feature("properties", {}),
-    Feature("launch", {}),
-    Feature("doctor", {"configure": lambda config: bool(config.getoption(options.INFO))}),
+    Feature("properties", {"around_call": lambda config: "hypothesis" in sys.modules}),
+    Feature("launch", {"make_launch": _always}),
+    Feature(
+        "doctor",
+        {"configure": lambda config: bool(config.getoption(options.INFO))},
+        commands=("info", "doctor"),
+        about_machine=True,
+    ),
 )
 """All features, in the order in which they are called."""
 
@@ -156,13 +176,26 @@ def call(moment: Moment, config: pytest.Config, *arguments: Any) -> list[Any]:
     return [result for result in results if result is not None]
 
 
+def commands() -> dict[str, bool]:
+    """Return the names of all commands, each with True if it gets the arguments, False for the machine's settings."""
+    # The doctor's come first: the help of the first command has the options of the machine.
+    features = sorted(FEATURES, key=lambda feature: not feature.about_machine)
+    return {name: not feature.about_machine for feature in features for name in feature.commands}
+
+
+def command(name: str) -> Any:
+    """Return the function of the command `name`, which returns an exit status."""
+    (feature,) = (feature.name for feature in FEATURES if name in feature.commands)
+    return _load(feature, "commands").COMMANDS[name]
+
+
 def _at(moment: Moment) -> Iterator[tuple[str, Condition]]:
     return ((feature.name, feature.moments[moment]) for feature in FEATURES if moment in feature.moments)
 
 
-def _load(name: str) -> Any:
-    """Return the module with the hooks of a feature. Raise ``pytest.UsageError`` if it cannot be imported."""
+def _load(name: str, module: str = "hooks") -> Any:
+    """Return a module of a feature. Raise ``pytest.UsageError`` if it cannot be imported."""
     try:
-        return import_module(f"{__name__}.{name}.hooks")
+        return import_module(f"{__name__}.{name}.{module}")
     except ImportError as error:
         raise pytest.UsageError(f"pytest-accel: the feature {name!r} cannot be imported: {error}") from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_accel.core.device import Device, PretendVendor, Vendor
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.units import count_text, format_memory
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.device_order import Order, apply_order, parse_names, select
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
@@ -91,6 +92,8 @@ class Machine:
         skip_busy: bool = False,
         held: HeldDevices | None = None,
     ) -> None:
+        self.is_cluster = False
+        """True if the devices are those of a cluster, in place of those of this machine."""
         self.held = held
         self._spec = spec
         self._skip_busy = skip_busy
@@ -102,6 +105,10 @@ class Machine:
         self._environ = dict(os.environ if environ is None else environ)
         self._vendors: dict[str, Vendor] = {}
         self._others: dict[str, Inventory] = {}
+
+    def shortage(self, key: WorldKey) -> str | None:
+        """Return why a cluster can never run a world of `key`; None if it can, or if the devices are this machine's."""
+        return None
 
     def vendor(self, kind: str) -> Vendor:
         """Return the vendor of `kind`, configured by ``--accel``.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from os.path import relpath
 from traceback import format_exc
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from warnings import warn_explicit
 
 import pytest
 
-from pytest_accel import PreloadWarning
+from pytest_accel import PreloadWarning, features
 from pytest_accel.core import torch_errors
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import failure_place, folders_of
@@ -47,11 +47,15 @@ from pytest_accel.rank.rank_log import RankLog
 from pytest_accel.rank.torch_failures import TorchFailures
 from pytest_accel.settings.options import TRACE, asks_for_advice, output_path
 
-if TYPE_CHECKING:
-    from pytest_accel.features.properties.lockstep import Lockstep
 
-_NO_LOCKSTEP = nullcontext()
-"""Context manager used instead of a lock-step in a world with one rank, or in a suite without Hypothesis."""
+class CallWrapper(Protocol):
+    """A feature's part in the call of a test."""
+
+    failed_at: float | None
+    """Time at which the test failed on this rank, if that is earlier than the end of its call; None if it is not."""
+
+    def active(self) -> AbstractContextManager[None]:
+        """Return a context manager in which the test is called."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +68,8 @@ class _Test:
     """None until the test is found, and if its file is skipped."""
     late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
-    lockstep: Lockstep | None = None
+    wrappers: Sequence[CallWrapper] = ()
+    """The features' parts in the call."""
     """Set if the test may run examples of Hypothesis."""
     phase: When = "setup"
     """The phase that runs, or that ran last."""
@@ -328,10 +333,13 @@ class TestRunner:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
-        """Run the test in lock-step, wait for its devices, and record whether it closed pytest's capture streams."""
+        """Run the test in the wrappers of features, wait for its devices, and note if it closed pytest's streams."""
         __tracebackhide__ = True
         try:
-            with self._run_in_lockstep():
+            self._test.wrappers = features.call("around_call", self._config, self._context)
+            with ExitStack() as stack:
+                for wrapper in self._test.wrappers:
+                    stack.enter_context(wrapper.active())
                 if self._test.interruption is not None:
                     raise self._test.interruption
                 result = yield
@@ -364,19 +372,6 @@ class TestRunner:
         hint = torch_devices.hint_on_place(failed.device, "::".join((path, *node.names)))
         torch_errors.add_hint(test.late_error, Explanation(hint))
         raise test.late_error
-
-    def _run_in_lockstep(self) -> AbstractContextManager[None]:
-        """Return a context manager in which Hypothesis runs the same examples on all ranks.
-
-        The context manager does nothing if the suite has not imported Hypothesis, or if the world has one rank.
-        """
-        if "hypothesis" not in sys.modules or self._context.spec.ranks == 1:
-            return _NO_LOCKSTEP
-        from pytest_accel.features.properties import hypothesis_engine, lockstep
-
-        hypothesis_engine.install()
-        self._test.lockstep = lockstep.Lockstep(self._context)
-        return lockstep.active(self._test.lockstep)
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None
@@ -441,10 +436,11 @@ class TestRunner:
         if plugin_data:
             data[rank_data.KEY] = plugin_data
         now = monotonic() + self._context.session.clock
-        if report.failed and test.lockstep is not None and test.lockstep.failed_at is not None:
-            # This rank has already waited for the others in the example that failed here. Report the time of the
-            # failure, so that the driver does not give them the grace period again.
-            now = test.lockstep.failed_at + self._context.session.clock
+        if report.failed:
+            # With Hypothesis, this rank has already waited for the others in the example that failed here. Report the
+            # time of the failure, so that the driver does not give them the grace period again.
+            earlier = [one.failed_at for one in test.wrappers if one.failed_at is not None]
+            now = min([now, *(time + self._context.session.clock for time in earlier)])
         collectives = self._collectives(report)
         phase_report = PhaseReport(serial, report.when, data, now, test.exception, collectives)
         test.exception = None

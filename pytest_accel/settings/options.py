@@ -150,7 +150,7 @@ def _switch(field: str, help_text: str) -> _Option:
 
 def _select(value: object) -> str:
     """Return a condition on what tests need."""
-    from pytest_accel.features.planning import select_expression
+    from pytest_accel.settings import select_expression
 
     condition = option_types.text(value)
     select_expression.parse(condition)

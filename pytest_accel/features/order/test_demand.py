@@ -44,7 +44,7 @@ class Demand:
 
     def kinds(self) -> list[str]:
         """Return the kind of device for each of the :meth:`needs`."""
-        return [NO_DEVICE, *(kind_of(key) for key in self.keys)]
+        return [NO_DEVICE, *(key.used_kind for key in self.keys)]
 
     def requests(self, count: int, machine: Machine, slots: int) -> list[Request | None]:
         """Return the request of each of the `count` tests of the collection."""
@@ -74,11 +74,6 @@ class Demand:
         """Return all devices that a test may use, each with its number of parts."""
         kinds = dict.fromkeys(key.kind for key in self.keys if key.need is not None)
         return {device.id: WHOLE for kind in kinds for device in machine.of(kind).devices}
-
-
-def kind_of(key: WorldKey) -> str:
-    """Return the kind of device that tests in worlds of `key` use."""
-    return key.kind if key.need is not None else NO_DEVICE
 
 
 def _need(key: WorldKey, machine: Machine, slots: int) -> Need:

@@ -11,9 +11,8 @@ import pytest
 from pytest_accel.core.marks import ForeignArgumentsError, MarkError, MarkOwners, Marks, as_keywords
 from pytest_accel.core.needs import Needs
 from pytest_accel.driver.item_plan import ItemPlan
-from pytest_accel.features.planning import select_expression
 from pytest_accel.hardware.registry import VendorError
-from pytest_accel.settings import options
+from pytest_accel.settings import options, select_expression
 
 if TYPE_CHECKING:
     from pytest_accel.features.order.durations_file import Durations

@@ -99,6 +99,21 @@ class Lockstep:
 
     # Steps
 
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Run the Hypothesis tests in the ``with`` block in step with those of the other ranks."""
+        global _active
+        _active = self
+        try:
+            yield
+        except BaseException as error:
+            self.leave(error)
+            raise
+        else:
+            self.leave(None)
+        finally:
+            _active = None
+
     def take_step(self, step: Step, timeout: float | None = None) -> tuple[list[Any], Conclusion]:
         """Take `step` together with the other ranks; return all steps and the conclusion.
 
@@ -220,19 +235,3 @@ _active: Lockstep | None = None
 def current() -> Lockstep | None:
     """Return the active lock-step; None if there is none, or in another thread than the test's."""
     return _active if _active is not None and _active.thread == threading.get_ident() else None
-
-
-@contextlib.contextmanager
-def active(lockstep: Lockstep) -> Iterator[None]:
-    """Run the Hypothesis tests in the ``with`` block in step with those of the other ranks."""
-    global _active
-    _active = lockstep
-    try:
-        yield
-    except BaseException as error:
-        lockstep.leave(error)
-        raise
-    else:
-        lockstep.leave(None)
-    finally:
-        _active = None

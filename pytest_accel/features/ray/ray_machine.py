@@ -25,6 +25,7 @@ class RayMachine(Machine):
     def __init__(self, spec: KindSpec, nodes: Sequence[RayNode], own: Machine, *, can_scale: bool) -> None:
         """`own` is this machine. `can_scale` is True if the cluster may add nodes that tests need."""
         super().__init__(spec)
+        self.is_cluster = True
         self.nodes = tuple(nodes)
         self._own = own
         self._can_scale = can_scale

@@ -1,4 +1,4 @@
-"""The object that the fixture `launch` gives to a test."""
+"""Call of the kernel: the object that the fixture `launch` gives to a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_accel.rank.device_memory import empty_cache
 from pytest_accel.settings import options
 
 
-def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def make_launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Return a `Launch` for the test of `request`; skip the test if its parameter names a launcher that is absent."""
     context = request.config.stash.get(RANK, None)
     leased = LeasedDevices()

@@ -1,0 +1,32 @@
+"""The command ``durations`` of ``python -m pytest_accel``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_accel.features.order import durations_file
+
+
+def merge_files(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_accel durations",
+        description="Add the times of tests in files of pytest --accel-durations to another such file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("result", type=Path, metavar="RESULT", help="the file to add to; it need not exist")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="the files to add, such as those of jobs")
+    given = parser.parse_args(arguments)
+    if absent := [str(path) for path in given.files if not path.exists()]:
+        parser.error(f"{', '.join(absent)}: no such file")
+    try:
+        entries = durations_file.merge(durations_file.read(path) for path in (given.result, *given.files))
+        durations_file.write(given.result, entries)
+    except durations_file.DurationsError as error:
+        parser.error(str(error))
+    print(f"{given.result}: times of {len(entries)} tests")
+    return 0
+
+
+COMMANDS = {"durations": merge_files}
