@@ -26,3 +26,11 @@ def python_command(source: str, *arguments: str, path: Sequence[str] | None) -> 
     elif not NO_CURRENT_FOLDER:
         source = f"import sys; del sys.path[0]\n{source}"
     return [sys.executable, *flags, "-c", source, *arguments]
+
+
+def module_command(interpreter: str, module: str) -> tuple[str, ...]:
+    """Return the command that runs `module` as ``python -m`` does, but imports no module from the current folder."""
+    if NO_CURRENT_FOLDER:
+        return (interpreter, *NO_CURRENT_FOLDER, "-m", module)
+    source = f"import runpy, sys; del sys.path[0]; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return (interpreter, "-c", source)

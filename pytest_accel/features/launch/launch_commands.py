@@ -4,7 +4,7 @@ The flags are those of torch 2.13 (``torch/distributed/run.py``), accelerate 1.1
 0.19 (``launcher/runner.py``), Open MPI 4.1 and MPICH 4.0 (their ``--help``), and Slurm 22.05 (srun(1)): the versions
 that the tests run.
 
-A launcher that is a module runs with `NO_CURRENT_FOLDER`, since its command (``torchrun``) does not search the current
+A launcher that is a module runs by `module_command`, since its command (``torchrun``) does not search the current
 folder for modules either. Its ranks are new interpreters without the flag.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pytest_accel.core.interpreter import NO_CURRENT_FOLDER
+from pytest_accel.core.interpreter import module_command
 from pytest_accel.features.launch.deepspeed import visible_slots
 from pytest_accel.features.launch.job import Job, Plan
 from pytest_accel.rank.rank_environment import LOOPBACK
@@ -49,7 +49,7 @@ def python(job: Job) -> Plan:
 def torchrun(job: Job) -> Plan:
     """Return the plan for torchrun. With ``--standalone``, its agent opens the rendezvous store on a free port."""
     command = (
-        *(job.python, *NO_CURRENT_FOLDER, "-m", "torch.distributed.run"),
+        *module_command(job.python, "torch.distributed.run"),
         *("--standalone", f"--local-addr={LOOPBACK}", f"--nproc-per-node={job.nproc}"),
         *("--redirects=3", f"--log-dir={job.ranks_folder}"),
         *job.launcher_args,
@@ -68,7 +68,7 @@ def accelerate(job: Job) -> Plan:
     """
     many = job.nproc > 1
     cpu = not job.accelerated
-    command = [job.python, *NO_CURRENT_FOLDER, "-m", "accelerate.commands.launch"]
+    command = [*module_command(job.python, "accelerate.commands.launch")]
     command += [
         "--num_processes",
         str(job.nproc),
@@ -106,7 +106,8 @@ def deepspeed(job: Job) -> Plan:
     file that does not exist, so that a host file of the machine is ignored: the lease is on this machine only.
     """
     command = (
-        *(job.python, *NO_CURRENT_FOLDER, "-m", "deepspeed.launcher.runner", "--hostfile", f"{job.folder}/none"),
+        *module_command(job.python, "deepspeed.launcher.runner"),
+        *("--hostfile", f"{job.folder}/none"),
         *("--master_port", str(job.port), "--enable_each_rank_log", job.ranks_folder),
         *job.launcher_args,
         *(("--module",) if job.module else ()),
