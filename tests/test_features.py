@@ -1,0 +1,113 @@
+"""Tests that each feature can be deleted: its folder, its row in the table, and the features that stand on it."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.features import FEATURES
+from tests.background_suite import BackgroundSuite, suite
+
+__all__ = ["suite"]
+
+PACKAGE = Path(__file__).resolve().parent.parent / "pytest_accel"
+FAST = {"order", "plugins"}
+"""Features whose deletion is always tested: the kernel calls these in every session with marked tests."""
+
+_TESTS = """
+    import os
+
+    import pytest
+
+
+    @pytest.fixture
+    def doubled(rank):
+        return 2 * rank
+
+
+    @pytest.mark.devices(2)
+    def test_devices(devices):
+        assert len(devices) == 2
+
+
+    @pytest.mark.distributed(2)
+    def test_ranks(doubled, gather, world_size):
+        assert gather(doubled) == [0, 2]
+        assert world_size == 2
+
+
+    @pytest.mark.distributed(2, device="cpu", init=False)
+    def test_dead_rank(rank):
+        if rank == 1:
+            os._exit(0)
+
+
+    @pytest.mark.distributed(2, device="cpu", init=False)
+    def test_failing_rank(rank):
+        assert rank == 0
+
+
+    @pytest.mark.devices(9)
+    def test_too_large():
+        pass
+
+
+    def test_unmarked():
+        pass
+"""
+
+
+def standing_on(name: str) -> set[str]:
+    """Return the feature `name`, and all that cannot do without it."""
+    found = {name}
+    while more := {one.name for one in FEATURES if found & set(one.stands_on)} - found:
+        found |= more
+    return found
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    marks = [] if name in FAST else [pytest.mark.long()]
+    if "launchers" in standing_on(name):
+        marks.append(pytest.mark.xfail(strict=True, reason="pool/ imports the leases and the MPI jobs of launchers"))
+    return marks
+
+
+def without(names: set[str], folder: Path) -> Path:
+    """Copy the package to `folder` without the features `names`; return `folder`."""
+    copy = folder / PACKAGE.name
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    table = copy / "features" / "__init__.py"
+    lines = table.read_text(encoding="utf-8").splitlines()
+    (assigned,) = (
+        node.value
+        for node in ast.parse("\n".join(lines)).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FEATURES"
+    )
+    assert isinstance(assigned, ast.Tuple)
+    for row in reversed(assigned.elts):
+        assert isinstance(row, ast.Call)
+        if ast.literal_eval(row.args[0]) in names:
+            del lines[row.lineno - 1 : row.end_lineno]
+    table.write_text("\n".join(lines), encoding="utf-8")
+    for name in names:
+        shutil.rmtree(copy / "features" / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", [pytest.param(one.name, marks=_marks(one.name)) for one in FEATURES])
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["plain", "workers"])
+def test_the_kernel_runs_without_a_feature(
+    suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory, name: str, options: tuple[str, ...]
+) -> None:
+    suite.write("test_kernel.py", _TESTS)
+    # The module tells which package the session has used.
+    suite.write("conftest.py", "import pytest_accel\n\nprint(pytest_accel.__file__)\n")
+    folder = without(standing_on(name), tmp_path_factory.mktemp("without"))
+    run = suite.start("-s", *options, environment={"PYTHONPATH": str(folder)}).finish()
+    assert str(folder) in run.text
+    expected = {"test_devices": "PASSED", "test_ranks": "PASSED", "test_unmarked": "PASSED"}
+    expected |= dict.fromkeys(("test_dead_rank", "test_failing_rank"), "FAILED") | {"test_too_large": "SKIPPED"}
+    run.expect(expected)
