@@ -121,6 +121,9 @@ def pytest_load_initial_conftests(
         suite_place.apply_in_worker(early_config)
     elif not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         _record_initial_paths(early_config)
+    log = options.output_path(early_config, options.LOG)
+    if log is not None or "PYTEST_ACCEL_LOG" in os.environ:
+        _start_log(early_config, log)
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         features.call("start", early_config, early_config, args)
     # Not in a worker: the controller may have begun to write the files.
@@ -140,6 +143,15 @@ def pytest_load_initial_conftests(
         if LAUNCHED in early_config.stash:  # No session starts that would end the agents.
             early_config.stash[LAUNCHED].end(int(pytest.ExitCode.USAGE_ERROR))
         raise
+
+
+def _start_log(early_config: pytest.Config, path: str | None) -> None:
+    """Write the steps of this process to the file of ``--accel-log``; a rank has begun to do so earlier."""
+    from pytest_accel.core import log
+
+    if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+        alone = not launcher_env.is_xdist_worker() and launcher_env.find_here() is None
+        log.start_session(early_config, path, replace=alone)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

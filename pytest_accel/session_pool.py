@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-from pytest_accel.core import session_folder
+from pytest_accel.core import log, session_folder
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
@@ -79,7 +79,7 @@ class SessionPool:
             workers=RankInputs(config, show, self.calls),
             waits_for_busy=waits,
             nodes=launched or (SingleNode(early.spawn if early else spawn_here) if cluster is None else cluster.nodes),
-            record=Recorders((*config.stash.get(RECORDERS, ()), *recorders)),
+            record=Recorders((*config.stash.get(RECORDERS, ()), *recorders, *((log.record,) if log.is_on() else ()))),
         )
         self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.frames import folders_of
+from pytest_accel.core.log import step
 from pytest_accel.core.rank_messages import CollectFile, When
 from pytest_accel.core.shims import append_to_log_file
 from pytest_accel.core.stash_keys import OWNERS
@@ -81,6 +82,7 @@ class Driver:
             raise error
         world = self._ensure_world(marked)
         following = marked.following.node if marked.following else None
+        step("%s: begins in world %d", marked.item.nodeid, world.number)
         world.send(marked.node, marked.item.location, following, last=marked.last)
         return world
 
@@ -137,6 +139,7 @@ class Driver:
     def _acquire(self, marked: MarkedTest) -> World:
         """Return a world from the pool whose ranks are ready. Raise the test's failure if there is none."""
         holder = Holder.here(marked.item.nodeid)
+        step("%s: requests a world: %s", marked.item.nodeid, marked.key.about)
         try:
             # Only this session uses the CPU slots, so the wait for them has no limit.
             is_limited = marked.key.need is not None or (self.settings.cluster is not None and marked.key.in_cluster)
@@ -156,7 +159,9 @@ class Driver:
             # For example, tests have used up this process's file descriptors.
             raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
         try:
+            step("world %d: connected to its ranks; waits until they are ready", world.number)
             outcomes = world.start()
+            step("world %d: %s", world.number, "ready" if outcomes is None else "not ready")
         except (KeyboardInterrupt, LostWorld):
             raise
         except BaseException:
@@ -216,6 +221,7 @@ class Driver:
         """Give the world back to the pool; no-op if there is none."""
         world, self._world = self._world, None
         if world is not None:
+            step("world %d: given back", world.number)
             world.close()
 
 

@@ -18,7 +18,7 @@ from typing import IO
 
 import pytest
 
-from pytest_accel.core import plugin_roles, prctl, worker_input
+from pytest_accel.core import log, plugin_roles, prctl, worker_input
 from pytest_accel.core.held_devices import HeldDevices
 from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.paths import inner_lock_folder, output_path, stack_path
@@ -50,6 +50,8 @@ class _RoleWaiter:
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Wait for the role and apply it. pytest calls this hook first, when it registers this plugin."""
         session, (spec, rank, listener, store_port) = self._session, self._wait_for_role()
+        log.start(f"rank {rank} of world {spec.world}")
+        log.step("starts; its parent is process %d", os.getppid())
         rank_log.redirect(session, spec.world, rank)
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
@@ -87,6 +89,7 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     _yield_to_driver()
     waiter = _RoleWaiter(session, wait_for_role, installed)
     code = pytest.main(waiter.args, plugins=[waiter])
+    log.step("its pytest session has ended with status %d", code)
     plugin = waiter.plugin
     if plugin is None:
         return int(code)

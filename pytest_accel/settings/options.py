@@ -46,6 +46,7 @@ INFO = "accel_info"
 PLAN = "accel_plan"
 CENSUS = "accel_census"
 RECORD = "accel_record"
+LOG = "accel_log"
 TRACE = "accel_trace"
 REPORT = "accel_report"
 RULES = "accel_rules"
@@ -383,6 +384,10 @@ FILES = {
     "(needs Bokeh: pytest-accel[report])",
 }
 """The options with the path of a file to write, and their help."""
+_LOG_HELP = (
+    "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
+    "PYTEST_ACCEL_LOG does the same for agents on other machines"
+)
 FROM_RECORD = (RECORD, TRACE, REPORT)
 """The options of :data:`FILES` for which the events of the session are recorded."""
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
@@ -453,7 +458,7 @@ def add_options(parser: pytest.Parser) -> None:
         help="with --accel-plan, show how many jobs on which machine end within this time: 90s, 10min, 1.5h",
     )
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
-    for option, help_text in FILES.items():
+    for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
         group.addoption(
             flag(option),
             dest=option,

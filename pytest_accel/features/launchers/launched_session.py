@@ -11,8 +11,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from pytest_accel.core import log
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
+from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers import agent, local_rendezvous, tcp_rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, ClientTransport, EnvironmentChanges
@@ -54,6 +56,8 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     hello = Hello(process.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
     for name in of_a_rank(os.environ):
         del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
+    log.start(f"process {process.rank} of {process.launcher}")
+    step("is one of %d processes, %d of them on this machine", process.size, process.local_size)
     try:
         if process.rank != 0:
             raise SystemExit(_run_agent(process, hello, rendezvous))
@@ -64,6 +68,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         session = LaunchedSession(process, hello, local_rendezvous.gather(process, expected=local), remote)
     except RendezvousError as error:
         raise pytest.UsageError(str(error)) from None
+    step("all processes are connected")
     difference = find_difference(process.launcher, [hello, *session.hellos])
     if difference is not None:
         session.end(int(pytest.ExitCode.USAGE_ERROR))

@@ -14,6 +14,7 @@ from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.launcher_env import LauncherEnv
+from pytest_accel.core.log import step
 from pytest_accel.core.paths import user_folder
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers.agent_messages import Hello, receive_hello
@@ -58,6 +59,7 @@ def gather(
         return []
     path = rendezvous_path(process)
     deadline = monotonic() + timeout
+    step("waits at %s for processes %s", path, ", ".join(map(str, expected)))
     found: dict[int, tuple[Hello, Connection]] = {}
     with _listen(path, process) as listener, Handshakes(listener, _receive_hello, process.size) as handshakes:
         try:
@@ -66,6 +68,7 @@ def gather(
                 if met is None:
                     raise missing_ranks(process, [rank for rank in expected if rank not in found], timeout)
                 call, hello = met
+                step("process %d of this machine has connected", hello.rank)
                 if hello.rank in expected:
                     found[hello.rank] = hello, Connection(call.detach())
                 call.close()
@@ -93,10 +96,12 @@ def join(process: LauncherEnv, hello: Hello, timeout: float = TIMEOUT) -> Connec
     """Connect this rank to rank 0; return the connection. Raise :class:`RendezvousError` after `timeout` seconds."""
     path = rendezvous_path(process)
     deadline = monotonic() + timeout
+    step("looks for process 0 at %s", path)
     while True:
         try:
             with unix_sockets.connect(path) as call:
                 call.sendall(hello.pack())
+                step("is connected to process 0")
                 return Connection(call.detach())
         except PermissionError as error:
             raise RendezvousError(f"rank {process.rank} cannot connect to rank 0 at {path}: {error.strerror}") from None

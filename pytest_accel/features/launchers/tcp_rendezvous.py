@@ -29,6 +29,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
+from pytest_accel.core.log import step
 from pytest_accel.features.launchers import greeting, shared_secret
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
@@ -142,6 +143,7 @@ def gather(
     local: set[int] = set()
     wrong: dict[int, str] = {}
     with _listen(where, process.size) as listener:
+        step("listens for the other processes on port %d", listener.getsockname()[1])
         secret = where.secret
         if where.key is not None:
             random = secrets.token_bytes(32)
@@ -162,6 +164,7 @@ def gather(
                     notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
                     raise RendezvousError("; ".join([str(missing_ranks(process, absent, timeout)), *notes]))
                 call, (hello, peer) = met
+                step("process %d on %s has connected from %s", hello.rank, hello.host, call.getpeername()[0])
                 if hello.rank in remote:  # The process has retried, since its first greeting took too long.
                     remote.pop(hello.rank).link.socket.close()
                 if hello.node == own.node:
@@ -188,22 +191,32 @@ def join(
         secret = _mixed(random, where.secret)
     wrong_since: float | None = None
     refused = ""
+    noted: set[str] = set()
+
+    def note(text: str) -> None:
+        if text not in noted:  # Each retry would repeat it.
+            noted.add(text)
+            step(text)
+
     while monotonic() < deadline and (wrong_since is None or monotonic() < wrong_since + _WRONG_TIMEOUT):
         for address in addresses:
             try:
                 link = socket.create_connection((address, port), _CALL_TIMEOUT)
-            except (OSError, ValueError):  # ValueError: the address cannot be a host's name.
+            except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
+                note(f"cannot connect to process 0 at {address}, port {port}: {error}")
                 continue
             try:
                 until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
                 remote, clock, peer = perform(link, _greet_rank_0(secret, where.job, hello), until)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
+                note(f"{address}, port {port}, is no process 0 of this job: {error!r}")
                 if isinstance(error, WrongSecret) and wrong_since is None:
                     wrong_since = monotonic()
                 elif isinstance(error, Refused):
                     refused = f"; the process that listens there {error}"
                 continue
+            step("is connected to process 0 at %s, port %d", address, port)
             if remote:
                 return greeting.link_to(link, peer), clock
             link.close()

@@ -1,0 +1,104 @@
+"""The log of ``--accel-log FILE``: a line for each step of joining, starting, leasing, forking, running and ending.
+
+All processes of a session append to the same file: the main process, xdist's workers, fork servers, ranks, and the
+agents in other processes of a launcher. They find its path in the environment variable `VARIABLE`, which a session with
+the option sets for its children. A line has the time, the machine, the process with its role, and the step::
+
+    14:03:22.118 gpu-1 4711 main process: WorldStarting: world=3, about='2 on cuda', ...
+    14:03:22.131 gpu-1 4790 rank 1 of world 3: forked by process 4722
+
+What the pool does is in its events (`core/record_events.py`), so that it has no steps of its own. Without a file, a
+step costs one function call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from pytest_accel.core import whole_file
+from pytest_accel.core.record_events import Event
+
+VARIABLE = "PYTEST_ACCEL_LOG"
+"""Environment variable with the path of the file. Each machine has a file of its own, unless the folder is shared."""
+
+
+class _Lines(logging.Formatter):
+    """Formats a line; counts milliseconds, and names machine, process and role."""
+
+    default_time_format = "%H:%M:%S"
+    default_msec_format = "%s.%03d"
+
+    def __init__(self) -> None:
+        super().__init__(f"%(asctime)s {os.uname().nodename} %(process)d %(name)s: %(message)s")
+
+
+# An instance that `logging` does not know: a suite that configures logging neither shows these lines nor disables them.
+_logger = logging.Logger("pytest")
+
+
+def start_session(config: pytest.Config, path: str | None, *, replace: bool) -> None:
+    """Begin to write the steps of a pytest process, until it ends; `path` is the file of ``--accel-log``, if given.
+
+    With `replace`, remove an older file of that path. Raise ``pytest.UsageError`` if the file cannot be opened.
+    """
+    try:
+        if path is not None:
+            before = os.environ.get(VARIABLE)
+            os.environ[VARIABLE] = os.path.realpath(config.invocation_params.dir / path)
+            config.add_cleanup(lambda: _restore(before))
+            if replace:
+                whole_file.remove(os.environ[VARIABLE])
+        start(os.environ.get("PYTEST_XDIST_WORKER", "main process"))
+    except OSError as error:
+        raise pytest.UsageError(f"--accel-log {os.environ[VARIABLE]}: cannot be opened: {error.strerror}") from None
+    config.add_cleanup(stop)
+    step("pytest starts: %s", " ".join(map(str, config.invocation_params.args)))
+
+
+def _restore(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = before
+
+
+def start(role: str) -> None:
+    """Begin to write the steps of this process, whose role is `role`, to the file that the environment names, if any.
+
+    A process that was forked from one that writes already only changes its role. Raise OSError if the file cannot be
+    opened.
+    """
+    _logger.name = role
+    path = os.environ.get(VARIABLE)
+    if path and not _logger.handlers:
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        handler.setFormatter(_Lines())
+        _logger.addHandler(handler)
+
+
+def is_on() -> bool:
+    """Return whether this process writes its steps."""
+    return bool(_logger.handlers)
+
+
+def record(event: Event) -> None:
+    """Write an event of the session, such as a granted lease: a `Recorder` (`core/record_events.py`)."""
+    fields = ", ".join(f"{name}={getattr(event, name)!r}" for name in event.__struct_fields__)
+    step("%s: %s", type(event).__name__, fields)
+
+
+def stop() -> None:
+    """Close the file."""
+    while _logger.handlers:
+        handler = _logger.handlers[0]
+        _logger.removeHandler(handler)
+        handler.close()
+
+
+def step(text: str, *arguments: object) -> None:
+    """Write the step ``text % arguments``, if there is a file."""
+    if _logger.handlers:
+        _logger.info(text, *arguments)
