@@ -26,10 +26,12 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "buildkite_test_collector": "fixtures",  # Sends the session's results when the session ends.
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
         "pytest_forked": "absent",  # Would fork the ranks.
+        "pytest_harvest": "fixtures",  # Stores its values as an xdist worker does, and the main process loads them.
         "pytest_html": "fixtures",  # Creates a folder beside its report.
         "pytest_isolate": "absent",  # Would fork the ranks.
         "pytest_nunit": "fixtures",  # Writes its file when the session ends.
         "pytest_picked": "absent",  # Selects and orders tests by their state in git.
+        "pytest_profiling": "absent",  # Writes a file for each test, and one for all when the session ends.
         "pytest_reportlog": "absent",  # Truncates its file.
         "pytest_rerunfailures": "absent",  # Runs a failed test again, as flaky does.
         "pytest_retry": "absent",  # Runs a failed test again, as flaky does.
@@ -43,8 +45,8 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
 )
 """Packages whose plugins do not have the role `test`, as all other third-party plugins do.
 
-`absent`: only the plugin's options are registered. `fixtures`: its options and fixtures are, and a bridge
-(`pytest_accel.features.plugins`) does what else it needs in a rank. `full`: all its hooks are called.
+`absent`: only the plugin's options are registered. `fixtures`: its options and fixtures are; if it needs more in a
+rank, a bridge (`pytest_accel.features.plugins`) does it. `full`: all its hooks are called.
 """
 
 

@@ -1,4 +1,4 @@
-"""Tests of `to_plain`, which converts values that ranks send to plain data."""
+"""Tests of functions that convert and compare values of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pytest_accel.features.plugins.by_rank import to_plain
+from pytest_accel.features.plugins.by_rank import difference, to_plain
 
 
 class Size(NamedTuple):
@@ -41,3 +41,17 @@ class Level(enum.IntEnum):
 def test_numbers_and_containers_keep_their_values(value: object, expected: object) -> None:
     converted = to_plain(value)
     assert (converted, type(converted)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({0: "a", 1: "a"}, None),
+        ({0: "a\nb", 1: "a\nc", 2: "a\nb"}, "--- ranks 0, 2\n+++ rank 1\n@@ -1,2 +1,2 @@\n a\n-b\n+c"),
+        ({0: b"\xff", 1: b"\xff\xff"}, "rank 0: 1 bytes\nrank 1: 2 bytes, differs from byte 1 on"),
+        ({0: "a\n", 1: "a\r\n"}, "rank 0 and rank 1 differ in line endings only"),
+        ({0: "a", 1: None}, "rank 0: 1 characters\nrank 1: no value"),
+    ],
+)
+def test_difference_shows_values_by_rank(values: dict[int, str | bytes | None], text: str | None) -> None:
+    assert difference(values) == text

@@ -1,10 +1,8 @@
-"""Tests of plugins that run each test in a fork of the pytest process (pytest-forked, pytest-isolate)."""
+"""Tests of pytest-forked, which runs each test in a fork of the pytest process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.other_plugins.conftest import needs
 
@@ -21,13 +19,11 @@ _SUITE = """
 
 
     @two
-    %s
     def test_leaves_state():
         pytest.left_by_a_test = True
 
 
     @two
-    %s
     def test_finds_no_state():
         import torch.distributed as dist
 
@@ -37,36 +33,30 @@ _SUITE = """
 
 
     @two
-    %s
     def test_fails():
         assert not LAST
 
 
     @two
-    %s
     def test_dies():
         if LAST:
             os._exit(3)
 
 
-    %s
     def test_unmarked():
         pytest.left_by_a_test = True
 
 
-    %s
     def test_unmarked_finds_no_state():
         assert not hasattr(pytest, "left_by_a_test")
     """
 
 
-@pytest.mark.parametrize("mark", ["", "@pytest.mark.forked"])
 @needs("pytest_forked")
-def test_marked_tests_are_not_forked(pair: Pair, mark: str) -> None:
+def test_marked_tests_are_not_forked(pair: Pair) -> None:
     pair.plugin("pytest_forked")
-    pair.write("test_forked.py", _SUITE % ((mark,) * 6))
-    options = () if mark else ("--forked",)
-    plain, marked = pair.plain.run(*options), pair.marked.run(*options)
+    pair.write("test_forked.py", _SUITE)
+    plain, marked = pair.plain.run("--forked"), pair.marked.run("--forked")
     for name in (
         "test_unmarked",
         "test_unmarked_finds_no_state",
@@ -76,15 +66,3 @@ def test_marked_tests_are_not_forked(pair: Pair, mark: str) -> None:
     assert marked.result("test_leaves_state") == marked.result("test_finds_no_state") == "PASSED"
     assert marked.result("test_fails") == marked.result("test_dies") == "FAILED"
     assert "rank 1 exited with status 3" in marked.failure("test_dies")
-
-
-@needs("pytest_isolate")
-def test_pytest_isolate_is_refused_for_marked_tests(pair: Pair) -> None:
-    pair.plugin("pytest_isolate.plugin")
-    pair.write("test_isolated.py", _SUITE % ("", "@pytest.mark.isolate(timeout=30)", "", "", "", ""))
-    for options in (("--isolate",), ("-k", "finds", "-n1")):
-        run = pair.marked.run("-W", "default", *options)
-        assert run.ret == pytest.ExitCode.USAGE_ERROR
-        assert "pytest-isolate runs a test in a fork of the pytest process" in run.text + run.errors
-    run = pair.marked.run("-W", "default", "--no-isolate", "-k", "fails or dies or leaves")
-    assert run.count() == {"PASSED": 1, "FAILED": 2}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -47,12 +45,11 @@ _TESTS = """
     """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)])
-def test_statistics_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_statistics_of_marked_and_unmarked_tests_are_equal(pair: Pair) -> None:
     pair.plugin("_hypothesis_pytestplugin")
     pair.write("test_it.py", _TESTS)
-    args = ("--hypothesis-show-statistics", "-Wdefault", *workers)
-    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
+    args = ("--hypothesis-show-statistics", "-Wdefault")
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args, "-n1")
     assert marked.outcomes() == plain.outcomes()
     assert _parse_statistics(marked) == _parse_statistics(plain)
     assert len(_parse_statistics(plain)) == 3

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -74,12 +72,6 @@ _SUITE = """
         pass
 
 
-    @two
-    @depends(depends=["test_nowhere"])
-    def test_on_what_is_not_there():
-        note("test_on_what_is_not_there")
-
-
     @pytest.fixture
     def broken():
         yield
@@ -112,7 +104,7 @@ def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair) -> None
     plain = pair.plain.run("-rs")
     for workers in ((), ("-n1", "--dist=loadfile")):  # One worker runs all tests of a file.
         marked = pair.run_marked(plain, "-rs", *workers)
-        assert marked.count() == {"PASSED": 8, "FAILED": 1, "SKIPPED": 4, "ERROR": 1}
+        assert marked.count() == {"PASSED": 8, "FAILED": 1, "SKIPPED": 3, "ERROR": 1}
         assert "test_on_a_failure depends on test_fails" in marked.text
         # Ranks run no test that the driver skips.
         ran = set(pair.marked.read("ran.log"))
@@ -120,7 +112,8 @@ def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair) -> None
         (pair.marked.path / "ran.log").unlink()
 
 
-def test_calling_depends_in_a_rank_fails(pair: Pair) -> None:
+def test_calling_depends_in_a_rank_fails_unless_the_user_has_set_the_role_of_the_plugin(pair: Pair) -> None:
+    """If ranks call the plugin's own hooks, the bridge is inactive."""
     pair.plugin("pytest_dependency")
     pair.write("conftest.py", "from pytest_dependency import depends as early")
     pair.write(
@@ -128,40 +121,6 @@ def test_calling_depends_in_a_rank_fails(pair: Pair) -> None:
         """
         import pytest
         from conftest import early
-        from pytest_dependency import depends
-
-
-        @pytest.mark.dependency
-        def test_before():
-            pass
-
-
-        @pytest.mark.distributed(2, device="cpu")
-        @pytest.mark.parametrize("function", [early, depends], ids=["early", "late"])
-        def test_calls(request, function):
-            function(request, ["test_before"])
-
-
-        def test_unmarked(request):
-            depends(request, ["test_before"])
-        """,
-    )
-    run = pair.marked.run()
-    assert run.count() == {"PASSED": 2, "FAILED": 2}
-    for name in ("early", "late"):
-        failure = run.failure(f"test_calls[{name}]")
-        assert "mark the test with @pytest.mark.dependency(depends=['test_before']) instead" in failure
-
-
-@pytest.mark.parametrize("role", ["+", "-"])
-def test_role_that_the_user_sets_replaces_the_bridge(pair: Pair, role: str) -> None:
-    """Ranks call the plugin's own hooks (`+`) or none of them (`-`). The bridge is inactive in both cases."""
-    pair.plugin("pytest_dependency")
-    pair.marked.ini(f"accel_rank_plugins = {role}pytest_dependency")
-    pair.write(
-        "test_depends.py",
-        """
-        import pytest
         from pytest_dependency import depends
 
         pytestmark = pytest.mark.distributed(2, device="cpu")
@@ -172,27 +131,15 @@ def test_role_that_the_user_sets_replaces_the_bridge(pair: Pair, role: str) -> N
             pass
 
 
-        @pytest.mark.dependency
-        def test_fails():
-            assert 0
-
-
-        @pytest.mark.dependency(depends=["test_before"])
-        def test_on_a_mark():
-            pass
-
-
-        @pytest.mark.dependency(depends=["test_fails"])
-        def test_on_a_failure():
-            pass
-
-
-        def test_calls(request):
-            depends(request, ["test_before"])
+        @pytest.mark.parametrize("function", [early, depends], ids=["early", "late"])
+        def test_calls(request, function):
+            function(request, ["test_before"])
         """,
     )
-    if role == "+":
-        pair.run_both("-rs")
-    else:
-        _, marked = pair.run_both("-rs", "-k", "not test_calls")
-        assert "test_on_a_failure depends on test_fails" in marked.text
+    run = pair.marked.run()
+    assert run.count() == {"PASSED": 1, "FAILED": 2}
+    for name in ("early", "late"):
+        failure = run.failure(f"test_calls[{name}]")
+        assert "mark the test with @pytest.mark.dependency(depends=['test_before']) instead" in failure
+    pair.marked.ini("accel_rank_plugins = +pytest_dependency")
+    assert pair.marked.run().count() == {"PASSED": 3}

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.other_plugins.conftest import Pair, needs
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Suite
     from tests.run import Run
 
 pytestmark = needs("testmon")
@@ -159,14 +156,3 @@ def test_tests_are_selected_by_code_that_their_ranks_execute(pair: Pair) -> None
 def _incomplete_outcomes(run: Run) -> dict[str, str]:
     """Return the outcomes of the tests of `_INCOMPLETE` that `run` has selected."""
     return {name: word for name, word in run.outcomes().items() if name in _INCOMPLETE_OUTCOMES}
-
-
-def test_release_of_testmon_that_lacks_internals_is_refused(suite: Suite) -> None:
-    suite.plugin("pytest-testmon")
-    suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(2)\ndef test_it():\n    pass\n")
-    suite.write(
-        "conftest.py", "from testmon.testmon_core import TestmonCollector\n\ndel TestmonCollector.discard_current\n"
-    )
-    run = suite.run("--testmon", "--testmon-noselect")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "of pytest-testmon, which has no discard_current" in run.errors

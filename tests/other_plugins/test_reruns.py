@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
-    from tests.run import Run
 
 _SUITE = """
     import os
@@ -62,22 +63,9 @@ _SUITE = """
 
     @two
     @once_more
-    def test_skips():
-        times("skips")
-        pytest.skip("not today")
-
-
-    @two
-    @once_more
     @pytest.mark.xfail(strict=True)
     def test_expected():
         times("expected")
-        assert RANK != "1"
-
-
-    @two
-    def test_not_flaky():
-        times("not_flaky")
         assert RANK != "1"
 
 
@@ -92,73 +80,39 @@ _SUITE = """
         assert times("unmarked") > 1
 
 
-    @two
-    def test_last():
-        times("last")
     """
 
 
-def _assert_equal_counts(pair: Pair, *names: str) -> None:
-    """Assert that the plain process and rank 1 have counted equally many calls of each of `names`."""
-    for name in names:
+_COUNTED = ("once", "always", "passes", "skips", "expected", "after_setup", "setup", "teardown")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "mark", "shown", "workers"),
+    [
+        pytest.param("pytest_rerunfailures", "reruns=1", "", (), marks=needs("pytest_rerunfailures")),
+        pytest.param("pytest_rerunfailures", "reruns=1", "", ("-n1",), marks=needs("pytest_rerunfailures")),
+        pytest.param(
+            *("flaky.flaky_pytest_plugin", "max_runs=2", "test_once failed (1 runs remaining out of 2)", ("-n1",)),
+            marks=needs("flaky"),
+        ),
+        pytest.param(
+            *("pytest_retry.retry_plugin", "retries=1", "test_once passed on attempt 2!", ("-n1",)),
+            marks=needs("pytest_retry"),
+        ),
+    ],
+)
+def test_marked_tests_are_rerun_like_unmarked_ones(
+    pair: Pair, plugin: str, mark: str, shown: str, workers: tuple[str, ...]
+) -> None:
+    pair.plugin(plugin)
+    pair.write("test_flaky.py", _SUITE % f"pytest.mark.flaky({mark})")
+    plain = pair.plain.run("-rR")
+    marked = pair.run_marked(plain, "-rR", *workers)
+    for name in _COUNTED:
         assert pair.marked.read(f"{name}.1") == pair.plain.read(f"{name}.1"), name
-
-
-_COUNTED = ("once", "always", "passes", "skips", "expected", "not_flaky", "after_setup", "setup", "teardown", "last")
-
-
-def _run_with_and_without_workers(pair: Pair, *args: str) -> tuple[Run, list[Run]]:
-    """Run the plain suite, and the marked suite without and with xdist; fail unless results and counts are equal.
-
-    Return the session of the plain suite and those of the marked suite.
-    """
-    plain = pair.plain.run(*args)
-    assert plain.results
-    sessions = []
-    for workers in ((), ("-n1",)):
-        for file in pair.marked.path.glob("*.[01]"):
-            file.unlink()
-        sessions.append(pair.run_marked(plain, *args, *workers))
-        _assert_equal_counts(pair, *_COUNTED)
-    return plain, sessions
-
-
-@needs("pytest_rerunfailures")
-def test_rerunfailures_reruns_marked_tests_like_unmarked_ones(pair: Pair) -> None:
-    pair.plugin("pytest_rerunfailures")
-    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(reruns=1)")
-    _, sessions = _run_with_and_without_workers(pair, "-rR")
-    for marked in sessions:
-        assert marked.count() == {"RERUN": 4, "PASSED": 5, "FAILED": 2, "SKIPPED": 1, "XFAIL": 1}
-
-
-@needs("flaky")
-def test_flaky_reruns_marked_tests_like_unmarked_ones(pair: Pair) -> None:
-    pair.plugin("flaky.flaky_pytest_plugin")
-    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=2)")
-    plain, sessions = _run_with_and_without_workers(pair)
-    for run in (plain, *sessions):
-        assert "test_once failed (1 runs remaining out of 2)" in run.text
-
-
-@needs("flaky")
-def test_flaky_reruns_marked_tests_until_min_passes(pair: Pair) -> None:
-    pair.plugin("flaky.flaky_pytest_plugin")
-    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=3, min_passes=2)")
-    pair.run_both()
-    assert pair.plain.read("passes.1") == ["xx"]
-    _assert_equal_counts(pair, *_COUNTED)
-
-
-@needs("pytest_retry")
-def test_pytest_retry_reruns_marked_tests_like_unmarked_ones(pair: Pair) -> None:
-    pair.plugin("pytest_retry.retry_plugin")
-    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(retries=1)")
-    plain, sessions = _run_with_and_without_workers(pair)
-    for run in (plain, *sessions):
-        assert "test_once passed on attempt 2!" in run.text
-    for marked in sessions:
-        assert "ranks 0-1: failed" in marked.failure("test_always")
+    assert shown in plain.text
+    assert shown in marked.text
+    assert "ranks 0-1: failed" in marked.failure("test_always")
 
 
 _DYING = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +20,7 @@ _CONFTEST = """
 
 
     def pytest_configure(config):
-        for name in ("order", "run", "second", "slow"):
+        for name in ("order", "slow"):
             config.addinivalue_line("markers", f"{name}: a mark of one of the plugins")
 
 
@@ -38,7 +37,6 @@ _TESTS = """
 
 
     @pytest.mark.order(-1)
-    @pytest.mark.run(order=-1)
     def test_last():
         pass
 
@@ -63,7 +61,6 @@ _TESTS = """
     @in_ranks
     class TestGroup:
         @pytest.mark.order("second")
-        @pytest.mark.second
         def test_second(self):
             pass
 
@@ -71,7 +68,6 @@ _TESTS = """
             assert 0
 
         @pytest.mark.order(0)
-        @pytest.mark.run(order=0)
         def test_first(self):
             pass
     """
@@ -81,20 +77,7 @@ _MORE_TESTS = """
 
     @pytest.mark.distributed(2, device="cpu")
     @pytest.mark.order(before="test_a.py::test_many", index=1)
-    @pytest.mark.run(order=1)
     def test_others():
-        pass
-
-
-    @pytest.mark.distributed(2, device="cpu")
-    @pytest.mark.order(3)
-    @pytest.mark.order(5)
-    def test_twice():
-        pass
-
-
-    @pytest.mark.slow
-    def test_slow_here():
         pass
 
 
@@ -126,7 +109,6 @@ _DURATIONS = {
     "test_a.py::test_many[1]": 2.0,
     "test_a.py::TestGroup::test_first": 9.0,
     "test_b.py::test_others": 5.0,
-    "test_b.py::test_twice": 3.0,
 }
 
 
@@ -142,7 +124,6 @@ def _write_durations(pair: Pair) -> None:
 
 _SELECTIONS = [
     _plugin_params("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
-    _plugin_params("pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow", ""),
     _plugin_params("pytest_randomly:randomly", "--randomly-seed=4"),
     _plugin_params(
         "random_order:random_order pytest_test_groups:test-groups",
@@ -171,64 +152,11 @@ def test_marked_and_unmarked_tests_run_in_the_same_order(
     assert (status, outcomes, sorted(order)) == (plain[0], plain[1], sorted(plain[2]))
 
 
-_PASSING = """
-    import time
-
-    import pytest
-
-
-    def test_here():
-        pass
-
-
-    @pytest.mark.distributed(2, device="cpu")
-    @pytest.mark.parametrize("n", [1, 2])
-    def test_in_ranks(n, rank_or_none):
-        if rank_or_none in (None, 1):
-            time.sleep(0.4)  # Clocks differ: a plugin may measure a little less.
-    """
-
-
-@needs("pytest_split", "pytest_slow_first")
-def test_durations_are_stored_once(pair: Pair) -> None:
-    """The driver stores what the slowest rank took; no rank writes a file."""
-    pair.plugin("pytest-split", "slow-first")
-    pair.write(
-        "conftest.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.fixture
-        def rank_or_none():
-            return int(os.environ["RANK"]) if "RANK" in os.environ else None
-        """,
-    )
-    pair.write("test_it.py", _PASSING)
-    for one, workers in ((pair.plain, ()), (pair.marked, ()), (pair.marked, ("-n1",))):
-        for name in (".test_durations", "pytest-slow-first.json"):
-            (one.path / name).unlink(missing_ok=True)
-        run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)
-        assert re.search(r"\b3 passed\b", run.text)
-        if not workers:
-            assert len(re.findall(r"\[pytest-split\] (?:Running group|Stored)", run.text)) == 2
-        split = json.loads((one.path / ".test_durations").read_text())
-        tests = json.loads((one.path / "pytest-slow-first.json").read_text())["tests"]
-        slow_first = {test["nodeid"]: test["call_duration"] for test in tests}
-        names = {f"test_it.py::test_in_ranks[{n}]" for n in (1, 2)}
-        assert set(split) == set(slow_first) == {"test_it.py::test_here", *names}
-        assert all(stored[name] >= 0.3 for stored in (split, slow_first) for name in names)
-
-
 @pytest.mark.parametrize(
     ("plugin", "options", "refused"),
     [
         pytest.param("pytest-split", "--splits=2 --group=1", "--splits 2", marks=needs("pytest_split")),
-        pytest.param("pytest-split", "--splits=1 --group=1", None, marks=needs("pytest_split")),
         pytest.param("pytest-shard", "--num-shards=3 --shard-id=0", "--num-shards 3", marks=needs("pytest_shard")),
-        pytest.param("pytest-shard", "", None, marks=needs("pytest_shard")),
         pytest.param(
             "test-groups",
             "--test-group-count=2 --test-group=1",
@@ -237,14 +165,28 @@ def test_durations_are_stored_once(pair: Pair) -> None:
         ),
     ],
 )
-def test_accel_shard_with_another_partition_is_refused(
-    suite: Suite, plugin: str, options: str, refused: str | None
-) -> None:
+def test_accel_shard_with_another_partition_is_refused(suite: Suite, plugin: str, options: str, refused: str) -> None:
     suite.plugin(plugin)
     suite.write("test_it.py", "def test_it():\n    pass\n")
-    run = suite.run("--accel-shard=1/1" if refused is None else "--accel-shard=1/2", *options.split())
-    if refused is None:
-        assert run.count() == {"PASSED": 1}
-    else:
-        assert run.ret == pytest.ExitCode.USAGE_ERROR
-        assert f"ERROR: --accel-shard 1/2 cannot be used with {refused}: each runs a part of the tests" in run.errors
+    run = suite.run("--accel-shard=1/2", *options.split())
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: --accel-shard 1/2 cannot be used with {refused}: each runs a part of the tests" in run.errors
+
+
+@needs("pytest_randomly")
+def test_pytest_randomly_uses_one_seed_in_all_ranks(suite: Suite) -> None:
+    suite.plugin("pytest_randomly")
+    suite.write(
+        "test_random.py",
+        """
+        import random
+
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_draws(gather):
+            drawn = gather(random.random())
+            assert drawn[0] == drawn[1]
+        """,
+    )
+    assert suite.run("--randomly-seed=12", "-n1").count() == {"PASSED": 1}

@@ -1,5 +1,10 @@
 """Bridges to other plugins: they bring the data that a plugin collects in ranks to the driver, which reports it.
 
+A plugin has a bridge if without one its data would be destroyed or a verdict would be wrong (snapshots, selection,
+ranks that share a database), or if very many suites use it. Other plugins that collect data in ranks lose it; the two
+hooks of `pytest_accel/hooks.py` bring it to the driver from a conftest, as docs/reference/plugins.md shows. Uses that
+cannot work without a bridge are refused by the table in `refusals.py`.
+
 There is one module for each supported plugin. It is imported only in sessions that have marked tests and have loaded
 that plugin. A rank does not use the bridge if `accel_rank_plugins` gives the plugin another role than the bridge
 expects. A module has one or both of
@@ -10,18 +15,21 @@ expects. A module has one or both of
 
 or in place of both ``plugin(config)``, called in ranks and in the driver. Each returns None, or an object to register
 with pytest. If it raises another error, the release of the plugin is unknown. The session goes on without the bridge
-where that does no damage (`unknown_releases.py`); a rank then calls ``without_bridge(config)`` of the module, if it has
-this function. Two methods of the object are called in addition to its hooks:
+where ``WITHOUT`` of the module says that this does no damage (`unknown_releases.py`; pytest's own report has none); a
+rank then calls ``without_bridge(config)`` of the module, if it has this function. Two methods of the object are called
+in addition to its hooks:
 
 - ``send(item, report)`` in a rank, for each phase that it reports, returns plain data for the driver, or None.
 - ``merge(item, report, sent)`` in the driver, for each phase in which a rank has sent data: `sent` has the data by
   rank, in the order of the ranks. It may change `report`.
+
+The bridges use pytest's hooks and the two hooks of `pytest_accel/hooks.py`. Their tests are in ``tests/bridges`` and
+``tests/other_plugins``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -29,8 +37,8 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.plugin_roles import with_default_roles
-from pytest_accel.features.plugins import unknown_releases
 from pytest_accel.features.plugins.refusals import is_loaded, refusals
+from pytest_accel.features.plugins.unknown_releases import Warnings, WithoutBridge
 from pytest_accel.rank.context import RANK
 from pytest_accel.rank.rank_data import OWN_PREFIX, OwnData
 
@@ -40,39 +48,22 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
         "_pytest.junitxml": "junit",
         "allure_pytest.plugin": "allure",
         "approvaltests.integrations.pytest.pytest_plugin": "approvals",
-        "buildkite_test_collector.pytest_plugin": "buildkite",
         "ctrf.main": "ctrf",
         "inline_snapshot.pytest_plugin": "inline_snapshot",
         "memray_manager": "memray",
-        "pytest_arraydiff.plugin": "array_files",
         "pytest_bdd.plugin": "bdd",
         "pytest_benchmark.plugin": "benchmark",
         "pytest_dependency": "dependency",
         "pytest_django.plugin": "django",
-        "pytest_durations": "durations",
-        "pytest_flakefinder": "flakefinder",
         "pytest_forked": "forked",
-        "pytest_harvest.plugin": "harvest",
         "pytest_html.plugin": "html",
-        "pytest_insta.plugin": "insta",
-        "pytest_isolate.plugin": "isolate",
         "pytest_jsonreport.plugin": "json_report",
-        "pytest_line_profiler": "line_profiler",
         "pytest_metadata.plugin": "metadata",
-        "pytest_monitor.pytest_monitor": "monitor",
-        "pytest_mpl.plugin": "mpl_images",
-        "pytest_nunit.plugin": "nunit",
         "pytest_order.plugin": "pytest_order",
-        "pytest_print": "print",
-        "pytest_profiling": "profiling",
         "pytest_recording.plugin": "recording",
-        "pytest_regressions.plugin": "regressions",
-        "pytest_run_parallel.plugin": "run_parallel",
         "pytest_snapshot.plugin": "pytest_snapshot",
         "syrupy": "syrupy",
-        "teamcity.pytest_plugin": "teamcity",
         "testmon.pytest_testmon": "testmon",
-        "xprocess.pytest_xprocess": "xprocess",
     }
 )
 """The module of a plugin's bridge, by the name of the plugin (`refusals.is_loaded`)."""
@@ -84,41 +75,48 @@ def in_rank(config: pytest.Config) -> Iterator[object]:
     plugins = with_default_roles(config.pluginmanager, context.absent, dict(context.session.roles))
     for name, bridge in BRIDGES.items():
         if name in plugins:
+            module = _module(bridge)
+            without = _without(module)
             try:
-                made = _make(bridge, "rank_plugin", config)
+                made = _make(module, "rank_plugin", config)
             except Exception as error:
                 # The driver has found this, too: it has refused the plugin, or warned.
-                if bridge not in unknown_releases.CONSEQUENCES:
+                if without is None:
                     raise
-                getattr(_module(bridge), "without_bridge", _do_nothing)(config)
-                yield _Refusal(name, bridge, error)
+                getattr(module, "without_bridge", _do_nothing)(config)
+                yield _Refusal(name, without, error)
                 continue
             if made is not None:
                 yield made
                 if hasattr(made, "send"):
-                    yield _Sender(bridge, made.send)
+                    yield _Sender(bridge, without, made.send)
 
 
 def in_driver(config: pytest.Config, items: Sequence[pytest.Item]) -> Iterator[object]:
     """Yield the plugins of the driver, in which `items` are marked. Raise `pytest.UsageError` to refuse a plugin."""
-    unknown = unknown_releases.Warnings(config)
+    warnings = Warnings(config)
     for name, bridge in BRIDGES.items():
         if is_loaded(config, name):
+            module = _module(bridge)
+            without = _without(module)
             try:
-                made = _make(bridge, "driver_plugin", config)
+                made = _make(module, "driver_plugin", config)
             except Exception as error:
-                _refuse_damage(name, bridge, error, config, items)
-                unknown.warn(bridge, unknown_releases.about(bridge, error))
+                if without is None or isinstance(error, pytest.UsageError):
+                    raise
+                if (text := without.refusal(name, error, config, items)) is not None:
+                    raise pytest.UsageError(text) from error
+                warnings.warn(without, error)
                 continue
             if made is not None:
                 yield made
                 if hasattr(made, "merge"):
-                    yield _Receiver(bridge, made.merge, unknown)
+                    yield _Receiver(bridge, without, made.merge, warnings)
 
 
-def refuse(config: pytest.Config) -> None:
-    """Raise `pytest.UsageError` if a plugin is used in a way that cannot work with marked tests."""
-    if refused := list(refusals(config)):
+def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Raise `pytest.UsageError` if a plugin is used in a way that cannot work with the marked tests `items`."""
+    if refused := list(refusals(config, items)):
         raise pytest.UsageError("\n".join(refused))
 
 
@@ -126,32 +124,29 @@ def _module(bridge: str) -> Any:
     return import_module(f"pytest_accel.features.plugins.{bridge}")
 
 
-def _make(bridge: str, function: str, config: pytest.Config) -> Any:
-    """Return the object that `function` of `bridge` returns; None if it has no such function."""
-    module = _module(bridge)
+def _without(module: Any) -> WithoutBridge | None:
+    """Return the consequence of an unknown release; None for pytest's own report."""
+    without: WithoutBridge | None = getattr(module, "WITHOUT", None)
+    return without
+
+
+def _make(module: Any, function: str, config: pytest.Config) -> Any:
+    """Return the object that `function` of a bridge's `module` returns; None if it has no such function."""
     make = getattr(module, function, None) or getattr(module, "plugin", None)
     return None if make is None else make(config)
 
 
-def _refuse_damage(
-    name: str, bridge: str, error: Exception, config: pytest.Config, items: Sequence[pytest.Item]
-) -> None:
-    """Raise `pytest.UsageError` if tests `items` must not run with the plugin `name`, whose bridge raised `error`."""
-    if isinstance(error, pytest.UsageError) or bridge not in unknown_releases.CONSEQUENCES:
-        raise error
-    if (text := unknown_releases.refusal(name, bridge, error, config, items)) is not None:
-        raise pytest.UsageError(text) from error
-
-
 class _Refusal:
-    """Fails the tests of a rank that must not use the plugin `name`, whose bridge has raised an error in the rank."""
+    """Fails the tests of a rank that must not use the plugin `name`, whose bridge has raised `error` in the rank."""
 
-    def __init__(self, name: str, bridge: str, error: Exception) -> None:
-        self._refusal = partial(unknown_releases.refusal, name, bridge, error)
+    def __init__(self, name: str, without: WithoutBridge, error: Exception) -> None:
+        self._name = name
+        self._without = without
+        self._error = error
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if (text := self._refusal(item.config, [item])) is not None:
+        if (text := self._without.refusal(self._name, self._error, item.config, [item])) is not None:
             pytest.fail(text, pytrace=False)
 
 
@@ -165,13 +160,23 @@ _UNKNOWN = (AttributeError, ImportError, LookupError, TypeError, ValueError)
 """Errors of a bridge while tests run that an unknown release of its plugin may cause."""
 
 
+def _fails(without: WithoutBridge | None) -> bool:
+    """Return whether an error of a bridge while a test runs must fail the test: otherwise only data is missing."""
+    return without is None or bool(without.damage)
+
+
 class _Sender:
     """Sends the data of a bridge from a rank, under a key that no conftest or other plugin can use."""
 
-    def __init__(self, bridge: str, send: Callable[[pytest.Item, pytest.TestReport], object]) -> None:
+    def __init__(
+        self,
+        bridge: str,
+        without: WithoutBridge | None,
+        send: Callable[[pytest.Item, pytest.TestReport], object],
+    ) -> None:
         self._key = f"{OWN_PREFIX}{bridge}"
         self._send = send
-        self._fails = unknown_releases.is_needed(bridge)
+        self._fails = _fails(without)
 
     def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> OwnData | None:
         try:
@@ -189,21 +194,22 @@ class _Receiver:
     def __init__(
         self,
         bridge: str,
+        without: WithoutBridge | None,
         merge: Callable[[pytest.Item, pytest.TestReport, dict[int, Any]], None],
-        unknown: unknown_releases.Warnings,
+        warnings: Warnings,
     ) -> None:
-        self._bridge = bridge
+        self._without = without
         self._key = f"{OWN_PREFIX}{bridge}"
         self._merge = merge
-        self._unknown = unknown
-        self._fails = unknown_releases.is_needed(bridge)
+        self._warnings = warnings
+        self._fails = _fails(without)
 
     def pytest_accel_merge(
         self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
     ) -> None:
         lost = next((data[self._key + _LOST] for data in rank_data.values() if self._key + _LOST in data), None)
         if lost is not None:
-            self._unknown.warn(self._bridge, unknown_releases.about(self._bridge, lost), in_test=True)
+            self._warn(lost)
         sent = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
         if sent:
             try:
@@ -211,4 +217,8 @@ class _Receiver:
             except _UNKNOWN as error:
                 if self._fails:
                     raise
-                self._unknown.warn(self._bridge, unknown_releases.about(self._bridge, error), in_test=True)
+                self._warn(error)
+
+    def _warn(self, error: Exception | str) -> None:
+        assert self._without is not None
+        self._warnings.warn(self._without, error, in_test=True)

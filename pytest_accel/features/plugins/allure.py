@@ -22,7 +22,9 @@ from pytest_accel.features.plugins.by_rank import (
     rank_label,
     to_plain,
 )
-from pytest_accel.features.plugins.internals import require
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, require
+
+WITHOUT = WithoutBridge("allure-pytest", "steps, attachments, fixtures and other data of ranks")
 
 _LISTENER = "allure_listener"
 """The name under which allure-pytest registers its listener."""

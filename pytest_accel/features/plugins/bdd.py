@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.features.plugins.internals import take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, take
+
+WITHOUT = WithoutBridge("pytest-bdd", "the steps of scenarios")
 
 _REPORTING = "pytest_bdd.reporting"
 

@@ -8,18 +8,25 @@ announces each step to the other ranks before it runs.
 from __future__ import annotations
 
 import json
+import pstats
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.features.plugins import profiles
-from pytest_accel.features.plugins.internals import require, take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, require, take
 from pytest_accel.rank.context import RANK
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
+
+WITHOUT = WithoutBridge(
+    "pytest-benchmark",
+    "the statistics, and their functions run once",
+    "ranks would run functions unequally often",
+    lambda config, items: not hasattr(config.pluginmanager.get_plugin(_NAME), "disabled"),
+)
 
 _NAME = "pytest-benchmark"
 """The name of the plugin, and of its session, which it registers with pytest."""
@@ -92,8 +99,24 @@ def _to_data(measured: Any) -> dict[str, Any]:
     return {
         "about": safe_dumps({name: getattr(measured, name) for name in names}),
         "seconds": array("d", measured.stats.data).tobytes(),
-        "profile": profiles.to_data(measured.cprofile_stats) if measured.cprofile_stats else None,
+        "profile": _profile_to_data(measured.cprofile_stats) if measured.cprofile_stats else None,
     }
+
+
+def _profile_to_data(stats: pstats.Stats) -> list[Any]:
+    """Return `stats` as plain data: for each function its name, its numbers, and the numbers of each caller."""
+    found: dict[Any, Any] = stats.stats  # type: ignore[attr-defined]
+    return [(name, numbers, list(callers.items())) for name, (*numbers, callers) in found.items()]
+
+
+class _Profile:
+    """A finished profile that was sent as `_profile_to_data` makes it, with the interface that `pstats.Stats` needs."""
+
+    def __init__(self, data: list[Any]) -> None:
+        self.stats = {tuple(name): (*numbers, dict(callers)) for name, numbers, callers in data}
+
+    def create_stats(self) -> None:
+        """Do nothing: `pstats.Stats` calls this to finish a profile, and this one is finished."""
 
 
 class _InDriver:
@@ -119,7 +142,7 @@ class _InDriver:
         stats = fixture._make_stats(about["iterations"])
         stats.stats.data.extend(_seconds(first["seconds"]))
         if first["profile"] is not None:
-            fixture._save_cprofile(profiles.from_data(first["profile"]))
+            fixture._save_cprofile(_Profile(first["profile"]))
 
     def _fixture(self, item: pytest.Item) -> Any:
         """Return the fixture that pytest-benchmark would have made for `item` in this process."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -122,6 +124,12 @@ def fail(report: pytest.TestReport, title: str, text: str) -> None:
         report.sections.append((title, text))
     else:
         report.outcome, report.longrepr = "failed", text
+
+
+def shown_path(config: pytest.Config, name: str) -> str:
+    """Return the path `name` as reports show it: relative to the invocation folder, if it is below it."""
+    here = config.invocation_params.dir
+    return os.path.relpath(name, here) if Path(name).is_relative_to(here) else name
 
 
 def _difference_of_two(

@@ -6,8 +6,12 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_accel.features.plugins.internals import leave_out, require, take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, leave_out, require, take
 from pytest_accel.rank.context import RANK
+
+WITHOUT = WithoutBridge(
+    "pytest-dependency", "the outcomes of other tests in ranks, where pytest_dependency.depends() needs them"
+)
 
 _MODULE = "pytest_dependency"
 

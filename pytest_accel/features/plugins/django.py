@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.features.plugins.internals import take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, take
 from pytest_accel.rank.context import RANK
+
+WITHOUT = WithoutBridge("pytest-django", damage="ranks would share their test databases")
 
 
 def plugin(config: pytest.Config) -> object | None:

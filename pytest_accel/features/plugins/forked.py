@@ -11,7 +11,14 @@ from importlib import import_module
 import pytest
 
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.features.plugins.internals import take
+from pytest_accel.features.plugins.refusals import either, given, marked
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, take
+
+WITHOUT = WithoutBridge(
+    "pytest-forked",
+    damage="it would fork the pytest process for marked tests",
+    applies=either(given("--forked"), marked("forked")),
+)
 
 _MODULE = "pytest_forked"
 

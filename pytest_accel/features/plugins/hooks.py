@@ -28,7 +28,7 @@ def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequ
     config = session.config
     runnable = [marked.item for marked in redirected if marked.missing is None]
     if runnable:
-        plugins.refuse(config)
+        plugins.refuse(config, runnable)
     if not config.stash.get(_REGISTERED, False):
         config.stash[_REGISTERED] = True
         for bridge in plugins.in_driver(config, runnable):

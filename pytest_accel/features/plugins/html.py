@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from pytest_accel.features.plugins.by_rank import merge_equal, number_of_ranks, to_plain
-from pytest_accel.features.plugins.internals import take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, take
+
+WITHOUT = WithoutBridge("pytest-html", "the extras of ranks")
 
 
 def plugin(config: pytest.Config) -> object | None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.features.plugins.internals import UnknownReleaseError
+from pytest_accel.features.plugins.unknown_releases import UnknownReleaseError, WithoutBridge
 from pytest_accel.rank.context import RANK
+
+WITHOUT = WithoutBridge("hypothesis", "the statistics (--hypothesis-show-statistics) and patches")
 
 _OPTION = "--hypothesis-show-statistics"
 _STATISTICS = "hypothesis_statistics"

@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.shims import base_temporary_directory
-from pytest_accel.features.plugins.internals import require, take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, require, take
 from pytest_accel.rank.context import RANK
+
+WITHOUT = WithoutBridge(
+    "inline-snapshot",
+    damage="marked tests could pass with values that are not stored (with --inline-snapshot=disable they run)",
+    applies=lambda config, items: config.getoption("inline_snapshot", None) != "disable",
+)
 
 _VARIABLE = "INLINE_SNAPSHOT_DEFAULT_FLAGS"
 _TERMINAL_DEFAULT = {"create", "review"}

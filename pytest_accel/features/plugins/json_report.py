@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from pytest_accel.features.plugins.by_rank import by_name, merge_equal, number_of_ranks, to_plain
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge
+
+WITHOUT = WithoutBridge("pytest-json-report", "the metadata, output and log records of ranks")
 
 _EXTRA = "_json_report_extra"
 """The attribute of an item in which the plugin stores output and log records by phase, and ``metadata``."""

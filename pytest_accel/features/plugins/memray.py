@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.features.plugins.internals import require, take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, require, take
 from pytest_accel.rank.context import RANK
+
+WITHOUT = WithoutBridge("pytest-memray", "the recordings")
 
 _MODULE = "pytest_memray.plugin"
 _PLUGIN = "memray_manager"

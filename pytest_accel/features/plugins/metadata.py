@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from pytest_accel.features.plugins.by_rank import by_name, to_plain
-from pytest_accel.features.plugins.internals import take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, take
+
+WITHOUT = WithoutBridge("pytest-metadata", "the metadata that ranks change")
 
 
 def plugin(config: pytest.Config) -> object | None:

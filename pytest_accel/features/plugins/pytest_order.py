@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.features.plugins.internals import leave_out, take
+from pytest_accel.features.plugins.refusals import given
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, leave_out, take
 from pytest_accel.rank.context import RANK
+
+WITHOUT = WithoutBridge(
+    "pytest-order",
+    damage="marked tests that cannot be ordered would pass",
+    applies=given("--error-on-failed-ordering"),
+)
 
 _FIXTURE = "fail_after_cannot_order"
 """The fixture that pytest-order adds to a test which it cannot order (``--error-on-failed-ordering``)."""

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.features.plugins.refusals import marked
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge
 from pytest_accel.rank.context import RANK
+
+WITHOUT = WithoutBridge(
+    "pytest-recording", damage="ranks would overwrite each other's cassettes", applies=marked("vcr")
+)
 
 
 def plugin(config: pytest.Config) -> object | None:

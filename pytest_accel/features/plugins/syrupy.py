@@ -22,9 +22,15 @@ import pytest
 
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.features.plugins.by_rank import difference, fail, number_of_ranks
-from pytest_accel.features.plugins.internals import named_plugins, require, require_parameters, take
-from pytest_accel.features.plugins.rank_files import shown_path
+from pytest_accel.features.plugins.by_rank import difference, fail, number_of_ranks, shown_path
+from pytest_accel.features.plugins.refusals import named_plugins, uses
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, require, require_parameters, take
+
+WITHOUT = WithoutBridge(
+    "syrupy",
+    damage="the snapshots of marked tests would count as unused, and --snapshot-update would delete them",
+    applies=uses("snapshot"),
+)
 
 _RESULT = (
     *("snapshot_location", "snapshot_name", "test_location", "asserted_data", "recalled_data"),

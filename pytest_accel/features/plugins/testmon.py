@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.features.plugins.internals import require, take
+from pytest_accel.features.plugins.unknown_releases import WithoutBridge, require, take
+
+WITHOUT = WithoutBridge(
+    "pytest-testmon",
+    damage="marked tests would be deselected although code that their ranks execute has changed",
+)
 
 
 def rank_plugin(config: pytest.Config) -> object | None:

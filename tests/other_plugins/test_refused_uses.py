@@ -1,0 +1,187 @@
+"""Tests of uses of plugins that are refused with marked tests, and of the same plugins in uses that work."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.features.plugins.refusals import REFUSALS
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+    from tests.other_plugins.conftest import Pair
+
+_PLUGINS = {
+    "pytest_arraydiff": "pytest_arraydiff.plugin",
+    "pytest_codspeed": "codspeed",  # The name of its entry point, which registers `codspeed_plugin`.
+    "pytest_datadir": "pytest_datadir.plugin",
+    "pytest_deadfixtures": "pytest_deadfixtures",
+    "pytest_examples": "pytest_examples",
+    "pytest_flakefinder": "pytest_flakefinder",
+    "pytest_insta": "pytest_insta.plugin",
+    "pytest_isolate": "pytest_isolate.plugin",
+    "pytest_mpl": "pytest_mpl.plugin",
+    "pytest_regressions": "pytest_regressions.plugin",
+    "pytest_run_parallel": "pytest_run_parallel.plugin",
+}
+_SUITE = """
+    import os
+
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import pytest
+
+    LAST = os.environ.get("RANK", "1") == "1"
+    HEIGHT = float(os.environ.get("HEIGHT", "1")) if LAST else 1.0
+    ranks = pytest.mark.distributed(2, device="cpu")
+
+
+    @ranks
+    @pytest.mark.array_compare
+    def test_array():
+        return np.arange(3.0) * HEIGHT
+
+
+    @ranks
+    @pytest.mark.mpl_image_compare
+    def test_image():
+        figure, axes = plt.subplots(figsize=(2, 2))
+        axes.plot([0, HEIGHT])
+        return figure
+
+
+    @ranks
+    def test_data(data_regression):
+        data_regression.check({"height": HEIGHT})
+
+
+    @ranks
+    def test_snapshot(snapshot):
+        assert snapshot("height.txt") == str(HEIGHT)
+
+
+    @ranks
+    def test_benchmark(codspeed_benchmark):
+        assert codspeed_benchmark(sum, [1, 2]) == 3
+    """
+_THREAD_UNSAFE = """
+    import os
+
+
+    def pytest_itemcollected(item):
+        if item.get_closest_marker("distributed") and "THREADS" not in os.environ:
+            item.add_marker("thread_unsafe")
+    """
+_REFUSED = {
+    "--arraydiff-generate-path=new": "--arraydiff-generate-path would have each rank of a marked test write the same",
+    "--dup-fixtures": "--dup-fixtures cannot compare the fixtures of marked tests",
+    "--update-examples": "--update-examples would have each rank of a marked test write the same files",
+    "--flake-max-minutes=1": "--flake-max-minutes: ranks could disagree on the end",
+    "--insta=update": "--insta=update, record and review would have each rank",
+    "--isolate": "pytest-isolate runs a test in a fork of the pytest process",
+    "--mpl-generate-path=new": "pytest-mpl with a folder for images or results would have each rank",
+    "--force-regen": "--force-regen and --regen-all would have each rank",
+    "--parallel-threads=2": "pytest-run-parallel would mix up the collectives of a marked test",
+}
+_COMPARE = ("--mpl", "--arraydiff", "--no-isolate", "--parallel-threads=2", "-Wdefault")
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of the reference files below `folder`."""
+    found = re.compile(r"^(new|baseline|reference|snapshots|test_it)/")
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in paths.items() if found.match(name)}
+
+
+@needs(*_PLUGINS)
+def test_options_that_write_reference_files_or_cannot_work_are_refused_and_files_are_compared(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
+    pair.plugin(*_PLUGINS.values())
+    pair.write("test_it.py", _SUITE)
+    pair.write("conftest.py", _THREAD_UNSAFE)
+    generate = ("--mpl-generate-path=baseline", "--arraydiff-generate-path=reference", "--insta=update", "--regen-all")
+    pair.plain.run(*generate, "-Wdefault")
+    expected = _files(pair.plain.path)
+    assert len(expected) == 4
+    for name in {name.partition("/")[0] for name in expected}:
+        shutil.copytree(pair.plain.path / name, pair.marked.path / name)
+
+    monkeypatch.setenv("THREADS", "1")
+    refused = pair.marked.run(*_REFUSED, "-Wdefault")
+    monkeypatch.delenv("THREADS")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert [text for text in _REFUSED.values() if text not in refused.text + refused.errors] == []
+    assert _files(pair.marked.path) == expected
+    measured = pair.marked.run("--codspeed", "-Wdefault")  # It deselects tests that are no benchmarks.
+    assert measured.ret == pytest.ExitCode.USAGE_ERROR
+    assert "pytest-codspeed cannot measure marked tests" in measured.text + measured.errors
+
+    assert pair.marked.run(*_COMPARE).count() == {"PASSED": 5}
+    monkeypatch.setenv("HEIGHT", "4")
+    changed = pair.marked.run(*_COMPARE, "-n1")
+    assert changed.count() == {"PASSED": 1, "FAILED": 4}
+    for test in ("test_array", "test_image", "test_data", "test_snapshot"):
+        assert "rank 0: passed" in changed.failure(test)
+    assert _files(pair.marked.path) == expected
+
+
+@needs(*_PLUGINS, "pytest_reportportal")
+def test_plugins_of_refusals_have_these_names() -> None:
+    names = {one.plugin for one in REFUSALS} - {"codspeed_plugin"}
+    assert {name for name in names if importlib.util.find_spec(name) is None} == set()
+
+
+_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plugins.md"
+_RESULTS = """
+    import json
+
+    import pytest
+    from pytest_harvest import get_session_results_dct
+
+
+    def pytest_sessionfinish(session):
+        if not (hasattr(session.config, "workerinput") or session.config.pluginmanager.has_plugin("accel-rank")):
+            found = get_session_results_dct(session)
+            bags = {name: one["fixtures"].get("results_bag") for name, one in found.items()}
+            (session.config.rootpath / "bags.json").write_text(json.dumps(bags))
+    """
+_HARVESTED = """
+    import pytest
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_in_ranks(results_bag, request):
+        results_bag.loss = 0.25
+
+
+    def test_unmarked(results_bag):
+        results_bag.loss = 0.5
+    """
+
+
+@needs("pytest_harvest")
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
+def test_the_conftest_of_the_page_brings_results_of_ranks(suite: Suite, workers: tuple[str, ...]) -> None:
+    suite.plugin("harvest")
+    (conftest,) = re.findall(
+        r"^```python needs pytest-harvest conftest\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.M
+    )
+    suite.write("conftest.py", conftest + textwrap.dedent(_RESULTS))
+    suite.write("test_it.py", _HARVESTED)
+    run = suite.run("-Wignore", *workers)
+    assert run.count() == {"PASSED": 2}
+    bags = json.loads((suite.path / "bags.json").read_text())
+    assert bags == {"test_it.py::test_in_ranks": {"loss": 0.25}, "test_it.py::test_unmarked": {"loss": 0.5}}
