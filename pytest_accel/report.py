@@ -176,7 +176,7 @@ class ReportHooks:
                 terminalreporter.write_line(text)
         if pool.summary.devices:
             terminalreporter.section("accel: device memory that tests found in use", sep="-")
-            from pytest_accel.hardware.processes import USED_BY_SUITE
+            from pytest_accel.hardware.health import USED_BY_SUITE
 
             for text in pool.summary.devices:
                 terminalreporter.write_line(text)

@@ -45,8 +45,7 @@ STILL_WOVEN = {
 }
 """Imports of features by the kernel that have no seam yet."""
 
-_KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
-VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "base_vendor")}
+VENDORS = {f"hardware/vendors/{name}.py" for name in ("cuda", "rocm", "xpu", "mps", "base_vendor")}
 """The vendors whose `verify` asks torch, in a rank, which devices the rank sees."""
 
 RUNS_IN_A_RANK = {
@@ -370,7 +369,7 @@ def test_only_the_clock_module_reads_the_monotonic_clock() -> None:
 STARTS_PYTHON = {
     "core/interpreter.py": "makes the command of every process that imports modules of the package",
     "core/programs.py": "looks for programs beside Python",
-    "hardware/vendors/cuda_order.py": "-I -S: has the standard library alone as import path",
+    "hardware/vendors/cuda.py": "-I -S: has the standard library alone as import path",
     "features/launch/launch_api.py": "the interpreter of the user's script, with the import path of its launcher",
     "features/launch/launched_process.py": "-I -S: has the standard library alone as import path",
 }

@@ -1,8 +1,11 @@
-"""The kinds of accelerator: this package's own, and those that other packages publish.
+"""The kinds of accelerator: this package's own, in one table, and those that other packages publish.
 
 A package publishes a kind as an entry point of the group ``pytest_accel.vendors``. Its name is the kind. Its value is a
 callable that takes the text after the colon of ``--accel`` (None if there is none) and returns the
 :class:`~pytest_accel.core.device.Vendor`, or raises ValueError if the text is not allowed.
+
+The table is here, and not beside the vendors, since marks and options need the names of the kinds, and the fork server
+their names in torch. None of these may load thirteen vendors.
 """
 
 from __future__ import annotations
@@ -10,9 +13,164 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Literal, NamedTuple
 
 GROUP = "pytest_accel.vendors"
-OWN_KINDS = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron", "mps", "privateuse1", "cpu", "sim")
+PJRT_DEVICE = "PJRT_DEVICE"
+"""The variable by which torch_xla chooses a runtime. Some kinds have it as a mask variable that lists no devices."""
+
+
+class KindFacts(NamedTuple):
+    """All facts about a kind of this package that need no code: a row of `KINDS`."""
+
+    name: str
+    """As in ``--accel`` and in marks."""
+    masks: tuple[str, ...] = ()
+    """Every environment variable that restricts which devices a process sees, outermost layer first."""
+    shown: tuple[str, ...] = ()
+    """First characters of other variables that error messages about masks show."""
+    argument: bool = False
+    """True if ``--accel`` may have text after the kind and a colon."""
+    hardware: bool = True
+    """False if ``auto`` never selects the kind."""
+    ranks: bool = True
+    """False if no process group accepts tensors of this kind."""
+    backend: str | None = None
+    """Backend of process groups; None: torch's default for the devices."""
+    package: str | None = None
+    """Top-level package that adds the kind to torch, imported in ranks only; None if torch needs none."""
+    other_package: str | None = None
+    """Top-level package that torch may load for this kind, but does not need."""
+    build: tuple[str, str] | None = None
+    """Platform that torch must be built for, in ``torch/version.py`` and for people; None: any build will do.
+
+    The drivers of AMD and Intel also list the graphics of their processors, which other builds of torch cannot use.
+    """
+    torch: str = ""
+    """Type of the devices in torch, if it is not the name of the kind."""
+    torch_index: Literal["mask", "ascending"] | None = "ascending"
+    """torch's index of a device: its position in the mask or in ascending order of `Device.index`; None: no index.
+
+    Masks whose order does not count, or is not known to count, are written in ascending order, so "ascending" is right
+    for runtimes that keep the order of a mask and for those that do not.
+    """
+    # Columns of the kinds without code of their own: nodes under /dev, and one mask that lists their numbers.
+    title: str = ""
+    """Name of the devices for users."""
+    nodes: str = ""
+    """Pattern of the names under ``/dev``; the first group is the number."""
+    reads: str = "(?s:.*)"
+    """Pattern of the start of a mask that the runtime reads; it ignores the rest."""
+    hides_all: str = ""
+    """Value of the mask that hides every device."""
+
+    @property
+    def code(self) -> str:
+        """Module in ``hardware/vendors`` whose function `make` makes the vendor."""
+        return "numbered" if self.nodes else self.name
+
+    @property
+    def torch_type(self) -> str:
+        """Type of the devices in torch."""
+        return self.torch or self.name
+
+
+# None of the kinds from rocm to privateuse1 has been tested on its hardware. The modules of those with code of their
+# own name their sources.
+_TABLE = (
+    KindFacts("cuda", ("CUDA_VISIBLE_DEVICES",), ("CUDA_",), torch_index="mask"),
+    # torch for ROCm keeps CUDA's name of the devices.
+    KindFacts(
+        "rocm",
+        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+        build=("hip", "ROCm"),
+        torch="cuda",
+        torch_index="mask",
+    ),
+    KindFacts(
+        "xpu",
+        ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
+        ("ZE_", "SYCL_DEVICE_ALLOWLIST"),
+        other_package="intel_extension_for_pytorch",
+        build=("xpu", "XPU"),
+    ),
+    KindFacts(
+        "hpu",
+        ("HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"),
+        backend="hccl",
+        package="habana_frameworks",
+        torch_index="mask",
+    ),
+    # Huawei's Ascend. The CANN environment variable reference calls the variable a trial one, supports only ascending
+    # lists of digits and commas (older releases kept the order), ignores what follows an invalid number, forbids to
+    # combine it with the DCMI and HCCN tools, and does not define an empty value. Unverified: that its numbers are the
+    # positions of the nodes, and that sysfs has a class with the nodes' names. ASCEND_VISIBLE_DEVICES is a variable of
+    # the container runtime: devices that it hides have no node.
+    KindFacts(
+        "npu",
+        ("ASCEND_RT_VISIBLE_DEVICES",),
+        backend="hccl",
+        package="torch_npu",
+        title="Ascend NPU",
+        nodes=r"davinci([0-9]+)",
+        reads="[0-9,]*",
+        hides_all="-1",
+    ),
+    # No reference of MLU_VISIBLE_DEVICES was found. Public scripts, accelerate and DeepSpeed write it as a list of
+    # numbers separated by commas. A port of Ray for MLUs reads the empty string as no device, and TensorFlow scripts
+    # for MLUs use it to stay on the CPU. Unverified: the effect of an invalid entry, whether the order is kept, and
+    # that the numbers are the positions of the nodes.
+    KindFacts(
+        "mlu",
+        ("MLU_VISIBLE_DEVICES",),
+        backend="cncl",
+        package="torch_mlu",
+        title="Cambricon MLU",
+        nodes=r"cambricon_dev([0-9]+)",
+    ),
+    # No reference of MUSA_VISIBLE_DEVICES was found. Public scripts write it like that of MLUs, and Moore Threads' own
+    # device plugin for Paddle reads the empty string as no device. Unverified: as for MLUs. MTHREADS_VISIBLE_DEVICES is
+    # a variable of the container runtime.
+    KindFacts(
+        "musa",
+        ("MUSA_VISIBLE_DEVICES",),
+        backend="mccl",
+        package="torch_musa",
+        title="Moore Threads GPU",
+        nodes=r"mtgpu\.?([0-9]+)",
+    ),
+    KindFacts(
+        "tpu",
+        (PJRT_DEVICE, "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
+        ("TPU_",),
+        backend="xla",
+        package="torch_xla",
+        torch="xla",
+    ),
+    KindFacts(
+        "neuron",
+        (PJRT_DEVICE, "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"),
+        ("NEURON_",),
+        backend="xla",
+        package="torch_neuronx",
+        torch="xla",
+    ),
+    KindFacts("mps", ranks=False, backend="gloo", torch_index=None),
+    KindFacts("privateuse1", shown=("TORCH_DEVICE_BACKEND_AUTOLOAD",)),
+    KindFacts("cpu", argument=True, hardware=False, backend="gloo", torch_index=None),
+    KindFacts(
+        "sim",
+        ("SIM_VISIBLE_DEVICES",),
+        argument=True,
+        hardware=False,
+        backend="gloo",
+        torch="cpu",
+        torch_index=None,
+    ),
+)
+KINDS = {kind.name: kind for kind in _TABLE}
+"""The kinds of this package by name, in the order in which ``auto`` tries them."""
+OWN_KINDS = tuple(KINDS)
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _NO_KINDS = ("auto", "none")
 

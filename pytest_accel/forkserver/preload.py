@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 import psutil
 
 from pytest_accel.core import torch_api
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.settings.option_types import UNFORKABLE
 from pytest_accel.settings.options import LAUNCHER, PRELOAD, environment_variable
 
@@ -122,11 +123,9 @@ def unfit(known: Collection[str] = (), threads: int = 1) -> str | None:
             return f"imports {name} ({reason})"
     torch = sys.modules.get("torch")
     if torch is not None:
-        names = ["cuda", "xpu", "hpu", "npu", "mlu", "musa"]
-        # It may be of a type that only another package knows.
-        if (current := torch_api.accelerator_type(torch)) is not None:
-            names.append(current)
-        for name in names:
+        # torch's accelerator may be of a type that only another package knows.
+        names = [kind.torch_type for kind in KINDS.values() if kind.hardware] + [torch_api.accelerator_type(torch)]
+        for name in dict.fromkeys(filter(None, names)):
             runtime = getattr(torch, name, None)
             if runtime is not None and getattr(runtime, "is_initialized", lambda: False)():
                 return f"initialises the {name} runtime"

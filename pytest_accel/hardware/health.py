@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
@@ -12,6 +14,8 @@ from pytest_accel.core.units import format_memory
 
 IDLE_MEMORY = 2 * 1024**3
 """Bytes that the driver (some 600 MiB) and a desktop may use on an otherwise idle device."""
+USED_BY_SUITE = "in which code of the suite has used the device"
+"""The summary says this of a process of this session that uses a device and is no rank."""
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 
 
@@ -104,6 +108,33 @@ def judge(facts: Facts, own: Mapping[int, str] | None = None, names: Mapping[int
         sees_users=bool(pids) and pids <= names.keys(),
         users=", ".join(users),
     )
+
+
+def judge_all(facts: Mapping[str, Facts], session: int | None) -> dict[str, Health]:
+    """Return the health of each device, by its id, from its `facts`.
+
+    `session` is a pid (None: this process). It and its descendants do not count as users of a device.
+    """
+    own: dict[int, str] = {}
+    names: dict[int, str] = {}
+    pids = {process.pid for one in facts.values() for process in one.processes}
+    if pids:
+        # Imported here, since it takes some 10 ms and is needed only if a device is in use.
+        import psutil
+
+        main = os.getpid() if session is None else session
+        for pid in pids:
+            # Processes that are not visible, as outside of a container, are in neither.
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                names[pid] = process.name()
+                parents = [parent.pid for parent in process.parents()]
+                if pid == main:
+                    own[pid] = f"this session's main process, {USED_BY_SUITE}"
+                elif main in parents:
+                    # The main process is the parent of xdist's workers. The parent of a rank is a fork server.
+                    own[pid] = f"this session's, {USED_BY_SUITE}" if parents[0] == main else ""
+    return {name: judge(one, own, names) for name, one in facts.items()}
 
 
 def _sickness(facts: Facts) -> str:

@@ -8,8 +8,6 @@ from itertools import takewhile
 
 from pytest_accel.core.device import Device
 
-PJRT_DEVICE = "PJRT_DEVICE"
-"""The variable by which torch_xla chooses a runtime. Some kinds have it as a mask variable that lists no devices."""
 _STRTOUL = re.compile(r"([+-]?)0*([0-9]+)", re.ASCII)
 _MAX_DIGITS = 640
 """Maximum number of digits that int() accepts with any limit (``PYTHONINTMAXSTRDIGITS``)."""
@@ -47,12 +45,24 @@ def read_cuda_mask(
         return tuple(devices)
     if cards is None:
         cards = tuple(dict.fromkeys(device.parent or device.id for device in devices))
-    if text.startswith("GPU-"):
-        names = _pick(_entries(text, "GPU-"), cards)
-    elif text.startswith("MIG-"):
-        names = _pick(_entries(text, "MIG-"), [device.id for device in devices if device.id.startswith("MIG-")])
-    else:
-        names = _count(text, cards)
+    form = next((form for form in _UUID_FORMS if text.startswith(form)), "")
+    entries: list[str | int] = []
+    for entry in text.split(","):
+        named = entry if form else _index(entry)
+        if named in entries:
+            return ()
+        if named is None or not entry.startswith(form):
+            break
+        entries.append(named)
+    ids = [device.id for device in devices if device.id.startswith(form)] if form == "MIG-" else cards
+    names: list[str] = []
+    for named in entries:
+        fits = ids[named : named + 1] if isinstance(named, int) else _fitting(named, ids)
+        if len(fits) != 1:
+            break
+        if fits[0] in names:
+            return ()
+        names += fits
     return tuple(device for name in names for device in devices if name in (device.id, device.parent))
 
 
@@ -142,41 +152,6 @@ def _index(entry: str) -> int | None:
     return None if sign == "-" and number else number
 
 
-def _count(text: str, cards: Sequence[str]) -> list[str]:
-    numbers: list[int] = []
-    for entry in text.split(","):
-        number = _index(entry)
-        if number is None:
-            break
-        if number in numbers:
-            return []
-        numbers.append(number)
-    names: list[str] = []
-    for number in numbers:
-        if number >= len(cards):
-            break
-        names.append(cards[number])
-    return names
-
-
-def _entries(text: str, form: str) -> list[str]:
-    entries: list[str] = []
-    for entry in text.split(","):
-        if entry in entries:
-            return []
-        if not entry.startswith(form):
-            break
-        entries.append(entry)
-    return entries
-
-
-def _pick(entries: Sequence[str], ids: Sequence[str]) -> list[str]:
-    names: list[str] = []
-    for entry in entries:
-        matches = [entry] if entry in ids else [name for name in ids if name.startswith(entry)]
-        if len(matches) != 1:
-            break
-        if matches[0] in names:
-            return []
-        names.append(matches[0])
-    return names
+def _fitting(start: str, ids: Sequence[str]) -> list[str]:
+    """Return the id `start`, or, if there is none, the ids that start with it."""
+    return [start] if start in ids else [name for name in ids if name.startswith(start)]

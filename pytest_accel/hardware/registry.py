@@ -8,7 +8,7 @@ from inspect import getattr_static
 from typing import Any
 
 from pytest_accel.core.device import Vendor
-from pytest_accel.core.kinds import OWN_KINDS, published
+from pytest_accel.core.kinds import KINDS, published
 
 
 class VendorError(ValueError):
@@ -21,8 +21,10 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
     Raise ValueError if it does not allow `argument`, and :class:`VendorError` if a published kind cannot be loaded, is
     not a vendor, or is published twice.
     """
-    if kind in OWN_KINDS:
-        own: Vendor = importlib.import_module(f"pytest_accel.hardware.vendors.{kind}").make(argument)
+    if facts := KINDS.get(kind):
+        if argument is not None and not facts.argument:
+            raise ValueError(f"--accel {kind}:{argument}: {kind} takes nothing after a colon")
+        own: Vendor = importlib.import_module(f"pytest_accel.hardware.vendors.{facts.code}").make(facts, argument)
         return own
     points = published()[kind]
     source = describe_kind(kind)
@@ -45,7 +47,7 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
 
 def describe_kind(kind: str) -> str:
     """Return ``kind 'cuda'``; for a published kind, with the distributions that publish it."""
-    points = () if kind in OWN_KINDS else published().get(kind, ())
+    points = () if kind in KINDS else published().get(kind, ())
     return f"kind {kind!r}" + (f" of {' and of '.join(map(_distribution, points))}" if points else "")
 
 

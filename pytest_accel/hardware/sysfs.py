@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+_PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
+
+
+def nodes(folder: Path, pattern: str) -> dict[int, str]:
+    """Return the names in `folder` that match `pattern`, by the number in its first group; subfolders are ignored."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return {}
+    matching = [(entry, match) for entry in entries if (match := re.fullmatch(pattern, entry.name, re.ASCII))]
+    return {int(match[1]): entry.name for entry, match in matching if not entry.is_dir()}
+
+
+def pci_address(root: Path, name: str) -> str | None:
+    """Return the PCI address of the device with the node `name`, from any device class in sysfs, or None."""
+    for link in sorted((root / "sys/class").glob(f"*/{name}/device")):
+        address = link.resolve().name
+        if _PCI.fullmatch(address):
+            return address
+    return None
 
 
 def read_text(file: Path) -> str:

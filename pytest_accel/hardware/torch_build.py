@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 _LINE = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*'([^']*)'", re.MULTILINE)
 
 
-@cache
-def built_for() -> frozenset[str]:
-    """Return those of ``cuda``, ``hip`` and ``xpu`` that the installed torch was built for; empty without torch.
-
-    torch's build writes their versions to ``torch/version.py``.
-    """
-    return frozenset(versions())
-
-
 def lacks(platform: str, label: str, kind: str) -> str | None:
     """Return a text if the installed torch is not built for `platform`, whose name for people is `label`, else None."""
-    if platform in built_for():
+    if platform in versions():
         return None
     if _find() is None:
         return f"torch is not installed; --accel {kind} uses them without it"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pytest_accel.core.device import DeviceNeed, PretendVendor
 from pytest_accel.hardware.availability import Guard
+from pytest_accel.hardware.device_order import ties
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import candidates, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
-from pytest_accel.hardware.topology import ties
 from pytest_accel.leases.broker import Broker
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 _KIND = """
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.vendors.sim import Sim
 
 
@@ -44,9 +45,7 @@ class Memory:
 
 
 class Fake(Sim):
-    kind = "fake"
-    torch_type = "xpu"
-    torch_index = "mask"
+    facts = KINDS["sim"]._replace(name="fake", torch="xpu", torch_index="mask")
 
     def verify(self, devices, environ):
         import torch
@@ -55,7 +54,8 @@ class Fake(Sim):
         Memory(torch)
 
 
-make = Fake.make
+def make(argument):
+    return Fake.make(Fake.facts, argument)
 """
 _SUITE = """
     import json

@@ -20,6 +20,7 @@ _KIND = """
 from collections import Counter
 from dataclasses import replace
 
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.vendors.sim import Sim
 
 GIB = 1 << 30
@@ -87,9 +88,7 @@ class Card:
 
 
 class Fake(Sim):
-    kind = "fake"
-    torch_type = "cuda"
-    torch_index = "mask"
+    facts = KINDS["sim"]._replace(name="fake", torch="cuda", torch_index="mask")
 
     def discover(self):
         return tuple(replace(device, kind="fake", memory=16 * GIB) for device in super().discover())
@@ -101,7 +100,8 @@ class Fake(Sim):
         Card().install(torch)
 
 
-make = Fake.make
+def make(argument):
+    return Fake.make(Fake.facts, argument)
 """
 
 

@@ -13,8 +13,8 @@ import json
 import os
 from pathlib import Path
 
-from pytest_accel.hardware.health import Facts, Process
-from pytest_accel.hardware.processes import judge_all
+from pytest_accel.core.kinds import KINDS
+from pytest_accel.hardware.health import Facts, Process, judge_all
 from pytest_accel.hardware.vendors.sim import Sim
 
 TOTAL = 16 << 30
@@ -27,7 +27,7 @@ def users():
 
 
 class Card(Sim):
-    kind = "card"
+    facts = KINDS["sim"]._replace(name="card")
 
     def discover(self):
         from dataclasses import replace

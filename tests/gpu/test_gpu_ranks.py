@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.hardware.vendors.cuda import Cuda
-from pytest_accel.hardware.vendors.cuda_order import ask_driver
+from pytest_accel.hardware.vendors.cuda import Cuda, ask_driver
 
 if TYPE_CHECKING:
     import torch

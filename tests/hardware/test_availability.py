@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.availability import RECOVERY_TIMEOUT, SETTLE_TIME, Suspect, recovery
-from pytest_accel.hardware.health import Health
+from pytest_accel.core.device import Device
+from pytest_accel.hardware.availability import RECOVERY_TIMEOUT, SETTLE_TIME, Guard, Suspect, recovery
+from pytest_accel.hardware.health import Facts, Health, Process, judge_all
 
 OnMachine = Callable[..., Any]
 GIB = 1024**3
@@ -41,138 +44,97 @@ def test_only_killed_processes_are_waited_for(expected: int | None, health: Heal
     assert recovery(expected, health, suspect, now) == found
 
 
-GUARD = """
-import json, os, pathlib
-from pytest_accel.hardware.vendors.cuda import Cuda
-from pytest_accel.hardware.availability import Guard
+class ScriptedCard:
+    """A vendor with one device, a time, and an answer of the driver; it records what a guard says of the device."""
 
-now = 0.0
-vendor = Cuda()
-devices = vendor.discover()
-guard = Guard(vendor, devices, os.getpid(), waits=WAITS, clock=lambda: now)
-file = pathlib.Path(os.environ["FAKE_NVML"])
-text = file.read_text()
-said = []
+    def __init__(self, free: int = 16, *, waits: bool = False) -> None:
+        self.now = 0.0
+        device = Device("cuda", "GPU-1", 0, "NVIDIA T4", memory=16 * GIB, memory_free=free * GIB)
+        self.guard = Guard(self, [device], os.getpid(), waits=waits, clock=lambda: self.now)
 
-def look(after, *changes):
-    global now
-    now += after
-    changed = text
-    for one, other in changes:
-        assert one in changed
-        changed = changed.replace(one, other)
-    file.write_text(changed)
-    said.append(guard.refuses("GPU-1"))
+    def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
+        return judge_all({device.id: self.facts for device in devices}, session)
 
-STEPS
-print(json.dumps({"said": said, "aside": guard.aside, "missing": guard.missing}))
-"""
-
-
-def guard(steps: str, *, waits: bool = False) -> str:
-    return GUARD.replace("STEPS", steps).replace("WAITS", str(waits))
-
-
-# A change of the machine for `look`: 12 instead of 16 GiB of memory are free.
-LESS = f"(' {16 * GIB}\\n', ' {12 * GIB}\\n')"
+    def look(self, after: float, free: int, *users: tuple[int, int], ecc: int = 0, lost: bool = False) -> str | None:
+        """Return why the device may not be leased, `after` seconds, if `free` GiB are free and `users` use the rest."""
+        self.now += after
+        processes = tuple(Process(pid, gib * GIB) for pid, gib in users)
+        self.facts = Facts(processes, ecc, lost=lost, memory_used=(16 - free) * GIB, memory_free=free * GIB)
+        return self.guard.refuses("GPU-1")
 
 
 WAITING = "waits for its memory to be released"
+IN_USE = "of its memory were still in use after its processes were killed, by"
 KILLED = 4194305  # Larger than any pid of Linux, so that no process has it.
-LISTED = f"process {KILLED} {4 * GIB}"
-RELEASED = f"('{LISTED}', '#')"
 
 
-def test_a_device_waits_for_the_memory_of_a_killed_process(on_machine: OnMachine) -> None:
-    steps = (
-        f"guard.suspect(['GPU-1'], [{KILLED}]); look(99, {LESS}); look(2, {LESS}); look(1, {RELEASED}); look(1, {LESS})"
-    )
-    found = on_machine(guard(steps), *T4, WHOLE, LISTED)
-    assert found == {"said": [WAITING, WAITING, None, None], "aside": {}, "missing": {}}
+def test_a_device_waits_for_the_memory_of_a_killed_process() -> None:
+    card = ScriptedCard()
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert [card.look(99, 12, (KILLED, 4)), card.look(2, 12, (KILLED, 4))] == [WAITING, WAITING]
+    assert [card.look(1, 16), card.look(1, 12)] == [None, None]
+    assert (card.guard.aside, card.guard.missing) == ({}, {})
 
 
-def test_a_device_whose_memory_is_not_released_is_leased_after_a_while_and_reported(on_machine: OnMachine) -> None:
-    steps = f"guard.suspect(['GPU-1'], [{KILLED}]); look(99, {LESS}); look(4.9, {LESS}); look(0.2, {LESS})"
-    found = on_machine(guard(steps), *T4, WHOLE, LISTED)
-    text = (
-        "4 GiB of its memory were still in use after its processes were killed, "
-        f"by pid {KILLED} (not visible from here, 4 GiB)"
-    )
-    assert found == {"said": [WAITING, WAITING, None], "aside": {}, "missing": {"GPU-1": text}}
+def test_a_device_whose_memory_is_not_released_is_leased_after_a_while_and_reported() -> None:
+    card, killed = ScriptedCard(), (KILLED, 4)
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert [card.look(99, 12, killed), card.look(4.9, 12, killed), card.look(0.2, 12, killed)] == [WAITING] * 2 + [None]
+    assert card.guard.missing == {"GPU-1": f"4 GiB {IN_USE} pid {KILLED} (not visible from here, 4 GiB)"}
 
 
-def test_processes_that_are_alive_are_not_waited_for(on_machine: OnMachine) -> None:
+def test_processes_that_are_alive_are_not_waited_for() -> None:
     """The processes are the session's main process, one that it has started, and one of another program."""
-    steps = f"""
-import subprocess, sys
-worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-users = f"process {{os.getpid()}} {{1 << 30}}\\nprocess {{worker.pid}} {{1 << 30}}\\nprocess {os.getpid()} {{2 << 30}}"
-guard.suspect(['GPU-1'], [{KILLED}])
-look(0, {LESS}, ('#', users))
-worker.communicate()
-said += [os.getpid(), worker.pid]
-"""
-    found = on_machine(guard(steps), *T4, WHOLE, "#")
-    [refused, main, worker] = found["said"]
-    assert refused is None
-    assert found["aside"] == {}
+    card, other = ScriptedCard(), os.getppid()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        card.guard.suspect(["GPU-1"], [KILLED])
+        assert card.look(0, 12, (os.getpid(), 1), (worker.pid, 1), (other, 2)) is None
+        worker.communicate()
     of_session = "in which code of the suite has used the device, 1 GiB"
-    assert found["missing"]["GPU-1"].startswith(
-        "4 GiB of its memory were still in use after its processes were killed, "
-        f"by pid {main} (this session's main process, {of_session}), pid {worker} (this session's, {of_session}), "
-        f"pid {os.getpid()} ("
+    assert card.guard.missing["GPU-1"].startswith(
+        f"4 GiB {IN_USE} pid {os.getpid()} (this session's main process, {of_session}), "
+        f"pid {worker.pid} (this session's, {of_session}), pid {other} ("
     )
+    assert card.guard.aside == {}
 
 
-def test_if_the_driver_lists_no_process_the_wait_ends_when_no_more_memory_becomes_free(on_machine: OnMachine) -> None:
-    half = f"(' {16 * GIB}\\n', ' {14 * GIB}\\n')"
-    steps = f"""
-guard.suspect(['GPU-1'], [{KILLED}])
-look(99, {LESS}); look(0.9, {half}); look(0.9, {half}); look(0.2, {half})
-guard.suspect(['GPU-1'], [{KILLED}])
-look(1, {half})
-"""
-    found = on_machine(guard(steps), *T4, WHOLE)
-    in_use = "2 GiB of its memory were still in use after its processes were killed"
-    text = f"{in_use}, by no process that the driver shows here"
+def test_if_the_driver_lists_no_process_the_wait_ends_when_no_more_memory_becomes_free() -> None:
+    card = ScriptedCard()
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert [card.look(99, 12), card.look(0.9, 14), card.look(0.9, 14), card.look(0.2, 14)] == [WAITING] * 3 + [None]
     # The second time, the same memory is missing, and nothing is waited for.
-    assert found == {"said": [WAITING, WAITING, WAITING, None, None], "aside": {}, "missing": {"GPU-1": text}}
+    card.guard.suspect(["GPU-1"], [KILLED])
+    assert card.look(1, 14) is None
+    assert card.guard.missing == {"GPU-1": f"2 GiB {IN_USE} no process that the driver shows here"}
 
 
-def test_a_device_with_a_lasting_error_is_set_aside_at_once(on_machine: OnMachine) -> None:
-    steps = "look(1); guard.suspect(['GPU-1'], [7]); look(1, ('ecc 0 0', 'ecc 2 2')); look(9)"
-    found = on_machine(guard(steps), *T4, WHOLE, "ecc 0 0")
+def test_a_device_with_a_lasting_error_is_set_aside_at_once() -> None:
     sick = "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"
-    assert found == {"said": [None, sick, sick], "aside": {"GPU-1": sick}, "missing": {}}
+    gone = "its driver cannot reach it any more"
+    for ecc, lost, why in ((2, False, sick), (0, True, gone)):
+        card = ScriptedCard()
+        assert card.look(1, 16, ecc=ecc, lost=lost) is None, "the driver is asked only after a kill"
+        card.guard.suspect(["GPU-1"], [7])
+        assert [card.look(1, 16, ecc=ecc, lost=lost), card.look(9, 16)] == [why, why]
+        assert (card.guard.aside, card.guard.missing) == ({"GPU-1": why}, {})
 
 
-def test_a_gpu_that_has_fallen_off_the_bus_is_set_aside(on_machine: OnMachine) -> None:
-    steps = "guard.suspect(['GPU-1'], [7]); look(1, ('#', 'refuse nvmlDeviceGetMemoryInfo 15')); look(9)"
-    lost = "its driver cannot reach it any more"
-    assert on_machine(guard(steps), *T4, WHOLE, "#") == {"said": [lost, lost], "aside": {"GPU-1": lost}, "missing": {}}
-
-
-def test_a_busy_device_is_unavailable_if_the_session_waits_for_busy_devices(on_machine: OnMachine) -> None:
-    busy = f"process {os.getpid()} {2 * GIB}"
-    steps = f"look(1); look(1, ('{busy}\\n', '')); look(0.1); look(1)"
-    [first, *others] = on_machine(guard(steps, waits=True), *T4, WHOLE, busy)["said"]
-    assert first.startswith(f"is used by pid {os.getpid()} (")
-    assert others[0] is None
+def test_a_busy_device_is_unavailable_if_the_session_waits_for_busy_devices() -> None:
+    card, user = ScriptedCard(waits=True), (os.getppid(), 2)
+    first = card.look(1, 14, user)
+    assert first is not None
+    assert first.startswith(f"is used by pid {os.getppid()} (")
     # The driver is asked again only after a while.
-    assert others[1] is None
-    assert others[2] is not None
-    assert on_machine(guard(steps), *T4, WHOLE, busy)["said"] == [None] * 4
+    assert [card.look(1, 16), card.look(0.1, 14, user), card.look(1, 14, user)] == [None, None, first]
+    assert ScriptedCard().look(1, 14, user) is None
 
 
-def test_memory_of_no_visible_process_keeps_a_device_busy_only_if_it_was_in_use_from_the_start(
-    on_machine: OnMachine,
-) -> None:
-    steps = f"look(1); look(1, {LESS}); look(1)"
+def test_memory_of_no_visible_process_keeps_a_device_busy_only_if_it_was_in_use_from_the_start() -> None:
+    card = ScriptedCard(waits=True)
+    assert [card.look(1, 16), card.look(1, 12)] == [None, None]
     busy = "has 4 GiB of its memory in use, but no process on it is visible from here"
-    assert on_machine(guard(steps, waits=True), *T4, WHOLE)["said"] == [None, None, None]
-    free = f"(' {12 * GIB}\\n', ' {16 * GIB}\\n')"
-    steps = f"look(1); look(1, {free}); look(1)"
-    assert on_machine(guard(steps, waits=True), *T4, f"memory {16 * GIB} {12 * GIB}")["said"] == [busy, None, None]
+    card = ScriptedCard(12, waits=True)
+    assert [card.look(1, 12), card.look(1, 16), card.look(1, 12)] == [busy, None, None]
 
 
 SUPPLY = """
@@ -237,28 +199,6 @@ print(json.dumps([before, given, after]))
         "needs 1 cuda device; there is none to use\nGPU-1 was set aside: "
         "it has had an uncorrectable memory error (ECC) since its driver was loaded",
     ]
-
-
-def test_a_lease_waits_for_the_killed_processes_of_the_last_one(on_machine: OnMachine, tmp_path: Path) -> None:
-    code = f"""
-submit()
-lease = leases.get_nowait()
-supply.broker("cuda").describe(lease.id, processes=[({KILLED}, 1.0)])
-text = file.read_text()
-file.write_text(text.replace(" {16 * GIB}\\n", " {12 * GIB}\\n") + "{LISTED}\\n")
-supply.give_back("cuda", lease, killed=True)
-request = submit()
-waits = (leases.empty(), supply.obstacles("cuda", request))
-file.write_text(text)
-leases.get(timeout=60)
-missing = supply.missing
-supply.close()
-print(json.dumps([*waits, missing]))
-"""
-    found = on_machine(
-        (SUPPLY + code).replace("WAITS", "False"), *T4, WHOLE, PYTEST_ACCEL_LOCK_DIR=str(tmp_path / "locks")
-    )
-    assert found == [True, ["GPU-1 waits for its memory to be released"], []]
 
 
 def test_a_session_names_the_holder_of_the_device_that_it_waited_for(

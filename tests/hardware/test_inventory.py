@@ -14,7 +14,7 @@ import pytest
 
 from pytest_accel.core import kinds as core_kinds
 from pytest_accel.core.device import Device
-from pytest_accel.core.kinds import kinds
+from pytest_accel.core.kinds import KindFacts, kinds
 from pytest_accel.hardware import inventory
 from pytest_accel.hardware.device_order import parse_order
 from pytest_accel.hardware.health import Health
@@ -27,11 +27,8 @@ from pytest_accel.hardware.vendors.base_vendor import BaseVendor
     ("text", "spec"),
     [
         ("auto", KindSpec("auto")),
-        ("none", KindSpec("none")),
         (" cuda ", KindSpec("cuda")),
-        ("cpu", KindSpec("cpu")),
         ("cpu:4", KindSpec("cpu", "4")),
-        ("sim:8", KindSpec("sim", "8")),
         ("sim:a/b.toml", KindSpec("sim", "a/b.toml")),
     ],
 )
@@ -52,7 +49,6 @@ def test_a_wrong_kind_lists_the_allowed_values(text: str) -> None:
     [
         ("auto:1", "--accel 'auto:1': auto takes nothing after a colon"),
         ("none:", "--accel 'none:': none takes nothing after a colon"),
-        ("cuda:0", "--accel cuda:0: cuda takes nothing after a colon"),
         ("rocm:", "--accel rocm:: rocm takes nothing after a colon"),
         *((f"cpu:{n}", f"--accel cpu:{n}: allowed are cpu and cpu:N, with N from 1") for n in ("", "0", "x", "-1")),
         *(
@@ -70,96 +66,88 @@ def test_a_wrong_argument_of_a_kind_is_an_error(text: str, message: str) -> None
 
 
 def _machine(text: str, only: str | None = None, order: str | None = None, **environ: str) -> Machine:
-    return Machine(parse_kind(text), only, None if order is None else parse_order(order), environ)
+    """Return a machine; `environ` has the values of masks by the kind in upper case."""
+    masks = {f"{kind}_VISIBLE_DEVICES": mask for kind, mask in environ.items()}
+    return Machine(parse_kind(text), only, None if order is None else parse_order(order), masks)
 
 
 def _ids(inventory: Inventory) -> list[str]:
     return [device.id for device in inventory.devices]
 
 
-def test_a_session_has_the_devices_of_its_kind() -> None:
-    inventory = _machine("sim:3").session
-    assert (inventory.kind, inventory.present, inventory.visible, inventory.order) == ("sim", 3, 3, "")
-    assert _ids(inventory) == ["sim-0", "sim-1", "sim-2"]
-    assert describe(inventory) == "accel: sim, 3 devices: 3 x sim"
+SIM = "SIM_VISIBLE_DEVICES"
 
 
-def test_an_inherited_mask_selects_and_orders_the_devices() -> None:
-    inventory = _machine("sim:4", SIM_VISIBLE_DEVICES="2,0", CUDA_VISIBLE_DEVICES="1").session
-    assert _ids(inventory) == ["sim-2", "sim-0"]
-    assert inventory.inherited == {"SIM_VISIBLE_DEVICES": "2,0"}
-    assert (inventory.present, inventory.visible) == (4, 2)
-    assert describe(inventory) == "accel: sim, 2 devices: 2 x sim, SIM_VISIBLE_DEVICES=2,0 leaves 2 of 4"
-
-
-def test_an_option_selects_among_the_devices_that_the_mask_leaves() -> None:
-    inventory = _machine("sim:4", "1,sim-3", SIM_VISIBLE_DEVICES="3,2,1").session
-    assert _ids(inventory) == ["sim-2", "sim-3"]
-    assert describe(inventory) == (
-        "accel: sim, 2 devices: 2 x sim, SIM_VISIBLE_DEVICES=3,2,1 leaves 3 of 4; --accel-devices 1,sim-3 leaves 2 of 3"
-    )
-
-
-def test_an_order_sorts_the_remaining_devices() -> None:
-    inventory = _machine("sim:4", "3,1,0", "pci", SIM_VISIBLE_DEVICES="3,2,1,0").session
-    assert _ids(inventory) == ["sim-0", "sim-2", "sim-3"]
-    assert describe(inventory).startswith("accel: sim, 3 devices: 3 x sim, order pci, SIM_")
-    assert _ids(_machine("sim:3", order="2").session) == ["sim-2", "sim-0", "sim-1"]
-
-
-def test_the_indices_of_an_order_refer_to_the_devices_that_the_mask_leaves() -> None:
-    assert _ids(_machine("sim:4", "2,1,0", "1", SIM_VISIBLE_DEVICES="3,2,1").session) == ["sim-2", "sim-3", "sim-1"]
-    assert _ids(_machine("sim:4", "2,3", "3,2").session) == ["sim-3", "sim-2"]
-    with pytest.raises(ValueError, match=r"^--accel-order: '2' names no device; allowed are fastest, "):
-        _ = _machine("sim:2", order="2").session
+@pytest.mark.parametrize(
+    ("machine", "ids", "header"),
+    [
+        (_machine("sim:3"), "012", "sim, 3 devices: 3 x sim"),
+        # An inherited mask of the kind selects and orders the devices.
+        (_machine("sim:4", SIM="2,0", CUDA="1"), "20", f"sim, 2 devices: 2 x sim, {SIM}=2,0 leaves 2 of 4"),
+        (_machine("sim:2", SIM=""), "", f"sim, no devices, {SIM}= leaves none of 2"),
+        # The options select and sort what the mask leaves; their indices count this.
+        (
+            _machine("sim:4", "1,sim-3", SIM="3,2,1"),
+            "23",
+            f"sim, 2 devices: 2 x sim, {SIM}=3,2,1 leaves 3 of 4; --accel-devices 1,sim-3 leaves 2 of 3",
+        ),
+        (
+            _machine("sim:4", "3,1,0", "pci", SIM="3,2,1,0"),
+            "023",
+            f"sim, 3 devices: 3 x sim, order pci, {SIM}=3,2,1,0 leaves 4 of 4; --accel-devices 3,1,0 leaves 3 of 4",
+        ),
+        (_machine("sim:3", order="2"), "201", "sim, 3 devices: 3 x sim, order 2"),
+        (
+            _machine("sim:4", "2,1,0", "1", SIM="3,2,1"),
+            "231",
+            f"sim, 3 devices: 3 x sim, order 1, {SIM}=3,2,1 leaves 3 of 4; --accel-devices 2,1,0 leaves 3 of 3",
+        ),
+        (
+            _machine("sim:4", "2,3", "3,2"),
+            "32",
+            "sim, 2 devices: 2 x sim, order 3,2; --accel-devices 2,3 leaves 2 of 4",
+        ),
+        (_machine("none", "0", "fastest"), "", "--accel none: accelerators are left alone (ranks run on the CPU)"),
+    ],
+)
+def test_masks_and_options_select_the_devices_of_a_session(machine: Machine, ids: str, header: str) -> None:
+    assert _ids(machine.session) == [f"sim-{number}" for number in ids]
+    assert describe(machine.session) == f"accel: {header}"
+    assert machine.session is machine.session
 
 
 def test_a_device_that_the_mask_hides_cannot_be_named() -> None:
-    machine = _machine("sim:2", "sim-1", SIM_VISIBLE_DEVICES="sim-0")
+    machine = _machine("sim:2", "sim-1", SIM="sim-0")
     with pytest.raises(ValueError, match=r"^--accel-devices: 'sim-1' names no device; allowed are 0 \(sim-0\)$"):
         _ = machine.session
+    with pytest.raises(ValueError, match=r"^--accel-order: '2' names no device; allowed are fastest, "):
+        _ = _machine("sim:2", order="2").session
     with pytest.raises(ValueError, match=r"^--accel-devices '': allowed are device ids or indices"):
         _machine("sim:2", "")
 
 
-def test_the_header_mentions_a_mask_that_hides_all_devices() -> None:
-    inventory = _machine("sim:2", SIM_VISIBLE_DEVICES="").session
-    assert inventory.devices == ()
-    assert describe(inventory) == "accel: sim, no devices, SIM_VISIBLE_DEVICES= leaves none of 2"
+A100 = [Device("cuda", f"GPU-{n}", n, "NVIDIA A100", memory=80 * 1024**3) for n in range(2)]
+T4 = Device("cuda", "GPU-2", 2, "NVIDIA T4", memory=15 * 1024**3)
+SLOTS = tuple(Device("cpu", f"cpu-{n}", n, "CPU", cores=cores) for n, cores in enumerate([(0, 1), (2, 3), (4,)]))
 
 
-def test_none_uses_no_accelerators() -> None:
-    inventory = _machine("none", "0", "fastest").session
-    assert (inventory.kind, inventory.devices) == ("none", ())
-    assert describe(inventory) == "accel: --accel none: accelerators are left alone (ranks run on the CPU)"
-
-
-def test_the_header_says_that_there_is_no_accelerator() -> None:
-    assert describe(Inventory("none")) == "accel: no accelerator found (ranks run on the CPU)"
-
-
-def test_the_header_groups_equal_devices() -> None:
-    big, small = 80 * 1024**3, 15 * 1024**3
-    devices = (
-        Device("cuda", "GPU-1", 0, "NVIDIA A100", memory=big),
-        Device("cuda", "GPU-2", 1, "NVIDIA T4", memory=small),
-        Device("cuda", "GPU-3", 2, "NVIDIA A100", memory=big),
-    )
-    inventory = Inventory(
-        "cuda", devices, "fastest", {"CUDA_VISIBLE_DEVICES": "0,2,3"}, 4, 3, ("GPU 4 is left out: x",)
-    )
-    assert describe(inventory) == (
-        "accel: cuda, 3 devices: 2 x NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB), order fastest, "
-        "CUDA_VISIBLE_DEVICES=0,2,3 leaves 3 of 4; GPU 4 is left out: x"
-    )
-    assert (
-        describe(Inventory("cuda", devices[:1], present=1, visible=1)) == "accel: cuda, 1 device: NVIDIA A100 (80 GiB)"
-    )
-
-
-def test_the_header_shows_the_cores_of_cpu_slots() -> None:
-    slots = tuple(Device("cpu", f"cpu-{n}", n, "CPU", cores=cores) for n, cores in enumerate([(0, 1), (2, 3), (4,)]))
-    assert describe(Inventory("cpu", slots)) == "accel: cpu, 3 devices: 2 x CPU (2 cores), CPU (1 core)"
+@pytest.mark.parametrize(
+    ("inventory", "header"),
+    [
+        (Inventory("none"), "no accelerator found (ranks run on the CPU)"),
+        (Inventory("cuda", (T4,), present=1, visible=1), "cuda, 1 device: NVIDIA T4 (15 GiB)"),
+        (
+            Inventory(
+                "cuda", (A100[0], T4, A100[1]), "fastest", {"CUDA_VISIBLE_DEVICES": "0,2,3"}, 4, 3, ("GPU 4: x",)
+            ),
+            "cuda, 3 devices: 2 x NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB), order fastest, "
+            "CUDA_VISIBLE_DEVICES=0,2,3 leaves 3 of 4; GPU 4: x",
+        ),
+        (Inventory("cpu", SLOTS), "cpu, 3 devices: 2 x CPU (2 cores), CPU (1 core)"),
+    ],
+)
+def test_the_header_groups_equal_devices(inventory: Inventory, header: str) -> None:
+    assert describe(inventory) == f"accel: {header}"
 
 
 def test_another_kind_ignores_the_device_names_of_the_session() -> None:
@@ -170,22 +158,8 @@ def test_another_kind_ignores_the_device_names_of_the_session() -> None:
     assert slots.kind == "cpu"
     assert len(slots.devices) == slots.present >= 1
     assert slots.notes == ()
-
-
-def test_sim_has_no_devices_unless_it_was_requested() -> None:
+    # Without --accel sim:N there are none.
     assert _machine("cpu:2").of("sim").devices == ()
-
-
-def test_devices_are_discovered_once() -> None:
-    machine = _machine("sim:2")
-    assert machine.session is machine.session
-    assert machine.vendor("sim") is machine.vendor("sim")
-
-
-def test_a_vendor_is_made_from_the_argument_of_its_own_kind() -> None:
-    machine = _machine("cpu:3")
-    assert len(machine.vendor("cpu").discover()) == 3
-    assert machine.vendor("sim").discover() == ()
 
 
 def test_a_topology_file_is_found_after_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,15 +168,10 @@ def test_a_topology_file_is_found_after_a_change_of_folder(tmp_path: Path, monke
     assert describe(_machine("sim:m.toml").session) == "accel: sim, 1 device: x"
 
 
-def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIM_VISIBLE_DEVICES", "1")
-    assert _ids(Machine(parse_kind("sim:2")).session) == ["sim-1"]
-
-
 class Toy(BaseVendor):
     """A vendor of another package, with one device."""
 
-    kind = "toy"
+    facts = KindFacts("toy")
 
     def discover(self) -> tuple[Device, ...]:
         return (Device("toy", "toy-0", 0, "Toy"),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device
 from pytest_accel.hardware.masks import is_index_mask, partition, read_cuda_mask, read_simple_mask, rotate, write_mask
-from tests.hardware.compare_with_torch import IN_PROCESS, MACHINE
 
 
 def _gpu(name: str, index: int = 0, parent: str | None = None) -> Device:
@@ -23,58 +23,78 @@ FOUR = tuple(_gpu(f"GPU-{name}", index) for index, name in enumerate(("1111", "2
 SLICED = (_gpu("GPU-1111"), _gpu("MIG-aa", 1, "GPU-2222"), _gpu("MIG-ab", 1, "GPU-2222"), _gpu("GPU-3333", 2))
 
 
-def _read(text: str | None) -> str:
-    return write_mask(read_cuda_mask(text, FOUR)).replace("GPU-", "")
+MASKS = [
+    (None, "1111,2222,2233,4444"),
+    ("", ""),
+    (" 2 , 0 ", "2233,1111"),
+    ("0,2,-1,1", "1111,2233"),
+    ("-1", ""),
+    ("1,9,0", "2222"),
+    ("0,0", ""),
+    ("1gpu2", "2222"),
+    ("+1", "2222"),
+    ("-0", "1111"),
+    ("0x2", "1111"),
+    ("-" + "0" * 30, "1111"),
+    ("0,-" + "0" * 30 + "1,1", "1111"),
+    (f"1,{10**20},{10**20 + 1}", "2222"),
+    (f"1,{10**20},{10**20}", ""),
+    ("0,", "1111"),
+    (",0", ""),
+    ("GPU-4,GPU-1", "4444,1111"),
+    ("GPU-22", ""),
+    ("GPU-1,GPU-22,GPU-4", "1111"),
+    ("GPU-1,GPU-1111", ""),
+    ("GPU-1,GPU-9,GPU-4", "1111"),
+    ("GPU-1, GPU-4", "1111"),
+    ("gpu-1111", ""),
+    ("1,GPU-2222", "2222"),
+    ("GPU-2222,1", "2222"),
+    ("all", ""),
+    ("NoDevFiles", ""),
+]
+"""Masks, and the devices of `FOUR` that they leave for CUDA and for torch."""
 
 
 @pytest.mark.parametrize(
     ("text", "seen"),
     [
-        (None, "1111,2222,2233,4444"),
-        ("", ""),
-        (" ", ""),
-        ("2,0", "2233,1111"),
-        (" 2 , 0 ", "2233,1111"),
-        ("0,2,-1,1", "1111,2233"),
-        ("-1", ""),
-        ("1,9,0", "2222"),
-        ("9,1", ""),
-        ("0,0", ""),
-        ("0,9,9", ""),
-        ("0,-1,0", "1111"),
-        ("1gpu2", "2222"),
-        ("+1", "2222"),
-        ("-0", "1111"),
-        ("0x2", "1111"),
-        ("0" * 5000 + "2", "2233"),
-        ("-" + "0" * 30, "1111"),
-        ("0,-" + "0" * 30 + "1,1", "1111"),
-        (f"1,{10**20},{10**20 + 1}", "2222"),
-        (f"1,{10**20},{10**20}", ""),
-        ("0,", "1111"),
-        (",0", ""),
+        *MASKS,
+        # torch raises ValueError for these, and reads digits that are not ASCII, which CUDA, in C, does not.
         ("+", ""),
-        ("²", ""),
+        ("0" * 5000 + "2", "2233"),
         ("0," + "9" * 5000, "1111"),
-        ("GPU-1111,GPU-4444", "1111,4444"),
-        ("GPU-4,GPU-1", "4444,1111"),
-        ("GPU-222", "2222"),
-        ("GPU-22", ""),
-        ("GPU-1,GPU-22,GPU-4", "1111"),
-        ("GPU-1,GPU-1111", ""),
-        ("GPU-1,GPU-1", ""),
-        ("GPU-1,GPU-9,GPU-4", "1111"),
-        ("GPU-1, GPU-4", "1111"),
-        ("gpu-1111", ""),
-        ("1,GPU-2222", "2222"),
-        ("GPU-2222,1", "2222"),
-        ("all", ""),
-        ("none", ""),
-        ("NoDevFiles", ""),
+        ("²", ""),
     ],
 )
 def test_a_cuda_mask_selects_devices(text: str | None, seen: str) -> None:
-    assert _read(text) == seen
+    assert write_mask(read_cuda_mask(text, FOUR)).replace("GPU-", "") == seen
+
+
+READ_WITH_TORCH = """
+import json, os
+import torch.cuda
+
+def read(text):
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if text is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = text
+    found = torch.cuda._parse_visible_devices()
+    if found and isinstance(found[0], str):
+        found = torch.cuda._transform_uuid_to_ordinals(found, ["GPU-1111", "GPU-2222", "GPU-2233", "GPU-4444"])
+    left = next((at for at, number in enumerate(found) if number > 3), len(found))
+    assert torch.cuda._device_count_nvml() == left
+    return found[:left]
+
+print(json.dumps([read(text) for text in json.loads(TEXTS)]))
+"""
+
+
+def test_masks_are_read_as_torch_reads_them(on_machine: Callable[..., Any]) -> None:
+    code = READ_WITH_TORCH.replace("TEXTS", repr(json.dumps([text for text, _ in MASKS])))
+    found = on_machine(code, *(f"gpu {device.id}" for device in FOUR))
+    names = ["1111", "2222", "2233", "4444"]
+    assert [(text, ",".join(names[n] for n in left)) for (text, _), left in zip(MASKS, found, strict=True)] == MASKS
 
 
 @pytest.mark.parametrize(
@@ -114,17 +134,6 @@ def test_a_mask_of_indices_is_recognized(text: str, indices: bool) -> None:
 def test_a_written_mask_is_read_as_the_same_devices(devices: list[Device]) -> None:
     assert read_cuda_mask(write_mask(devices), FOUR) == tuple(devices)
     assert read_simple_mask(write_mask(devices), FOUR) == tuple(devices)
-
-
-@given(st.lists(st.sampled_from(["0", "1", "2", "3", "4", "-1", "x", "", "GPU-1", "GPU-2", "GPU-44"]), max_size=6))
-def test_entries_after_the_end_of_a_list_are_ignored(entries: list[str]) -> None:
-    text = ",".join(entries)
-    assert read_cuda_mask(f"{text},-1,0,1" if text else "-1,0,1", FOUR) == read_cuda_mask(text, FOUR)
-
-
-def test_a_written_mask_has_full_ids_and_no_spaces() -> None:
-    assert write_mask(FOUR[:2]) == "GPU-1111,GPU-2222"
-    assert write_mask([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -179,11 +188,3 @@ def test_the_error_of_an_invalid_part_names_the_value_and_what_is_allowed(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         partition(FOUR, workers, worker, per_worker)
-
-
-def test_masks_are_read_as_torch_reads_them(on_machine: Callable[..., Any]) -> None:
-    found = on_machine(IN_PROCESS.format(masks=100_000, seed=1), *MACHINE)
-    assert found["unexplained"] == []
-    # The masks leave every number of devices, and each known difference occurs.
-    assert all(found["left"].get(str(count), 0) > 50 for count in range(5))
-    assert [reason for reason, times in found["known"].items() if not times] == []

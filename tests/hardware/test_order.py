@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.core.device import Device, Link
+from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.hardware.device_order import (
     Order,
     apply_order,
     by_figures,
     by_nearness,
     by_pci,
+    linked,
     parse_names,
     parse_order,
     select,
+    ties,
 )
 from pytest_accel.hardware.vendors.sim import Sim
 
@@ -43,19 +45,6 @@ def test_other_text_is_a_list_of_device_names() -> None:
     order = parse_order("2, sim-0")
     assert order == Order("ids", ("2", "sim-0"))
     assert str(order) == "2,sim-0"
-
-
-@pytest.mark.parametrize("text", ["", "0,,1", "0,"])
-def test_an_empty_name_is_an_error(text: str) -> None:
-    message = f"--accel-order {text!r}: allowed are {WORDS}device ids or indices with commas between them"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        parse_order(text)
-
-
-def test_the_error_of_a_list_of_devices_names_no_orders() -> None:
-    message = "--accel-devices '0,': allowed are device ids or indices with commas between them"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        parse_names("0,", "--accel-devices")
 
 
 @pytest.mark.parametrize(
@@ -86,18 +75,21 @@ def test_a_complete_id_is_preferred_to_longer_ids_that_start_with_it() -> None:
     ],
 )
 def test_an_unknown_name_lists_the_existing_devices(names: list[str], what: str) -> None:
-    message = f"--accel-devices: {what}; allowed are 0 (sim-0), 1 (sim-1), 2 (sim-2)"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    message = f"{what}; allowed are 0 (sim-0), 1 (sim-1), 2 (sim-2)"
+    with pytest.raises(ValueError, match=f"^--accel-devices: {re.escape(message)}$"):
         select(names, THREE, "--accel-devices")
+    message = message.replace("allowed are ", f"allowed are {WORDS}")
+    with pytest.raises(ValueError, match=f"^--accel-order: {re.escape(message)}$"):
+        apply_order(Order("ids", tuple(names)), THREE, Sim(3))
 
 
-def test_an_unknown_word_also_lists_the_orders() -> None:
-    message = f"--accel-order: 'fasted' names no device; allowed are {WORDS}0 (sim-0), 1 (sim-1), 2 (sim-2)"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        apply_order(parse_order("fasted"), THREE, Sim(3))
-
-
-def test_an_error_says_that_there_are_no_devices() -> None:
+def test_the_errors_of_empty_names_and_of_an_empty_machine() -> None:
+    names = "device ids or indices with commas between them"
+    for text in ("", "0,,1", "0,"):
+        with pytest.raises(ValueError, match=f"^{re.escape(f'--accel-order {text!r}: allowed are {WORDS}{names}')}$"):
+            parse_order(text)
+    with pytest.raises(ValueError, match=f"^--accel-devices '0,': allowed are {names}$"):
+        parse_names("0,", "--accel-devices")
     with pytest.raises(
         ValueError, match=r"^--accel-devices: '0' names no device; allowed are no device: none is there$"
     ):
@@ -146,3 +138,56 @@ def test_nearness_keeps_every_device_and_starts_with_the_first(pairs: set[tuple[
     ids = _ids(by_nearness(_linked(pairs, (None,) * 6)))
     assert sorted(ids) == list("012345")
     assert ids[0] == "0"
+
+
+def device(number: int, name: str = "A", numa: int | None = None, **links: Near) -> Device:
+    """Return a device; `links` has the kind of each link by the id of the other device (``d1="nvlink"``)."""
+    ends = tuple(Link(peer, via) for peer, via in links.items())
+    return Device(kind="sim", id=f"d{number}", index=number, name=name, numa=numa, links=ends)
+
+
+def best(devices: list[Device], near: Near | None = None) -> tuple[str, str]:
+    """Return the ids of the two devices with the strongest tie."""
+    one, other, _ = max(ties(devices, near), key=lambda tie: tie[2])
+    return one, other
+
+
+def test_equal_pairs_have_no_ties() -> None:
+    assert ties([device(0), device(1), device(2)], None) == ()
+    assert ties([device(0), device(1)], "nvlink") == ()
+    assert ties([device(0)], None) == ()
+
+
+def test_nvlinks_count_more_than_a_common_numa_node() -> None:
+    assert linked(device(0, d1="nvlink"), device(1)) > linked(device(0, numa=0, d1="pcie"), device(1, numa=0))
+    assert linked(device(0, numa=0), device(1, numa=0)) > linked(device(0, numa=0), device(1, numa=1))
+    assert linked(device(0), device(1)) == 0
+
+
+def test_devices_of_one_model_are_preferred_to_linked_devices() -> None:
+    devices = [device(0, "A", d1="nvlink"), device(1, "B", d0="nvlink"), device(2, "A")]
+    assert best(devices) == ("d0", "d2")
+
+
+def test_linked_devices_of_one_model_are_preferred() -> None:
+    devices = [device(0), device(1, d2="nvlink"), device(2, d1="nvlink")]
+    assert best(devices) == ("d1", "d2")
+
+
+def test_the_link_that_a_test_asks_for_counts_most() -> None:
+    devices = [
+        device(0, "A", numa=0),
+        device(1, "A", numa=1, d2="nvlink"),
+        device(2, "B", numa=0, d1="nvlink", d3="pcie"),
+        device(3, "C", numa=1, d2="pcie"),
+    ]
+    assert best(devices, "nvlink") == ("d1", "d2")
+    assert best(devices, "numa") == ("d0", "d2")
+    assert best(devices, "pcie") == ("d2", "d3")
+    assert best(devices) == ("d0", "d1")
+
+
+def test_an_nvlink_counts_more_than_everything_else_together() -> None:
+    near = Device("sim", "d0", 0, "A", numa=0, links=(Link("d1", "pcie"), Link("d2", "nvlink"), Link("d2", "pcie")))
+    assert best([near, device(1, numa=0), device(2, numa=1)]) == ("d0", "d2")
+    assert linked(near, device(2)) > linked(device(0, d2="nvlink"), device(2)) > linked(near, device(1, numa=0))

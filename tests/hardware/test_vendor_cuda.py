@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_accel.core.device import Device, MaskError, Vendor
+from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.vendors.cuda import Cuda
 
 OnMachine = Callable[..., Any]
 
-NO_PERMISSION, NOT_SUPPORTED, DRIVER_NOT_LOADED, UNKNOWN = 4, 3, 9, 999
+NO_PERMISSION, NOT_SUPPORTED, UNKNOWN = 4, 3, 999
 GIB = 1024**3
 
 
@@ -61,62 +63,51 @@ print(json.dumps({
 """
 
 
-def test_cuda_is_a_vendor_of_hardware() -> None:
-    vendor = Cuda()
-    assert isinstance(vendor, Vendor)
-    assert vendor.hardware
-
-
-def test_a_gpu_is_described(on_machine: OnMachine) -> None:
-    found = on_machine(DISCOVER, *_gpu(1, "NVIDIA A100-SXM4-80GB", 80, 0x3B))
-    assert found == {
-        "devices": [
-            {
-                "kind": "cuda",
-                "id": f"GPU-{_uuid(1)}",
-                "index": 0,
-                "name": "NVIDIA A100-SXM4-80GB",
-                "memory": 80 * GIB,
-                "memory_free": 40 * GIB,
-                "capability": [8, 0],
-                "pci": "ff00:3b:00.0",
-                "numa": None,
-                "links": [],
-                "parent": None,
-                "cores": [],
-                "single_process": False,
-                "speed": 6912 * 1410.0,
-            }
-        ],
-        "notes": [],
-    }
-
-
-def test_gpus_are_found_in_pci_order(on_machine: OnMachine) -> None:
-    found = on_machine(DISCOVER, *_gpu(1, bus=0xAF), *_gpu(2, bus=0x3B))
+def test_a_gpu_is_described_and_gpus_are_in_pci_order(on_machine: OnMachine) -> None:
+    found = on_machine(DISCOVER, *_gpu(1, "NVIDIA A100-SXM4-80GB", 80, 0xAF), *_gpu(2, bus=0x3B))
     assert [(device["id"][-1], device["index"]) for device in found["devices"]] == [("2", 1), ("1", 0)]
+    described = Device(
+        kind="cuda",
+        id=f"GPU-{_uuid(1)}",
+        index=0,
+        name="NVIDIA A100-SXM4-80GB",
+        memory=80 * GIB,
+        memory_free=40 * GIB,
+        capability=(8, 0),
+        pci="ff00:af:00.0",
+        speed=6912 * 1410.0,
+    )
+    assert found["devices"][1] == json.loads(json.dumps(asdict(described)))
+    assert found["notes"] == []
 
 
-def test_a_machine_without_gpus_or_driver_has_none(on_machine: OnMachine) -> None:
-    assert on_machine(DISCOVER) == {"devices": [], "notes": []}
-    assert on_machine(DISCOVER, driver="none") == {"devices": [], "notes": []}
+def test_a_machine_without_gpus_or_driver_has_none_and_loads_the_bindings_only_for_a_driver(
+    on_machine: OnMachine,
+) -> None:
+    code = f"{DISCOVER.replace('print', 'str')}\nimport sys\n"
+    code += "print(json.dumps([vendor.discover(), vendor.notes, 'pynvml' in sys.modules]))"
+    assert on_machine(code) == [[], [], True]
+    assert on_machine(code, driver="none") == [[], [], False]
 
 
-def test_the_bindings_are_imported_only_if_there_is_a_driver(on_machine: OnMachine) -> None:
-    code = f"{DISCOVER.replace('print', 'str')}\nimport sys\nprint(json.dumps('pynvml' in sys.modules))"
-    assert on_machine(code, driver="none") is False
-    assert on_machine(code) is True
+@pytest.mark.parametrize(
+    ("fact", "notes"),
+    [
+        (f"init {UNKNOWN}", ["the NVIDIA driver does not answer"]),
+        (f"refuse nvmlDeviceGetCount_v2 {UNKNOWN}", []),
+        (f"refuse nvmlDeviceGetHandleByIndex_v2 {NO_PERMISSION}", ["GPU 0 is left out"]),
+        (f"refuse nvmlDeviceGetUUID {NO_PERMISSION}", ["GPU 0 is left out"]),
+    ],
+)
+def test_gpus_that_the_driver_does_not_show_are_left_out(on_machine: OnMachine, fact: str, notes: list[str]) -> None:
+    after_the_gpu = fact.endswith(str(NO_PERMISSION))
+    facts = (*_gpu(1), fact, *_gpu(2)) if after_the_gpu else (fact, *_gpu(1))
+    found = on_machine(DISCOVER, *facts)
+    assert [device["id"][-1] for device in found["devices"]] == ["2"] * after_the_gpu
+    assert [note.split(":")[0] for note in found["notes"]] == notes
 
 
-@pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, UNKNOWN])
-def test_a_driver_that_does_not_start_is_reported_in_a_note(on_machine: OnMachine, code: int) -> None:
-    found = on_machine(DISCOVER, f"init {code}", *_gpu(1))
-    assert found["devices"] == []
-    assert [note.split(":")[0] for note in found["notes"]] == ["the NVIDIA driver does not answer"]
-
-
-@pytest.mark.parametrize("code", [NO_PERMISSION, NOT_SUPPORTED, UNKNOWN])
-def test_values_that_the_driver_does_not_give_are_unknown(on_machine: OnMachine, code: int) -> None:
+def test_values_that_the_driver_does_not_give_are_unknown(on_machine: OnMachine) -> None:
     functions = (
         "nvmlDeviceGetName",
         "nvmlDeviceGetPciInfo_v3",
@@ -133,29 +124,12 @@ def test_values_that_the_driver_does_not_give_are_unknown(on_machine: OnMachine,
         "nvmlDeviceGetTopologyCommonAncestor",
     )
     linked = _gpu(1, "NVIDIA A100", 80, 1, "link 0 1", "ancestor 1 10")
-    found = on_machine(DISCOVER, *(f"refuse {name} {code}" for name in functions), *linked, *_gpu(2))
-    device, _ = found["devices"]
-    assert device["name"] == "NVIDIA GPU"
-    unknown = ("memory", "memory_free", "capability", "pci", "numa", "speed", "parent")
-    assert [device[name] for name in unknown] == [None] * len(unknown)
-    assert device["links"] == []
+    found = on_machine(DISCOVER, *(f"refuse {name} {NOT_SUPPORTED}" for name in functions), *linked, *_gpu(2))
+    unknown = Device("cuda", f"GPU-{_uuid(1)}", 0, "NVIDIA GPU")
+    assert found["devices"][0] == json.loads(json.dumps(asdict(unknown)))
     assert found["notes"] == []
-
-
-def test_values_from_functions_that_an_old_driver_lacks_are_unknown(on_machine: OnMachine) -> None:
     (device,) = on_machine(DISCOVER, *_gpu(1), driver="old")["devices"]
     assert (device["memory"], device["speed"], device["links"]) == (80 * GIB, None, [])
-
-
-@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
-def test_a_gpu_without_permission_is_left_out_with_a_note(on_machine: OnMachine, function: str) -> None:
-    found = on_machine(DISCOVER, *_gpu(1), *_gpu(2), f"refuse {function} {NO_PERMISSION}", *_gpu(3))
-    assert [device["id"][-1] for device in found["devices"]] == ["1", "3"]
-    assert [note.split(":")[0] for note in found["notes"]] == ["GPU 1 is left out"]
-
-
-def test_no_gpu_is_found_if_the_driver_cannot_count_them(on_machine: OnMachine) -> None:
-    assert on_machine(DISCOVER, f"refuse nvmlDeviceGetCount_v2 {UNKNOWN}", *_gpu(1))["devices"] == []
 
 
 def test_a_prohibited_gpu_is_left_out_but_counts_in_mask_indices(on_machine: OnMachine) -> None:
@@ -201,61 +175,35 @@ def test_the_numa_node_is_read_from_sysfs_by_pci_address(on_machine: OnMachine, 
     assert [device["numa"] for device in found["devices"]] == [1, None, None]
 
 
-def _cuda_order(*digits: int) -> str:
-    """Return the value of FAKE_CUDA that makes the fake libcuda count the GPUs in the order `digits`."""
-    return ",".join(str(digit) * 32 for digit in digits)
+IN_PCI_ORDER = "CUDA_VISIBLE_DEVICES=1,0 was read in PCI order, because CUDA's order is unknown"
 
 
-def test_mask_indices_and_fastest_follow_the_order_of_the_cuda_driver(on_machine: OnMachine) -> None:
-    found = on_machine(ORDERS, *MIXED_GPUS, driver="cuda", FAKE_CUDA=_cuda_order(2, 1, 3), CUDA_VISIBLE_DEVICES="0,2")
-    assert found == {"devices": "123", "visible": "23", "fastest": "213", "notes": []}
-
-
-def test_mask_indices_follow_pci_order_if_cuda_device_order_says_so(on_machine: OnMachine) -> None:
-    found = on_machine(
-        ORDERS,
-        *MIXED_GPUS,
-        driver="cuda",
-        FAKE_CUDA=_cuda_order(2, 1, 3),
-        CUDA_VISIBLE_DEVICES="0,2",
-        CUDA_DEVICE_ORDER="PCI_BUS_ID",
-    )
-    assert found["visible"] == "13"
-
-
-def test_without_libcuda_properties_rank_gpus_and_mask_indices_follow_pci_order_with_a_note(
-    on_machine: OnMachine,
+@pytest.mark.parametrize(
+    ("order", "environ", "visible", "fastest", "notes"),
+    [
+        ("213", {"CUDA_VISIBLE_DEVICES": "0,2"}, "23", "213", []),
+        ("213", {"CUDA_VISIBLE_DEVICES": "0,2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, "13", "213", []),
+        # An order that lacks a GPU does not rank them; their figures do.
+        ("12", {}, "123", "231", []),
+        # CUDA is there and fails to start, or is not there.
+        ("", {"CUDA_VISIBLE_DEVICES": "1,0"}, "21", "231", [IN_PCI_ORDER]),
+        (None, {"CUDA_VISIBLE_DEVICES": "1,0"}, "21", "231", [IN_PCI_ORDER]),
+        (None, {"CUDA_VISIBLE_DEVICES": f"GPU-{_uuid(3)},GPU-{_uuid(1)[:4]}"}, "31", "231", []),
+    ],
+)
+def test_mask_indices_and_fastest_follow_the_order_of_cuda(
+    on_machine: OnMachine, order: str | None, environ: dict[str, str], visible: str, fastest: str, notes: list[str]
 ) -> None:
-    found = on_machine(ORDERS, *MIXED_GPUS, CUDA_VISIBLE_DEVICES="1,0")
-    assert found["visible"] == "21"
-    assert found["fastest"] == "231"
-    assert found["notes"] == ["CUDA_VISIBLE_DEVICES=1,0 was read in PCI order, because CUDA's order is unknown"]
-
-
-def test_a_libcuda_that_fails_to_start_is_treated_as_missing(on_machine: OnMachine) -> None:
-    found = on_machine(ORDERS, *MIXED_GPUS, driver="cuda", CUDA_VISIBLE_DEVICES="1,0")
-    assert (found["visible"], found["fastest"], len(found["notes"])) == ("21", "231", 1)
-
-
-def test_a_driver_order_that_lacks_a_device_does_not_rank_gpus(on_machine: OnMachine) -> None:
-    found = on_machine(ORDERS, *MIXED_GPUS, driver="cuda", FAKE_CUDA=_cuda_order(1, 2))
-    assert found["fastest"] == "231"
-
-
-def test_uuids_in_a_mask_need_no_driver_order(on_machine: OnMachine) -> None:
-    mask = f"GPU-{_uuid(3)},GPU-{_uuid(1)[:4]}"
-    assert on_machine(ORDERS, *MIXED_GPUS, CUDA_VISIBLE_DEVICES=mask) == {
-        "devices": "123",
-        "visible": "31",
-        "fastest": "231",
-        "notes": [],
-    }
+    cuda = {"FAKE_CUDA": ",".join(digit * 32 for digit in order)} if order else {}
+    found = on_machine(ORDERS, *MIXED_GPUS, driver="new" if order is None else "cuda", **cuda, **environ)
+    assert found == {"devices": "123", "visible": visible, "fastest": fastest, "notes": notes}
 
 
 def test_a_mask_index_of_a_mig_instance_means_all_instances_of_its_card(on_machine: OnMachine) -> None:
     mig = (f"mig 0 MIG-{_uuid(5)} {GIB} x", f"mig 1 MIG-{_uuid(6)} {GIB} x")
     facts = (*_gpu(1, "NVIDIA T4", 15), *_gpu(2, "NVIDIA A100", 80, 2, *mig))
-    found = on_machine(ORDERS, *facts, driver="cuda", FAKE_CUDA=_cuda_order(5, 1), CUDA_VISIBLE_DEVICES="0")
+    order = f"{'5' * 32},{'1' * 32}"
+    found = on_machine(ORDERS, *facts, driver="cuda", FAKE_CUDA=order, CUDA_VISIBLE_DEVICES="0")
     assert (found["devices"], found["visible"]) == ("156", "56")
 
 
@@ -276,61 +224,90 @@ def test_the_driver_order_is_read_once_and_only_if_gpus_differ(names: tuple[str,
     assert calls == [True] * differ
 
 
-def test_without_a_mask_all_devices_are_visible_in_pci_order() -> None:
-    devices = tuple(Device("cuda", f"GPU-{n}", n, f"{n}") for n in range(2))
-    assert Cuda(driver_order=lambda: ("1", "0")).visible(devices, {}) == devices
-
-
-def test_a_mask_is_written_in_uuids() -> None:
-    vendor = Cuda()
+def test_masks_have_uuids_and_set_pci_order() -> None:
     devices = [Device("cuda", f"GPU-{n}", n, "x") for n in (2, 1)]
-    assert vendor.mask(devices, {"CUDA_VISIBLE_DEVICES": "0,1"}) == {
-        "CUDA_VISIBLE_DEVICES": "GPU-2,GPU-1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
-    assert vendor.mask([], {})["CUDA_VISIBLE_DEVICES"] == ""
-    assert vendor.torch_devices(devices) == ("cuda:0", "cuda:1")
-
-
-def _leased(*ids: str) -> list[Device]:
-    """Return devices with `ids`, as a lease has them."""
-    return [Device("cuda", name, index, "GPU") for index, name in enumerate(ids)]
+    changes = {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert Cuda().mask(devices, {"CUDA_VISIBLE_DEVICES": "0,1"}) == changes
+    assert Cuda().mask([], {})["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(
-    ("ids", "seen"),
+    ("ids", "seen", "same"),
     [
-        ([], []),
-        (["GPU-ab", "GPU-cd"], ["AB", "cd"]),
-        (["GPU-ab"], ["GPU-ab"]),
-        (["GPU-ab"], ["?"]),
-        (["MIG-12"], ["ab"]),
+        ("", "", True),
+        ("GPU-ab GPU-cd", "AB cd", True),
+        ("GPU-ab", "GPU-ab", True),
+        ("GPU-ab", "?", True),
+        ("MIG-12", "ab", True),
+        ("GPU-ab", "", False),
+        ("", "ab", False),
+        ("GPU-ab GPU-cd", "cd ab", False),
+        ("MIG-12", "ab cd", False),
     ],
 )
-def test_verification_accepts_a_process_that_sees_its_devices(ids: list[str], seen: list[str]) -> None:
-    Cuda().compare(_leased(*ids), seen, {})
+def test_verification_compares_number_and_uuids(ids: str, seen: str, same: bool) -> None:
+    leased = [Device("cuda", name, index, "GPU") for index, name in enumerate(ids.split())]
+    with nullcontext() if same else pytest.raises(MaskError):
+        Cuda().compare(leased, seen.split(), {})
 
 
-@pytest.mark.parametrize(
-    ("ids", "seen"),
-    [(["GPU-ab"], []), ([], ["ab"]), (["GPU-ab", "GPU-cd"], ["cd", "ab"]), (["MIG-12"], ["ab", "cd"])],
-)
-def test_verification_rejects_a_process_that_sees_other_devices(ids: list[str], seen: list[str]) -> None:
-    with pytest.raises(MaskError):
-        Cuda().compare(_leased(*ids), seen, {})
+# A GPU is named by the last digit of its id.
+LINKS = """
+import json
+from pytest_accel.hardware.vendors.cuda import Cuda
+devices = Cuda().discover()
+print(json.dumps({device.id[-1]: [[link.peer[-1], link.via] for link in device.links] for device in devices}))
+"""
 
 
-def test_a_mask_error_shows_expected_devices_seen_devices_and_environment() -> None:
-    message = (
-        "the process should see 2 cuda devices (GPU-ab, GPU-cd) but sees 1 (ab); "
-        "environment: CUDA_DEVICE_ORDER='PCI_BUS_ID' CUDA_VISIBLE_DEVICES='0'"
+def _linked(digit: int, *more: str, bus: int | None = None) -> tuple[str, ...]:
+    return _gpu(digit, "NVIDIA A100", 80, bus, *more)
+
+
+def test_nvlinks_are_found_by_the_pci_address_of_the_other_gpu(on_machine: OnMachine) -> None:
+    links = on_machine(
+        LINKS, *_linked(1, "link 0 2", "link 1 2", bus=9), *_linked(2), *_linked(3, "link 4 0", "link 5 0")
     )
-    environ = {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
-        Cuda().compare(_leased("GPU-ab", "GPU-cd"), ["ab"], environ)
-    message = "the process should see 0 cuda devices (none) but sees 1 (?); environment: no mask; why"
-    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
-        Cuda().compare([], ["?"], {}, "; why")
+    assert links == {"1": [["3", "nvlink"]] * 2, "2": [], "3": [["1", "nvlink"]] * 2}
+
+
+def test_gpus_on_an_nvswitch_are_all_linked(on_machine: OnMachine) -> None:
+    links = on_machine(LINKS, *(fact for digit in (1, 2, 3) for fact in _linked(digit, "link 0 switch")), *_linked(4))
+    assert links == {
+        "1": [["2", "nvlink"], ["3", "nvlink"]],
+        "2": [["1", "nvlink"], ["3", "nvlink"]],
+        "3": [["1", "nvlink"], ["2", "nvlink"]],
+        "4": [],
+    }
+
+
+@pytest.mark.parametrize(("level", "linked"), [(0, True), (10, True), (20, True), (30, False), (None, False)])
+def test_pcie_links_need_no_host_bridge(on_machine: OnMachine, level: int | None, linked: bool) -> None:
+    ancestor = () if level is None else (f"ancestor 2 {level}",)
+    links = on_machine(LINKS, *_linked(1, *ancestor), *_linked(2), *_linked(3))
+    assert links == {"1": [["3", "pcie"]] * linked, "2": [], "3": [["1", "pcie"]] * linked}
+
+
+def test_a_pair_may_have_links_of_both_kinds(on_machine: OnMachine) -> None:
+    first = _linked(1, "link 0 1", "ancestor 1 10", "ancestor 2 20")
+    assert on_machine(LINKS, *first, *_linked(2, "link 0 0"), *_linked(3)) == {
+        "1": [["2", "nvlink"], ["2", "pcie"], ["3", "pcie"]],
+        "2": [["1", "nvlink"], ["1", "pcie"]],
+        "3": [["1", "pcie"]],
+    }
+
+
+def test_gpus_have_no_links_if_the_driver_does_not_report_them(on_machine: OnMachine) -> None:
+    linked = (*_linked(1, "link 0 1", "ancestor 1 10"), *_linked(2, "link 0 0"))
+    assert on_machine(LINKS, f"refuse nvmlDeviceGetTopologyCommonAncestor {NOT_SUPPORTED}", *linked) == {
+        "1": [["2", "nvlink"]],
+        "2": [["1", "nvlink"]],
+    }
+    assert on_machine(LINKS, f"refuse nvmlDeviceGetNvLinkState {NOT_SUPPORTED}", *linked) == {
+        "1": [["2", "pcie"]],
+        "2": [["1", "pcie"]],
+    }
+    assert on_machine(LINKS, *linked, driver="old") == {"1": [], "2": []}
 
 
 RUN_DEVICE_TEST = """
@@ -379,12 +356,12 @@ print(json.dumps(describe(Machine(parse_kind("auto")).session)))
         == "accel: cuda, no devices, CUDA_VISIBLE_DEVICES= leaves none of 2"
     )
     assert on_machine(code) == "accel: no accelerator found (ranks run on the CPU)"
-    assert on_machine(code, f"init {DRIVER_NOT_LOADED}") == (
+    assert on_machine(code, "init 9") == (
         "accel: the NVIDIA driver does not answer: Driver Not Loaded (ranks run on the CPU)"
     )
 
 
-def test_discovery_imports_no_torch_and_starts_no_cuda(on_machine: OnMachine) -> None:
+def test_discovery_and_health_import_no_torch_and_start_no_cuda(on_machine: OnMachine) -> None:
     state = "['torch' in sys.modules, open('/proc/self/maps').read().count('libcuda.so')]"
-    code = f"{ORDERS.replace('print', 'str')}\nimport sys\nprint(json.dumps({state}))"
-    assert on_machine(code, *MIXED_GPUS, driver="cuda", FAKE_CUDA=_cuda_order(1, 2, 3)) == [False, 0]
+    code = f"{ORDERS.replace('print', 'str')}\nimport sys\nvendor.health(devices)\nprint(json.dumps({state}))"
+    assert on_machine(code, *MIXED_GPUS, driver="cuda", FAKE_CUDA=",".join(digit * 32 for digit in "123")) == [False, 0]

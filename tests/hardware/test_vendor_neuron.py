@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pytest_accel.core.device import Device, Vendor
-from pytest_accel.hardware.vendors.neuron import Neuron, read_cores, write_cores
+from pytest_accel.core.device import Device
+from pytest_accel.hardware.vendors.neuron import Neuron, write_cores
 
 CORES, COUNT, RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
 EIGHT = tuple(
@@ -34,8 +32,6 @@ def test_each_core_is_a_device(tmp_path: Path) -> None:
     for number in range(4):
         _card(tmp_path, number, "Trainium1", 2)
     vendor = Neuron(tmp_path, {})
-    assert isinstance(vendor, Vendor)
-    assert (vendor.kind, vendor.hardware, vendor.backend) == ("neuron", True, "xla")
     assert vendor.discover() == EIGHT
     assert vendor.notes == ()
     assert vendor.torch_devices(EIGHT[5:2:-2]) == ("xla:1", "xla:0")
@@ -81,55 +77,6 @@ def test_cores_are_counted_by_folder_if_no_file_has_their_number(tmp_path: Path)
     assert list(vendor.notes) == []
 
 
-@pytest.mark.parametrize(
-    ("environ", "left"),
-    [
-        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ({CORES: "3"}, [3]),
-        ({CORES: "1-3"}, [1, 2, 3]),
-        ({CORES: "4,0-1, 1"}, [4, 0, 1]),
-        ({CORES: "6-9,0"}, [6, 7]),
-        ({CORES: "3-1,0"}, []),
-        ({CORES: "1,x,2"}, [1]),
-        ({CORES: ""}, []),
-        ({CORES: "0-999999999"}, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ({CORES: "2", COUNT: "1"}, [2]),
-        ({COUNT: "3"}, [0, 1, 2]),
-        ({COUNT: "1,2"}, [0, 1, 2]),
-        ({COUNT: "0"}, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ({CORES: "2", RUNTIME: "NEURON"}, [2]),
-        ({RUNTIME: "CPU"}, []),
-    ],
-)
-def test_masks_select_devices(environ: dict[str, str], left: list[int]) -> None:
-    assert [device.index for device in Neuron().visible(EIGHT, environ)] == left
-
-
-@given(st.dictionaries(st.sampled_from((CORES, COUNT, RUNTIME)), st.text() | st.text("0123456789,- x")))
-def test_any_mask_text_gives_distinct_devices(environ: dict[str, str]) -> None:
-    left = Neuron().visible(EIGHT, environ)
-    assert len(set(left)) == len(left)
-    assert set(left) <= set(EIGHT)
-
-
-@given(st.sets(st.integers(0, 200)))
-def test_written_cores_are_read_back(cores: set[int]) -> None:
-    assert read_cores(write_cores(sorted(cores)), 201) == sorted(cores)
-
-
 @pytest.mark.parametrize(("cores", "text"), [([], ""), ([5], "5"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7")])
 def test_consecutive_cores_are_written_as_a_range(cores: list[int], text: str) -> None:
     assert write_cores(cores) == text
-
-
-@given(st.data())
-def test_a_written_mask_shows_the_chosen_devices(data: st.DataObject) -> None:
-    chosen = tuple(data.draw(st.permutations(EIGHT)))[: data.draw(st.integers(0, 8))]
-    inherited = data.draw(
-        st.dictionaries(st.sampled_from((CORES, COUNT, RUNTIME)), st.sampled_from(("", "2", "0-1", "CPU")))
-    )
-    changes = Neuron().mask(chosen, inherited)
-    after = {name: value for name, value in {**inherited, **changes}.items() if value is not None}
-    seen = Neuron().visible(EIGHT, after)
-    assert set(seen) == set(chosen)
-    assert [seen[int(name.removeprefix("xla:"))] for name in Neuron().torch_devices(chosen)] == list(chosen)

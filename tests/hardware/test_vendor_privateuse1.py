@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.device import Device, MaskError, Vendor
-from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1, ask_torch, make, unknown_backends
+from pytest_accel.core.device import Device, MaskError
+from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.hardware.vendors import privateuse1
+from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1, ask_torch
 from tests.torch_release import needs_torch
 
 ROOT = Path(__file__).parents[2]
@@ -36,13 +38,13 @@ def load():
 """
 
 
-def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, module: str = "fakeacc_plugin") -> None:
-    """Install a package that announces `module` as a torch backend to this process and to those that it starts."""
+def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Install a package with a torch backend for this process and for those that it starts."""
     info = folder / "fakeacc_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[torch.backends]\nfakeacc = {module}:load\n")
-    (folder / f"{module}.py").write_text(code)
+    (info / "entry_points.txt").write_text("[torch.backends]\nfakeacc = fakeacc_plugin:load\n")
+    (folder / "fakeacc_plugin.py").write_text(code)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
@@ -50,9 +52,8 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, module: s
 @needs_torch(2, 6)
 def test_devices_are_found_by_asking_torch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, BACKEND)
-    vendor = make(None)
-    assert isinstance(vendor, Vendor)
-    assert (vendor.kind, vendor.hardware, vendor.backend, vendor.lacking()) == ("privateuse1", True, None, None)
+    vendor = make_vendor("privateuse1")
+    assert vendor.lacking() is None
     assert vendor.discover() == DEVICES
     assert vendor.notes == ()
     # torch is asked only once: a pickled vendor keeps the answer.
@@ -68,10 +69,10 @@ def test_a_process_without_discovery_names_and_verifies_devices(
     code = """
 import json, os, pickle, sys
 from pytest_accel.core.device import MaskError
-from pytest_accel.hardware.vendors.privateuse1 import make
+from pytest_accel.hardware.registry import make_vendor
 
 devices = pickle.loads(bytes.fromhex(sys.argv[1]))
-vendor = make(None)
+vendor = make_vendor("privateuse1")
 vendor.verify(devices[:3], os.environ)
 names = vendor.torch_devices(devices[:3])
 import torch
@@ -96,35 +97,37 @@ print(json.dumps(told))
     assert "should see 4 privateuse1 devices (fakeacc-2, fakeacc-1, fakeacc-0, fakeacc-3) but sees 3 " in error
 
 
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        (
+            "def load():\n    raise OSError('no driver')\n",
+            "the devices of torch's backends (fakeacc) are unknown: RuntimeError: Failed to load the backend",
+        ),
+        (
+            BACKEND.replace("fakeacc", "npu"),
+            "torch, with the backends (fakeacc), has npu, which has a kind of its own",
+        ),
+    ],
+    ids=["fails", "npu"],
+)
 @needs_torch(2, 6)
-def test_a_backend_that_fails_is_reported_in_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(tmp_path, monkeypatch, "def load():\n    raise OSError('no driver')\n")
-    vendor = make(None)
+def test_a_backend_without_devices_of_this_kind_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, note: str
+) -> None:
+    _install(tmp_path, monkeypatch, code)
+    vendor = make_vendor("privateuse1")
     assert vendor.discover() == ()
-    (note,) = vendor.notes
-    assert note.startswith(
-        "the devices of torch's backends (fakeacc) are unknown: RuntimeError: Failed to load the backend"
-    )
+    assert [text[: len(note)] for text in vendor.notes] == [note]
 
 
-@needs_torch(2, 6)
-def test_a_backend_that_has_its_own_kind_gives_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(tmp_path, monkeypatch, BACKEND.replace("fakeacc", "npu"))
-    vendor = make(None)
-    assert vendor.discover() == ()
-    assert vendor.notes == ("torch, with the backends (fakeacc), has npu, which has a kind of its own",)
-
-
-def test_torch_is_not_asked_without_an_unknown_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = unknown_backends()
-    _install(tmp_path, monkeypatch, "raise SystemExit\n", module="torch_npu")
-    assert unknown_backends() == before
+def test_torch_is_asked_only_if_there_is_an_unknown_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
-    if not before:
-        vendor = make(None)
-        assert vendor.discover() == ()
-        assert vendor.notes == ()
-    vendor = PrivateUse1(always=True)
+    monkeypatch.setattr(privateuse1, "unknown_backends", tuple)
+    vendor = make_vendor("privateuse1")
+    assert (vendor.discover(), vendor.notes) == ((), ())
+    monkeypatch.setattr(privateuse1, "unknown_backends", lambda: ("acme",))
+    vendor = make_vendor("privateuse1")
     assert vendor.discover() == ()
     assert "No such file or directory" in vendor.notes[0]
 
@@ -149,13 +152,6 @@ def test_an_error_says_why_torch_gave_no_answer(
         ask_torch(timeout=0.2 if "sleep" in code else 60)
 
 
-def test_there_is_no_mask() -> None:
-    vendor = PrivateUse1()
-    assert vendor.mask_variables == ()
-    assert vendor.mask(DEVICES, {}) == vendor.mask((), {}) == {}
-    assert vendor.visible(DEVICES, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(DEVICES) == DEVICES
-
-
 def test_verification_compares_backend_and_index() -> None:
     vendor = PrivateUse1()
     vendor.compare(DEVICES[1:2], ["fakeacc:0", "fakeacc:1"], {})
@@ -163,5 +159,3 @@ def test_verification_compares_backend_and_index() -> None:
         vendor.compare(DEVICES[2:], ["fakeacc:0", "fakeacc:1"], {})
     with pytest.raises(MaskError, match=r"but sees 1 \(other:0\)"):
         vendor.compare(DEVICES[:1], ["other:0"], {})
-    with pytest.raises(MaskError, match=r"but sees 0 \(none\); environment: TORCH_DEVICE_BACKEND_AUTOLOAD='0'"):
-        vendor.compare(DEVICES[:1], [], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.core.device import Device, Link, MaskError, Vendor
+from pytest_accel.core.device import Device, Link, MaskError
 from pytest_accel.hardware.health import HealthVendor
-from pytest_accel.hardware.vendors.rocm import Rocm
-from pytest_accel.hardware.vendors.rocm_mask import read_hip, read_rocr
+from pytest_accel.hardware.vendors.rocm import Rocm, read_hip, read_rocr
 
 IDS = [f"GPU-{digit * 16}" for digit in "abc"]
 ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
@@ -56,7 +55,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_gpus_are_described_in_pci_order(machine: Path) -> None:
     vendor = Rocm(machine)
-    assert isinstance(vendor, Vendor)
     devices = vendor.discover()
     assert [(device.id, device.index) for device in devices] == [(IDS[2], 2), (IDS[1], 1), (IDS[0], 0)]
     assert devices[2] == Device(
@@ -106,13 +104,6 @@ def test_rocr_masks_select_devices(text: str, left: tuple[int, ...]) -> None:
 )  # fmt: skip
 def test_hip_masks_select_devices(text: str, left: tuple[int, ...]) -> None:
     assert read_hip(text, IDS) == left
-
-
-@given(st.text() | st.text("0123456789,-+ xGPUabc"))
-def test_any_mask_text_gives_distinct_devices(text: str) -> None:
-    for left in (read_rocr(text, IDS), read_hip(text, IDS)):
-        assert len(set(left)) == len(left)
-        assert set(left) <= {0, 1, 2}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.device import Device, Link, MaskError, Vendor
+from pytest_accel.core.device import Device, Link, MaskError
 from pytest_accel.hardware.vendors.sim import Sim, read_topology
 
 TOPOLOGY = """
@@ -33,12 +33,6 @@ def _topology(folder: Path, text: str) -> Path:
     file = folder / "machine.toml"
     file.write_text(text, encoding="utf-8")
     return file
-
-
-def test_sim_is_a_vendor_that_auto_never_chooses() -> None:
-    vendor = Sim(2)
-    assert isinstance(vendor, Vendor)
-    assert not vendor.hardware
 
 
 def test_a_count_makes_plain_devices() -> None:
@@ -86,8 +80,6 @@ def test_devices_of_a_file_are_found_in_pci_order_and_ranked_by_their_properties
     [
         ("[[device]", "is not a TOML file: "),
         ("", "allowed are [[device]] tables, and nothing else"),
-        ("device = 3", "allowed are [[device]] tables, and nothing else"),
-        ("[[device]]\n[other]", "allowed are [[device]] tables, and nothing else"),
         (
             "[[device]]\n[[device]]\nmem = 1",
             "unknown key 'mem': allowed are name, memory, capability, numa, pci, speed, links",
@@ -102,14 +94,9 @@ def test_devices_of_a_file_are_found_in_pci_order_and_ranked_by_their_properties
             "device 1, key 'links': {'to': 1, 'via': 'nvlink'}: allowed are {to = N, via = V} "
             "with N the number of another device (0) and V one of nvlink, numa, pcie",
         ),
-        ("[[device]]\n[[device]]\nlinks = [{to = 0, via = 'x'}]", "{'to': 0, 'via': 'x'}: allowed are {to"),
         (
             "[[device]]\n[[device]]\nlinks = [{to = false, via = 'pcie'}]",
             "{'to': False, 'via': 'pcie'}: allowed are {to",
-        ),
-        (
-            "[[device]]\n[[device]]\nlinks = [{to = 0.0, via = 'pcie'}]",
-            "{'to': 0.0, 'via': 'pcie'}: allowed are {to",
         ),
         (
             "[[device]]\nlinks = 3",
@@ -154,12 +141,5 @@ def test_a_process_is_verified_against_its_environment() -> None:
     )
     with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
         vendor.verify(devices[1:2], {"SIM_VISIBLE_DEVICES": "sim-1,sim-0"})
-    message = "the process should see 0 sim devices (none) but sees 3 (sim-0, sim-1, sim-2); environment: no mask"
-    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
-        vendor.verify((), {})
-
-
-def test_verification_rejects_the_wrong_order() -> None:
-    vendor = Sim(2)
     with pytest.raises(MaskError):
-        vendor.verify(vendor.discover(), {"SIM_VISIBLE_DEVICES": "1,0"})
+        vendor.verify(devices, {"SIM_VISIBLE_DEVICES": "1,0,2"})

@@ -8,9 +8,9 @@ import pytest
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import module_command
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.features.launch.job import Job, Plan
 from pytest_accel.features.launch.launch_commands import LAUNCHERS
-from pytest_accel.hardware.vendors.cuda import Cuda
 
 GPUS = tuple(Device("cuda", f"GPU-{index}{index}", index, "H200") for index in (3, 1))
 ON_GPUS = Job(
@@ -23,7 +23,7 @@ ON_GPUS = Job(
     kind="cuda",
     accelerated=True,
     devices=GPUS,
-    mask_variables=Cuda.mask_variables,
+    mask_variables=KINDS["cuda"].masks,
     environ={"CUDA_VISIBLE_DEVICES": "GPU-33,GPU-11", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "MINE": "1"},
     python="/bin/python",
     folder="/folder",

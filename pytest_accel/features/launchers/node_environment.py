@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from pytest_accel.core.kinds import OWN_KINDS
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import shared_secret
-from pytest_accel.hardware.registry import make_vendor
 
 _OF_ONE_MACHINE = {"_", "DISPLAY", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV"}
 _PREFIXES_OF_ONE_MACHINE = ("DBUS_", "KUBERNETES_", "RAY_", "SLURM_", "SSH_", "XDG_")
@@ -20,7 +19,7 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
     If both set a variable, the node's value is used, except for pytest's variables (``PYTEST_*``). Masks are left out,
     because they name the devices of one machine.
     """
-    masks = {name for kind in OWN_KINDS for name in make_vendor(kind).mask_variables}
+    masks = {name for kind in KINDS.values() for name in kind.masks}
     left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", shared_secret.VARIABLE}
     return {
         name: value

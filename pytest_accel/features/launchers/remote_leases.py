@@ -15,8 +15,8 @@ import psutil
 from msgspec import Struct
 
 from pytest_accel.core.device import Device, DeviceNeed
+from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.hardware.inventory import Inventory, Machine
-from pytest_accel.hardware.masks import PJRT_DEVICE
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.holder import Holder

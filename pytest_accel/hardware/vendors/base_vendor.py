@@ -6,49 +6,43 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device, MaskError
+from pytest_accel.core.kinds import KindFacts
 from pytest_accel.hardware.device_order import by_figures
 
 
 class BaseVendor:
-    """A vendor whose class attributes are a table; its methods do what the table says, see `Vendor`.
+    """A vendor that does what its row of the table says, see `Vendor`.
 
-    The methods are those of a kind without a mask. A subclass overrides what differs from the table. `root` is the
-    folder that contains the kernel's files (``dev``, ``sys``, ``proc``).
+    The methods are those of a kind without a mask. A subclass overrides what the table cannot say. `root` is the folder
+    that contains the kernel's files (``dev``, ``sys``, ``proc``).
     """
 
-    kind: str
-    mask_variables: tuple[str, ...] = ()
-    hardware = True
-    backend: str | None = None
-    ranks = True
-    package: str | None = None
-    """Top-level package that adds the kind to torch, imported in ranks only; None if torch needs none."""
-    torch_type = ""
-    """Type of the devices in torch; empty: the kind."""
-    torch_index: Literal["mask", "ascending"] | None = "mask"
-    """torch's index of a device: its position in the mask or in ascending order of `Device.index`; None: no index."""
-    shown: tuple[str, ...] = ()
-    """First characters of the variables that error messages show; empty: `mask_variables`."""
+    facts: KindFacts
 
     def __init__(self, root: Path = Path("/")) -> None:
+        self.kind = self.facts.name
+        self.mask_variables = self.facts.masks
+        self.hardware = self.facts.hardware
+        self.backend = self.facts.backend
+        self.ranks = self.facts.ranks
         self.notes: tuple[str, ...] = ()
         self._root = root
 
     @classmethod
-    def make(cls, argument: str | None) -> BaseVendor:
-        """Return the vendor for ``--accel KIND:ARGUMENT``; raise ValueError if there is an argument."""
-        if argument is not None:
-            raise ValueError(f"--accel {cls.kind}:{argument}: {cls.kind} takes nothing after a colon")
+    def make(cls, facts: KindFacts, argument: str | None) -> BaseVendor:
+        """Return the vendor of the kind `facts` for ``--accel KIND:ARGUMENT``; raise ValueError for other arguments."""
         return cls()
 
     def lacking(self) -> str | None:
-        if self.package is None or importlib.util.find_spec(self.package) is not None:
-            return None
-        return f"{self.package} is not installed"
+        if self.facts.build is not None:
+            from pytest_accel.hardware.torch_build import lacks
+
+            return lacks(*self.facts.build, self.kind)
+        package = self.facts.package
+        return None if package is None or importlib.util.find_spec(package) else f"{package} is not installed"
 
     def discover(self) -> tuple[Device, ...]:
         raise NotImplementedError
@@ -63,11 +57,11 @@ class BaseVendor:
         return {}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        name = self.torch_type or self.kind
-        if self.torch_index is None:
+        name = self.facts.torch_type
+        if self.facts.torch_index is None:
             return (name,) * len(devices)
         indices = [device.index for device in devices]
-        if self.torch_index == "mask":
+        if self.facts.torch_index == "mask":
             return tuple(f"{name}:{position}" for position in range(len(devices)))
         return tuple(f"{name}:{sorted(indices).index(index)}" for index in indices)
 
@@ -76,9 +70,9 @@ class BaseVendor:
 
     def seen(self, environ: Mapping[str, str]) -> list[str]:
         """Return the devices that this process sees, after importing what torch needs. This initialises the runtime."""
-        if self.package is not None:
-            importlib.import_module(self.package)
-        name = self.torch_type or self.kind
+        if self.facts.package is not None:
+            importlib.import_module(self.facts.package)
+        name = self.facts.torch_type
         if name == "xla":
             count = importlib.import_module("torch_xla.runtime").addressable_device_count()
             # The import registers the backend.
@@ -101,7 +95,7 @@ class BaseVendor:
     ) -> MaskError:
         """Return the error of a process that should see `devices` but sees `seen`."""
         ids = ", ".join(device.id for device in devices)
-        shown = [name for name in sorted(environ) if name.startswith(self.shown or self.mask_variables)]
+        shown = [name for name in sorted(environ) if name.startswith((*self.mask_variables, *self.facts.shown))]
         mask = " ".join(f"{name}={environ[name]!r}" for name in shown)
         return MaskError(
             f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) "

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.kinds import KINDS, KindFacts
 from pytest_accel.core.units import is_count
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
@@ -22,17 +23,14 @@ class Cpu(BaseVendor):
     slots, slots share CPUs. If `slots` is None, each NUMA node is a slot.
     """
 
-    kind = "cpu"
-    hardware = False
-    backend: str | None = "gloo"
-    torch_index = None
+    facts = KINDS["cpu"]
 
     def __init__(self, slots: int | None = None, root: Path = Path("/")) -> None:
         super().__init__(root)
         self._slots = slots
 
     @classmethod
-    def make(cls, argument: str | None) -> Cpu:
+    def make(cls, facts: KindFacts, argument: str | None) -> Cpu:
         """Return the vendor for ``--accel cpu`` and ``--accel cpu:N``. Raise ValueError unless N is a number from 1."""
         if argument is not None and not is_count(argument):
             raise ValueError(f"--accel cpu:{argument}: allowed are cpu and cpu:N, with N from 1")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -9,18 +12,64 @@ from pathlib import Path
 from typing import Any
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_figures, by_pci
-from pytest_accel.hardware.health import Health, judge
+from pytest_accel.hardware.health import Health, judge, judge_all
 from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, write_mask
-from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.sysfs import numa_node
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
-from pytest_accel.hardware.vendors.cuda_health import condition, driver_installed, optional, users
-from pytest_accel.hardware.vendors.cuda_links import links, pci_address
-from pytest_accel.hardware.vendors.cuda_order import ask_driver
+from pytest_accel.hardware.vendors.nvml import condition, driver_installed, links, optional, pci_address, users
 
-_MASK = "CUDA_VISIBLE_DEVICES"
+(_MASK,) = KINDS["cuda"].masks
 _ORDER = "CUDA_DEVICE_ORDER"
+_TIMEOUT = 60.0
+"""Seconds; without a persistence daemon the driver takes several to initialise many GPUs."""
+
+# CUresult is 0 for success. Version 2 of the UUID call distinguishes MIG instances; drivers before 11.4 have only the
+# first.
+_SCRIPT = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    if status:
+        raise SystemExit(f"{name} returned {status}")
+call("cuInit", 0)
+count = ctypes.c_int()
+call("cuDeviceGetCount", ctypes.byref(count))
+for index in range(count.value):
+    device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    call("cuDeviceGet", ctypes.byref(device), index)
+    call("cuDeviceGetUuid_v2" if hasattr(cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid", uuid, device)
+    text = bytes(uuid).hex()
+    print("-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:])))
+"""
+
+
+def ask_driver() -> tuple[str, ...] | None:
+    """Return the UUIDs (without prefix) of CUDA's devices, fastest first; None if CUDA is absent or does not answer.
+
+    The rule behind ``CUDA_DEVICE_ORDER=FASTEST_FIRST`` is not public, so CUDA is asked, in a temporary process.
+    Initialising CUDA in this process would break it: CUDA reads the mask only once, and cannot be used in a process
+    that is forked afterwards.
+    """
+    environ = {name: value for name, value in os.environ.items() if name != _MASK}
+    environ[_ORDER] = "FASTEST_FIRST"
+    try:
+        # -I and -S: ignore site packages and the working directory, so that the process starts in milliseconds.
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _SCRIPT],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT,
+            encoding="utf-8",
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return tuple(done.stdout.split()) if done.returncode == 0 and done.stdout else None
 
 
 class Cuda(BaseVendor):
@@ -31,9 +80,7 @@ class Cuda(BaseVendor):
     something else: the node that a GPU's own memory forms.
     """
 
-    kind = "cuda"
-    mask_variables: tuple[str, ...] = (_MASK,)
-    shown = ("CUDA_",)
+    facts = KINDS["cuda"]
 
     def __init__(self, driver_order: Callable[[], tuple[str, ...] | None] = ask_driver, root: Path = Path("/")) -> None:
         super().__init__(root)

@@ -13,34 +13,29 @@ them. ``HABANA_VISIBLE_DEVICES`` is a variable of the container runtime. This mo
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Mapping, Sequence
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import pick_numbers
-from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
+from pytest_accel.hardware.sysfs import nodes, numa_node, pci_address, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
-from pytest_accel.hardware.vendors.device_nodes import nodes, pci_address
 
-_MODULES, _MODULE = "HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"
+_MODULES, _MODULE = KINDS["hpu"].masks
 _HABANA = 0x1DA3
-_NODES = re.compile(r"accel([0-9]+)", re.ASCII)
 
 
 class Hpu(BaseVendor):
     """The vendor of kind ``hpu``; a device's index is its module id."""
 
-    kind = "hpu"
-    mask_variables: tuple[str, ...] = (_MODULES, _MODULE)
-    backend: str | None = "hccl"
-    package = "habana_frameworks"
+    facts = KINDS["hpu"]
 
     def discover(self) -> tuple[Device, ...]:
         """Return a device for each of Habana's nodes in ``/dev/accel``, a folder that other vendors use too."""
         devices: list[Device] = []
         notes: list[str] = []
-        for name in nodes(self._root / "dev/accel", _NODES).values():
+        for name in nodes(self._root / "dev/accel", "accel([0-9]+)").values():
             folder = self._root / "sys/class/accel" / name / "device"
             if read_number(folder / "vendor") != _HABANA:
                 continue
@@ -65,7 +60,11 @@ class Hpu(BaseVendor):
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the modules in ``HABANA_VISIBLE_MODULES``, in its order; only ``HLS_MODULE_ID`` if that is set."""
-        seen = pick_modules(environ[_MODULES], devices) if _MODULES in environ else tuple(devices)
+        seen = tuple(devices)
+        if _MODULES in environ:
+            # Modules that do not exist are ignored.
+            by_module = {device.index: device for device in devices}
+            seen = tuple(by_module[module] for module in read_modules(environ[_MODULES]) if module in by_module)
         return pick_numbers(read_modules(environ[_MODULE])[:1], seen) if _MODULE in environ else seen
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -103,12 +102,6 @@ def read_modules(text: str) -> list[int]:
         return list(dict.fromkeys(int(entry) for entry in text.split(",")))
     except ValueError:
         return []
-
-
-def pick_modules(text: str, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return those of `devices` that `text` lists, in its order; modules that do not exist are ignored."""
-    existing = {device.index for device in devices}
-    return pick_numbers([module for module in read_modules(text) if module in existing], devices)
 
 
 def modules_seen(environ: Mapping[str, str], count: int, needed: int) -> list[str]:

@@ -12,16 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pytest_accel.core.device import Device, MaskError
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 
 class Mps(BaseVendor):
     """The vendor of kind ``mps``. `system` has the form of `sys.platform`, `machine` that of `platform.machine`."""
 
-    kind = "mps"
-    backend: str | None = "gloo"
-    ranks = False
-    torch_index = None
+    facts = KINDS["mps"]
 
     def __init__(self, system: str = sys.platform, machine: str | None = None) -> None:
         super().__init__()

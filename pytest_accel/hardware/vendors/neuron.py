@@ -21,15 +21,14 @@ from itertools import count, groupby
 from pathlib import Path
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.masks import PJRT_DEVICE, numbers, pick_numbers
-from pytest_accel.hardware.sysfs import read_number, read_text
+from pytest_accel.core.kinds import KINDS
+from pytest_accel.hardware.masks import numbers, pick_numbers
+from pytest_accel.hardware.sysfs import nodes, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
-from pytest_accel.hardware.vendors.device_nodes import nodes
 
-_CORES, _COUNT = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
+_RUNTIME, _CORES, _COUNT = KINDS["neuron"].masks
 _CORES_PER_DEVICE = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
 _TWO_CORES = ("Trainium2", "Trainium3")
-_NODES = re.compile(r"neuron([0-9]+)", re.ASCII)
 _ENTRY = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
 _COUNTS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*", re.ASCII)
 
@@ -40,13 +39,7 @@ class Neuron(BaseVendor):
     `environ` (None: that of this process) may set the number of cores that are combined into one.
     """
 
-    kind = "neuron"
-    mask_variables: tuple[str, ...] = (PJRT_DEVICE, _CORES, _COUNT)
-    backend: str | None = "xla"
-    package = "torch_neuronx"
-    torch_type = "xla"
-    torch_index = "ascending"
-    shown = (*mask_variables, *_CORES_PER_DEVICE)
+    facts = KINDS["neuron"]
 
     def __init__(self, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> None:
         super().__init__(root)
@@ -57,7 +50,7 @@ class Neuron(BaseVendor):
         """Return every core, in the runtime's order; its id has the number of its card and its position on the card."""
         devices: list[Device] = []
         notes: list[str] = []
-        for card, name in sorted(nodes(self._root / "dev", _NODES).items()):
+        for card, name in sorted(nodes(self._root / "dev", "neuron([0-9]+)").items()):
             folder = self._root / "sys/devices/virtual/neuron_device" / name
             cores = read_number(folder / "core_count") or len(list(folder.glob("neuron_core[0-9]*")))
             if not cores:
@@ -82,7 +75,7 @@ class Neuron(BaseVendor):
         No core is left if the environment tells torch_xla to run on another device. Which cores the runtime would
         choose is not known beforehand, so the first ones are assumed.
         """
-        if environ.get(PJRT_DEVICE, "NEURON") != "NEURON":
+        if environ.get(_RUNTIME, "NEURON") != "NEURON":
             return ()
         if _CORES in environ:
             return pick_numbers(read_cores(environ[_CORES], 1 + max(numbers(devices), default=-1)), devices)
@@ -96,7 +89,7 @@ class Neuron(BaseVendor):
         Without cores the list is empty. In case an empty list hides nothing, the mask makes torch_xla run on the CPU.
         """
         runtime = "NEURON" if devices else "CPU"
-        return {PJRT_DEVICE: runtime, _CORES: write_cores(numbers(devices)), _COUNT: None}
+        return {_RUNTIME: runtime, _CORES: write_cores(numbers(devices)), _COUNT: None}
 
     def _device_size(self, model: str) -> int:
         if self._cores_per_device in ("1", "2"):

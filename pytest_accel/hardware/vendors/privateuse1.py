@@ -17,20 +17,11 @@ from importlib.metadata import entry_points
 from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.kinds import kinds
+from pytest_accel.core.kinds import KINDS, kinds
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _GROUP = "torch.backends"
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-_OF_OTHER_KINDS = {
-    "habana_frameworks",
-    "intel_extension_for_pytorch",
-    "torch_mlu",
-    "torch_musa",
-    "torch_neuronx",
-    "torch_npu",
-    "torch_xla",
-}
+_OF_OTHER_KINDS = {package for kind in KINDS.values() for package in (kind.package, kind.other_package)}
 """Top-level packages of entry points that belong to other kinds."""
 _TIMEOUT = 60.0
 """Seconds."""
@@ -53,18 +44,10 @@ print(json.dumps([kind, names]))
 
 
 class PrivateUse1(BaseVendor):
-    """The vendor of kind ``privateuse1``; a device's id is the backend's name for torch, a dash and its index.
+    """The vendor of kind ``privateuse1``; a device's id is the backend's name for torch, a dash and its index."""
 
-    If `always` is True, torch is asked even if no package has an entry point for an unknown backend.
-    """
-
-    kind = "privateuse1"
-    shown = (_AUTOLOAD,)
-
-    def __init__(self, always: bool = False) -> None:
-        super().__init__()
-        self._always = always
-        self._found: tuple[Device, ...] | None = None
+    facts = KINDS["privateuse1"]
+    _found: tuple[Device, ...] | None = None
 
     def discover(self) -> tuple[Device, ...]:
         """Return the devices that torch lists in a temporary process, unless another kind has this backend.
@@ -74,7 +57,7 @@ class PrivateUse1(BaseVendor):
         """
         if self._found is None:
             names = unknown_backends()
-            self._found = self._ask(", ".join(names)) if names or self._always else ()
+            self._found = self._ask(", ".join(names)) if names else ()
         return self._found
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -100,7 +83,7 @@ class PrivateUse1(BaseVendor):
             return ()
         if backend is None or backend in kinds() or not found:
             has = "no accelerator" if backend is None or not found else f"{backend}, which has a kind of its own"
-            self.notes = (f"torch, with the backends ({names}), has {has}",) if names else ()
+            self.notes = (f"torch, with the backends ({names}), has {has}",)
             return ()
         # single_process, because it is not known whether two processes can use one device.
         return tuple(

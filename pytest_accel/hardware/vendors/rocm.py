@@ -1,9 +1,17 @@
-"""AMD GPUs, from the topology of the kernel's compute driver (KFD) in sysfs; no ROCm library is loaded.
+"""AMD GPUs, from the files of the kernel's drivers in sysfs; no ROCm library is loaded. Not tested on one.
 
 ``/sys/class/kfd/kfd/topology/nodes/N`` has ``gpu_id`` (0 for a CPU), ``properties``, ``mem_banks`` and ``io_links``
 (kernel: ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``). ROCR counts the GPU nodes in this order. HIP may not keep it,
 so masks name GPUs by id if they have one. ROCm's runtimes do not read ``CUDA_DEVICE_ORDER``. ``GPU_DEVICE_ORDINAL`` is
-for OpenCL only. This module has not been tested on an AMD GPU.
+for OpenCL only.
+
+``/sys/class/kfd/kfd/proc/PID/vram_GPUID`` has the bytes of a GPU's memory that a process uses (kernel:
+``amdkfd/kfd_process.c``). ``ras/umc_err_count`` of its PCI device counts memory errors (``amdgpu_ras.c``: a line
+``ue: N`` for uncorrectable ones). ``mem_info_vram_total`` and ``_used`` are in bytes. Whether a container sees the
+processes of others, and under which pids, is unverified.
+
+Masks are parsed like ROCR's ``core/runtime/amd_filter_device.cpp`` and clr's ``rocclr/device/rocm/rocdevice.cpp``
+(snapshots of 2024-10).
 """
 
 from __future__ import annotations
@@ -14,17 +22,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_accel.core.device import Device, Link, MaskError, Near
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.health import Health, judge
-from pytest_accel.hardware.processes import judge_all
+from pytest_accel.hardware.health import Facts, Health, Process, judge, judge_all
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
-from pytest_accel.hardware.torch_build import lacks
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
-from pytest_accel.hardware.vendors.rocm_health import condition, processes
-from pytest_accel.hardware.vendors.rocm_mask import read_hip, read_rocr
 
-_ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+_ROCR, _HIP, _CUDA = KINDS["rocm"].masks
 _UUID = re.compile(r"GPU-[0-9a-f]{16}", re.ASCII)
+_STRTOL = re.compile(r"0[xX][0-9a-fA-F]+|0[0-7]+|0|[1-9][0-9]*", re.ASCII)
+_DECIMAL = re.compile(r"0|[1-9][0-9]*", re.ASCII)
+_DIGITS = 18
+"""Maximum number of digits of an index, few enough for `int`."""
+_UNCORRECTED = re.compile(r"^ue: ([0-9]+)$", re.MULTILINE | re.ASCII)
 # CRAT_IOLINK_TYPE_PCIEXPRESS and CRAT_IOLINK_TYPE_XGMI in the kernel's kfd_crat.h.
 _LINKS: dict[int, Near] = {2: "pcie", 11: "nvlink"}
 # HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE in kfd_topology.h: the GPU's own memory.
@@ -38,21 +48,12 @@ class Rocm(BaseVendor):
     ROCm keeps CUDA's name of the devices.
     """
 
-    kind = "rocm"
-    mask_variables: tuple[str, ...] = (_ROCR, _HIP, _CUDA)
-    torch_type = "cuda"
+    facts = KINDS["rocm"]
 
     def __init__(self, root: Path = Path("/")) -> None:
         super().__init__(root)
         self._all: tuple[Device, ...] = ()
         self._gpus: dict[str, int] = {}
-
-    def lacking(self) -> str | None:
-        """Return a text if torch is not built for ROCm, else None.
-
-        KFD also lists the integrated graphics of AMD processors, which other builds of torch cannot use.
-        """
-        return lacks("hip", "ROCm", self.kind)
 
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU, in PCI order; its index is ROCR's.
@@ -199,3 +200,73 @@ def _links(node: Path, ids: Mapping[int, str]) -> tuple[Link, ...]:
 def _properties(file: Path) -> dict[str, int]:
     pairs = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def condition(root: Path, pci: str | None) -> Facts:
+    """Return the facts about the GPU at the address `pci`, without its processes; `root` contains ``sys``."""
+    folder = root / "sys/bus/pci/devices" / (pci or "none")
+    errors = _UNCORRECTED.search(read_text(folder / "ras/umc_err_count"))
+    total, used = read_number(folder / "mem_info_vram_total"), read_number(folder / "mem_info_vram_used")
+    return Facts(
+        ecc_errors=int(errors[1]) if errors else 0,
+        memory_used=used,
+        memory_free=total - used if total is not None and used is not None else None,
+    )
+
+
+def processes(root: Path, gpu: int) -> tuple[Process, ...]:
+    """Return the processes that use memory of the GPU with the ``gpu_id`` `gpu`."""
+    found = (
+        (int(folder.name), read_number(folder / f"vram_{gpu}"))
+        for folder in (root / "sys/class/kfd/kfd/proc").glob("*")
+        if folder.name.isdecimal()
+    )
+    return tuple(Process(pid, used) for pid, used in sorted(found) if used)
+
+
+def read_rocr(text: str, ids: Sequence[str]) -> tuple[int, ...]:
+    """Return what ``ROCR_VISIBLE_DEVICES=text`` leaves, as positions in `ids`, which are in KFD's node order.
+
+    Indices (``strtol`` with base 0, blanks around them allowed) and ``GPU-`` ids (any case, 5 to 20 characters, a
+    prefix of exactly one id) may be mixed. An entry that is invalid, out of range or a repetition ends the list; the
+    entries before it count. The empty string leaves nothing.
+    """
+    chosen: list[int] = []
+    for entry in text.split(","):
+        token = entry.strip()
+        if token.upper().startswith("GPU-"):
+            fits = [at for at, name in enumerate(ids) if name.upper().startswith(token.upper())]
+            at = fits[0] if len(fits) == 1 and 5 <= len(token) <= 20 else None
+        else:
+            at = _strtol(token)
+        if at is None or at >= len(ids) or at in chosen:
+            break
+        chosen.append(at)
+    return tuple(chosen)
+
+
+def read_hip(text: str, ids: Sequence[str]) -> tuple[int, ...]:
+    """Return what ``HIP_VISIBLE_DEVICES=text`` (or ``CUDA_``) leaves, as positions in `ids`, the devices left by ROCR.
+
+    An index is a decimal number without blanks or leading zeros; an entry with ``GPU-`` means the first id that
+    contains it, in the same case. A repetition is ignored; an entry that is invalid or out of range ends the list. The
+    empty string leaves nothing.
+    """
+    chosen: list[int] = []
+    for entry in text.split(","):
+        if "GPU-" in entry:
+            at = next((at for at, name in enumerate(ids) if entry in name), None)
+        else:
+            at = int(entry) if _DECIMAL.fullmatch(entry) and len(entry) <= _DIGITS else None
+        if at is None or at >= len(ids):
+            break
+        if at not in chosen:
+            chosen.append(at)
+    return tuple(chosen)
+
+
+def _strtol(token: str) -> int | None:
+    if not _STRTOL.fullmatch(token) or len(token) > _DIGITS:
+        return None
+    octal = len(token) > 1 and token[0] == "0" and token[1] not in "xX"
+    return int(token, 8 if octal else 0)

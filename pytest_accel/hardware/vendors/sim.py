@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pytest_accel.core.device import Device, Link, Near
+from pytest_accel.core.kinds import KINDS, KindFacts
 from pytest_accel.core.units import is_count, parse_capability, parse_memory
 from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import read_simple_mask, write_mask
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
-_MASK = "SIM_VISIBLE_DEVICES"
+(_MASK,) = KINDS["sim"].masks
 _SHARED = ",shared"
 """Suffix of the argument of ``--accel``: the devices are shared with other sessions, by locks."""
 
@@ -24,12 +25,7 @@ class Sim(BaseVendor):
     Each session has devices of its own, unless they are `shared`: then sessions lock them like real devices.
     """
 
-    kind = "sim"
-    mask_variables: tuple[str, ...] = (_MASK,)
-    hardware = False
-    backend: str | None = "gloo"
-    torch_type = "cpu"
-    torch_index = None
+    facts = KINDS["sim"]
 
     def __init__(self, count: int = 0, file: Path | None = None, *, shared: bool = False) -> None:
         super().__init__()
@@ -40,7 +36,7 @@ class Sim(BaseVendor):
             self._devices = by_pci(read_topology(file))
 
     @classmethod
-    def make(cls, argument: str | None) -> Sim:
+    def make(cls, facts: KindFacts, argument: str | None) -> Sim:
         """Return the vendor for ``--accel sim:N`` or ``sim:FILE.toml``, each also with the suffix ``,shared``.
 
         Without an argument (None) there are no devices. Raise ValueError for any other argument.

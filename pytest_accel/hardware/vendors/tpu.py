@@ -13,17 +13,15 @@ one process at a time, so ranks need ``visible="rank"``; chips in separate masks
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.masks import PJRT_DEVICE, pick_numbers, read_numbers, write_numbers
-from pytest_accel.hardware.sysfs import numa_node, read_number
+from pytest_accel.core.kinds import KINDS
+from pytest_accel.hardware.masks import pick_numbers, read_numbers, write_numbers
+from pytest_accel.hardware.sysfs import nodes, numa_node, read_number
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
-from pytest_accel.hardware.vendors.device_nodes import nodes
 
-_CHIPS, _OLD = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"
+_RUNTIME, _CHIPS, _OLD = KINDS["tpu"].masks
 _SHAPES = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")
 _PROCESSES = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
 _GOOGLE = 0x1AE0
@@ -39,52 +37,41 @@ _NAMES = {
 # Up to v3, the two cores of a chip are two devices of torch_xla; later they are one (num_logical_cores_per_chip).
 _TWO_CORES = _NAMES[0x27]
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
-_ACCEL = re.compile(r"accel([0-9]+)", re.ASCII)
-_VFIO = re.compile(r"([0-9]+)", re.ASCII)
 
 
 class Tpu(BaseVendor):
     """The vendor of kind ``tpu``; a device's index is its chip's number."""
 
-    kind = "tpu"
-    mask_variables: tuple[str, ...] = (PJRT_DEVICE, _CHIPS, _OLD)
-    backend: str | None = "xla"
-    package = "torch_xla"
-    torch_type = "xla"
-    shown = (*mask_variables, *_SHAPES, *_PROCESSES)
+    facts = KINDS["tpu"]
 
     def discover(self) -> tuple[Device, ...]:
         """Return every chip that has a node, in PCI order."""
-        accel, groups = nodes(self._root / "dev", _ACCEL), nodes(self._root / "dev/vfio", _VFIO)
+        accel, groups = nodes(self._root / "dev", "accel([0-9]+)"), nodes(self._root / "dev/vfio", "([0-9]+)")
         if not accel and not groups:
             return ()
         folders = sorted((self._root / "sys/bus/pci/devices").glob("*"))
-        chips = {folder: model for folder in folders if (model := self._model(folder)) in _NAMES}
+        google = [folder for folder in folders if read_number(folder / "vendor") == _GOOGLE]
+        chips = {folder: _NAMES[model] for folder in google if (model := read_number(folder / "device")) in _NAMES}
+        found: list[tuple[str, str, str | None]]
         if accel and len(accel) != len(chips):
             # This container has only some of the chips, and no file says which ones.
-            names = {_NAMES[model] for model in chips.values()}
-            name = names.pop() if len(names) == 1 else "TPU"
-            return tuple(
-                Device(kind=self.kind, id=f"{self.kind}-{number}", index=index, name=name, single_process=True)
-                for index, number in enumerate(sorted(accel) if chips else ())
-            )
-        present = [folder for folder in chips if accel or (folder / "iommu_group").resolve().name in groups.values()]
+            name = chips[next(iter(chips))] if len({*chips.values()}) == 1 else "TPU"
+            found = [(f"{self.kind}-{number}", name, None) for number in sorted(accel) if chips]
+        else:
+            present = {*groups.values()}
+            found = [
+                (folder.name, name, folder.name)
+                for folder, name in chips.items()
+                if accel or (folder / "iommu_group").resolve().name in present
+            ]
         return tuple(
-            Device(
-                kind=self.kind,
-                id=folder.name,
-                index=index,
-                name=_NAMES[chips[folder]],
-                pci=folder.name,
-                numa=numa_node(self._root, folder.name),
-                single_process=True,
-            )
-            for index, folder in enumerate(present)
+            Device(self.kind, name, index, title, pci=pci, numa=numa_node(self._root, pci), single_process=True)
+            for index, (name, title, pci) in enumerate(found)
         )
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the chips that the mask leaves; none if the environment tells torch_xla to run on another device."""
-        if environ.get(PJRT_DEVICE, "TPU") != "TPU":
+        if environ.get(_RUNTIME, "TPU") != "TPU":
             return ()
         text = environ.get(_CHIPS) or environ.get(_OLD)
         return pick_numbers(read_numbers(text), devices) if text else tuple(devices)
@@ -97,14 +84,14 @@ class Tpu(BaseVendor):
         devices the mask makes torch_xla run on the CPU.
         """
         if not devices:
-            return {PJRT_DEVICE: "CPU"}
+            return {_RUNTIME: "CPU"}
         chips_of_machine = self.discover()
         whole = set(chips_of_machine) == set(devices)
-        if whole and len(self.visible(chips_of_machine, {**environ, PJRT_DEVICE: "TPU"})) == len(chips_of_machine):
-            return {PJRT_DEVICE: "TPU"}
+        if whole and len(self.visible(chips_of_machine, {**environ, _RUNTIME: "TPU"})) == len(chips_of_machine):
+            return {_RUNTIME: "TPU"}
         chips = None if whole else write_numbers(devices)
         shape = None if whole else _BOUNDS.get(len(devices))
-        changes: dict[str, str | None] = {PJRT_DEVICE: "TPU", _CHIPS: chips, _OLD: chips}
+        changes: dict[str, str | None] = {_RUNTIME: "TPU", _CHIPS: chips, _OLD: chips}
         changes |= dict.fromkeys(_SHAPES, shape)
         return changes | dict.fromkeys(_PROCESSES, None if shape is None else "1,1,1")
 
@@ -119,10 +106,6 @@ class Tpu(BaseVendor):
     ) -> None:
         """Raise MaskError unless `seen` has as many entries as `devices` have cores."""
         super().compare([device for device in devices for _ in range(_cores(device))], seen, environ, reason)
-
-    def _model(self, folder: Path) -> int | None:
-        """Return the PCI device id of a device of Google's, else None."""
-        return read_number(folder / "device") if read_number(folder / "vendor") == _GOOGLE else None
 
 
 make = Tpu.make

@@ -12,42 +12,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
+from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import write_numbers
-from pytest_accel.hardware.torch_build import built_for, lacks
+from pytest_accel.hardware.sysfs import numa_node, read_number
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.hardware.vendors.xpu_mask import AFFINITY, HIERARCHY, PCI_ORDER, SELECTOR, Card, read_masks
 
 _ALLOWLIST = "SYCL_DEVICE_ALLOWLIST"
 _INTEL = 0x8086
+_LMEM = "lmem_total_bytes"
 _CARD = re.compile(r"card[0-9]+", re.ASCII)
-_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII)
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 # intel-gpu-tools (lib/igt_device_scan.h): an integrated GPU always has this address.
 _INTEGRATED = "0000:00:02.0"
 # INTEL_PVC_IDS in the kernel's i915_pciids.h, and 0bd0 to 0bd2 of its first steppings.
 _PONTE_VECCHIO = (0x0B69, 0x0B6E, *range(0x0BD0, 0x0BDC), 0x0BE0, 0x0BE1, 0x0BE5)
 _PCI_IDS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
-
-
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    """A GPU as sysfs describes it."""
-
-    address: str
-    product: int
-    card: Card
-    memory: int | None
-    numa: int | None
-
-    @property
-    def sort_key(self) -> tuple[int, ...]:
-        match = _ADDRESS.fullmatch(self.address)
-        return tuple(int(part, 16) for part in match.groups()) if match else ()
 
 
 class Xpu(BaseVendor):
@@ -57,55 +42,46 @@ class Xpu(BaseVendor):
     and the driver keeps this order whatever the mask's order is. `root` contains ``usr`` too.
     """
 
-    kind = "xpu"
-    mask_variables: tuple[str, ...] = (AFFINITY, SELECTOR)
-    torch_index = "ascending"
-    shown = ("ZE_", SELECTOR, _ALLOWLIST)
+    facts = KINDS["xpu"]
 
     def __init__(self, root: Path = Path("/")) -> None:
         super().__init__(root)
         self._cards: tuple[tuple[str, Card], ...] = ()
 
-    def lacking(self) -> str | None:
-        """Return a text if torch is not built for XPU, else None.
-
-        The drivers also list the integrated graphics of Intel processors, which other builds of torch cannot use.
-        """
-        return lacks("xpu", "XPU", self.kind)
-
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU, in PCI order.
 
         A GPU whose render node this process cannot open is left out, with a note; Level Zero does not count it either.
-        Files that cannot be read or have unexpected content also cause a note.
         """
         notes: list[str] = []
-        gpus: list[_Gpu] = []
+        folders: dict[str, Path] = {}
         for folder in sorted((self._root / "sys/class/drm").glob("card*")):
-            try:
-                gpu = self._describe(folder, notes) if _CARD.fullmatch(folder.name) else None
-            except (OSError, ValueError) as error:
-                notes.append(f"{folder.name} is left out: {error}")
+            if not _CARD.fullmatch(folder.name) or read_number(folder / "device/vendor") != _INTEL:
                 continue
-            if gpu:
-                gpus.append(gpu)
-        gpus.sort(key=lambda gpu: gpu.sort_key)
+            address = os.path.basename(os.path.realpath(folder / "device"))
+            obstacle = self._obstacle(folder / "device", address)
+            if obstacle is None:
+                folders[address] = folder
+            elif address != _INTEGRATED or not self.lacking():
+                # No note about integrated graphics that torch cannot use: containers on such machines lack its node.
+                notes.append(f"{folder.name} is left out: {obstacle}")
         self.notes = tuple(notes)
-        self._cards = tuple((gpu.address, gpu.card) for gpu in gpus)
-        names = _product_names(self._root, {gpu.product for gpu in gpus})
-        counted = sorted(gpus, key=lambda gpu: not gpu.card.discrete)
+        products = {address: read_number(folder / "device/device") or 0 for address, folder in sorted(folders.items())}
+        self._cards = tuple((one, _card(folders[one], one, product)) for one, product in products.items())
+        names = _product_names(self._root, set(products.values()))
+        counted = sorted(self._cards, key=lambda pair: not pair[1].discrete)
         return by_pci(
             [
                 Device(
                     kind=self.kind,
-                    id=gpu.address,
+                    id=address,
                     index=index,
-                    name=names.get(gpu.product, f"Intel GPU {gpu.product:04x}"),
-                    memory=gpu.memory,
-                    pci=gpu.address,
-                    numa=gpu.numa,
+                    name=names.get(products[address], f"Intel GPU {products[address]:04x}"),
+                    memory=_memory(folders[address]),
+                    pci=address,
+                    numa=numa_node(self._root, address),
                 )
-                for index, gpu in enumerate(counted)
+                for index, (address, _) in enumerate(counted)
             ]
         )
 
@@ -118,12 +94,11 @@ class Xpu(BaseVendor):
         cards = self._counted(devices)
         reading = read_masks(environ, [card for _, card in cards])
         notes = [f"{name}={environ[name]!r} cannot be read by Intel's runtimes" for name in reading.unreadable]
-        notes += [
-            f"{cards[at][0]} is integrated: torch ignores it, since there are discrete GPUs" for at in reading.unused
-        ]
-        notes += [
-            f"{cards[at][0]} is used as a whole, although only some of its tiles are visible" for at in reading.partly
-        ]
+        for positions, what in (
+            (reading.unused, "is integrated: torch ignores it, since there are discrete GPUs"),
+            (reading.partly, "is used as a whole, although only some of its tiles are visible"),
+        ):
+            notes += [f"{cards[at][0]} {what}" for at in positions]
         if _ALLOWLIST in environ:
             notes.append(f"{_ALLOWLIST} is not read: devices that it hides are counted")
         self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
@@ -149,8 +124,8 @@ class Xpu(BaseVendor):
         import torch
 
         count, reason = torch.xpu.device_count(), ""
-        if "xpu" not in built_for():
-            reason = f"; {self.lacking()}"
+        if lacking := self.lacking():
+            reason = f"; {lacking}"
         elif count:
             # Before it is initialised, torch may count by Sysman, which has another order (torch-xpu-ops issue 5015).
             torch.xpu.init()
@@ -168,43 +143,17 @@ class Xpu(BaseVendor):
             self.discover()
         return self._cards or tuple((device.id, Card()) for device in _by_driver(devices))
 
-    def _describe(self, folder: Path, notes: list[str]) -> _Gpu | None:
-        device = folder / "device"
-        try:
-            vendor = int((device / "vendor").read_text(encoding="utf-8"), 16)
-        except FileNotFoundError:
-            return None
-        if vendor != _INTEL:
-            return None
-        address = os.path.basename(os.path.realpath(device))
+    def _obstacle(self, device: Path, address: str) -> str | None:
+        """Return why Level Zero cannot use the PCI device at `address`, or None if it can."""
         if not _ADDRESS.fullmatch(address):
-            raise ValueError(f"{address!r} is not a PCI address")
+            return f"{address!r} is not a PCI address"
         driver = os.path.basename(os.path.realpath(device / "driver"))
         if driver not in ("i915", "xe"):
-            raise ValueError(f"the driver of {address} is {driver!r}, which is neither i915 nor xe")
+            return f"the driver of {address} is {driver!r}, which is neither i915 nor xe"
         nodes = [f"dev/dri/{node.name}" for node in sorted((device / "drm").glob("renderD*"))]
-        if not any(os.access(self._root / node, os.R_OK | os.W_OK) for node in nodes):
-            if address == _INTEGRATED and self.lacking():
-                # No error: this is the case in every container on a machine with integrated graphics.
-                return None
-            raise ValueError(
-                f"{address} has no render node that this process can open ({', '.join(nodes) or 'it has none'})"
-            )
-        product = int((device / "device").read_text(encoding="utf-8"), 16)
-        files = sorted(device.glob("tile[0-9]*/physical_vram_size_bytes"))
-        tiles = len(files)
-        if not files and (folder / "lmem_total_bytes").exists():
-            files = [folder / "lmem_total_bytes"]
-            tiles = len(list(folder.glob("gt/gt[0-9]*")))
-        sizes = [size for size in (_number(file, address, notes) for file in files) if size is not None and size > 0]
-        numa = _number(device / "numa_node", address, notes)
-        return _Gpu(
-            address=address,
-            product=product,
-            card=Card(bool(files) or address != _INTEGRATED, max(tiles, 1), product in _PONTE_VECCHIO),
-            memory=sum(sizes) if files and len(sizes) == len(files) else None,
-            numa=numa if numa is not None and numa >= 0 else None,
-        )
+        if any(os.access(self._root / node, os.R_OK | os.W_OK) for node in nodes):
+            return None
+        return f"{address} has no render node that this process can open ({', '.join(nodes) or 'it has none'})"
 
 
 make = Xpu.make
@@ -246,12 +195,19 @@ def _product_names(root: Path, products: Collection[int]) -> dict[int, str]:
     return names
 
 
-def _number(file: Path, address: str, notes: list[str]) -> int | None:
-    """Return the number in `file`; None if the file does not exist, or, with a note, if it has no number."""
-    try:
-        return int(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        notes.append(f"{address}: {file.parent.name}/{file.name} is not read: {error}")
-        return None
+def _card(folder: Path, address: str, product: int) -> Card:
+    files = _memory_files(folder)
+    tiles = len(list(folder.glob("gt/gt[0-9]*"))) if files == [folder / _LMEM] else len(files)
+    return Card(bool(files) or address != _INTEGRATED, max(tiles, 1), product in _PONTE_VECCHIO)
+
+
+def _memory_files(folder: Path) -> list[Path]:
+    """Return the files with the size of the card's own memory: one for each tile under ``xe``, else one or none."""
+    files = sorted((folder / "device").glob("tile[0-9]*/physical_vram_size_bytes"))
+    return files or [file for file in (folder / _LMEM,) if file.exists()]
+
+
+def _memory(folder: Path) -> int | None:
+    """Return the size of the card's own memory; None if it is not reported."""
+    sizes = [read_number(file) for file in _memory_files(folder)]
+    return sum(size or 0 for size in sizes) if sizes and all(sizes) else None

@@ -17,10 +17,13 @@ PCI_ORDER, HIERARCHY = "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ZE_FLAT_DEVICE_HIERARCH
 
 # C's functions read a number at the start of a token; with base 0, the prefix 0x means base 16 and 0 means base 8.
 _STOUL = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
-_DECIMAL = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", re.ASCII)
 _DIGITS = 20
 """A decimal number with more digits overflows every integer of C, so `int` need not read it."""
 
+# A device, its tiles and the parts of a tile. No part may be a number below an asterisk.
+_TERM = re.compile(
+    r"gpu|cpu|fpga|\*(\.\*){0,2}|[0-9]{1,9}(\.\*){0,2}|[0-9]{1,9}\.[0-9]{1,9}(\.(\*|[0-9]{1,9}))?", re.ASCII
+)
 _BACKENDS = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu", "esimd_emulator", "host")
 _NO_GPU = -1
 
@@ -75,7 +78,7 @@ def read_masks(environ: Mapping[str, str], cards: Sequence[Card]) -> Reading:
     devices. The driver's order of opening is undefined; the first card after sorting is assumed, which matters only if
     a machine has both Ponte Vecchio and other models.
     """
-    by_pci = _number(environ.get(PCI_ORDER, "")) not in (None, 0)
+    by_pci = _stoul(environ.get(PCI_ORDER, "")) not in (None, 0)
     order = sorted(range(len(cards)), key=lambda at: not by_pci and not cards[at].discrete)
     flat = environ.get(HIERARCHY) in ("FLAT", "COMBINED")
     if not flat and environ.get(HIERARCHY) != "COMPOSITE":
@@ -184,24 +187,11 @@ def _parts(term: _Term, count: int) -> set[int]:
 
 
 def _term(text: str) -> _Term | None:
+    if not _TERM.fullmatch(text):
+        return None
     first, *rest = text.split(".")
-    if not all((first, *rest)) or len(rest) > 2:
-        return None
-    if first in ("gpu", "cpu", "fpga"):
-        return None if rest else _Term(None if first == "gpu" else _NO_GPU)
-    number = None if first == "*" else _stoi(first)
-    if first != "*" and number is None:
-        return None
-    every, tile = first == "*", None
-    for depth, part in enumerate(rest):
-        if part.startswith("*"):
-            every = True
-            continue
-        value = _stoi(part)
-        if every or value is None:
-            return None
-        tile = value if depth == 0 else tile
-    return _Term(number, len(rest), tile)
+    number = int(first) if first.isdecimal() else None if first in ("*", "gpu") else _NO_GPU
+    return _Term(number, len(rest), int(rest[0]) if rest and rest[0] != "*" else None)
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -223,15 +213,3 @@ def _stoul(token: str) -> int | None:
     if value >= 1 << 64:
         return None
     return (-value if sign == "-" else value) % (1 << 32)
-
-
-def _stoi(token: str) -> int | None:
-    """Return ``std::stoi(token)``, or None if that throws."""
-    value = _number(token)
-    return value if value is not None and -(1 << 31) <= value < 1 << 31 else None
-
-
-def _number(token: str) -> int | None:
-    """Return the decimal number at the start of `token`, truncated to `_DIGITS` digits, or None."""
-    match = _DECIMAL.match(token)
-    return int(f"{match[1]}{match[2][:_DIGITS]}") if match else None

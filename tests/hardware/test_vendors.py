@@ -1,0 +1,294 @@
+"""Tests of the table of kinds, and of what the vendors of all kinds have in common."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.core.device import Device, MaskError, Vendor
+from pytest_accel.core.kinds import KINDS, OWN_KINDS
+from pytest_accel.forkserver.preload import unfit
+from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.hardware.vendors import privateuse1
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {kind.name: kind.package for kind in KINDS.values() if kind.package is not None}
+MASKED = [name for name in OWN_KINDS if KINDS[name].masks and name != "sim"]
+VERIFY = """
+import os, pickle, sys
+from pytest_accel.core.device import MaskError
+from pytest_accel.hardware.registry import make_vendor
+
+devices = pickle.loads(bytes.fromhex(sys.argv[2]))
+vendor = make_vendor(sys.argv[1])
+vendor.verify(devices, os.environ)
+print("right")
+try:
+    vendor.verify(devices[:1], os.environ)
+except MaskError as error:
+    print(error)
+"""
+TORCH_PACKAGE = """
+    import types
+    import torch
+
+    module = types.ModuleType("torch.npu")
+    module.device_count = lambda: 2
+    torch.utils.rename_privateuse1_backend("npu")
+    torch._register_device_module("npu", module)
+    """
+XLA = {"torch_xla/runtime.py": "addressable_device_count = lambda: 2", "torch_xla/distributed/xla_backend.py": ""}
+HABANA = {"core/__init__.py": "", "hpu/__init__.py": "device_count = lambda: 8", "distributed/hccl/__init__.py": ""}
+
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Provide a function that runs Python code which can import `files`, and returns the lines that it prints."""
+
+    def run(code: str, files: dict[str, str], *arguments: str, **environ: str) -> list[str]:
+        for name, text in files.items():
+            file = tmp_path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(text))
+            for folder in file.relative_to(tmp_path).parents[:-1]:
+                (tmp_path / folder / "__init__.py").touch()
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), **environ},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
+def _own(kind: str) -> BaseVendor:
+    vendor = make_vendor(kind)
+    assert isinstance(vendor, BaseVendor)
+    return vendor
+
+
+def _devices(kind: str, *numbers: int) -> tuple[Device, ...]:
+    """Return devices of `kind`. Their ids are valid in masks of kinds that name devices by id."""
+    prefix = "GPU-" if kind in ("cuda", "rocm") else f"{kind}-"
+    return tuple(Device(kind, f"{prefix}{n:016}", n, "x") for n in numbers)
+
+
+@pytest.mark.parametrize("kind", OWN_KINDS)
+def test_each_kind_has_a_vendor_with_the_facts_of_the_table(kind: str) -> None:
+    vendor, facts = make_vendor(kind), KINDS[kind]
+    assert isinstance(vendor, Vendor)
+    assert (vendor.kind, vendor.mask_variables, vendor.backend) == (kind, facts.masks, facts.backend)
+    assert (vendor.hardware, vendor.ranks, vendor.notes) == (kind not in ("cpu", "sim"), kind != "mps", ())
+    if kind not in ("cpu", "sim"):
+        with pytest.raises(ValueError, match=f"^--accel {kind}:1: {kind} takes nothing after a colon$"):
+            make_vendor(kind, "1")
+    if not facts.masks and kind != "cpu":
+        devices = _devices(kind, 0)
+        assert vendor.mask(devices, {}) == vendor.mask((), {}) == {}
+        assert vendor.visible(devices, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(devices) == devices
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_missing_package_is_named(kind: str) -> None:
+    installed = importlib.util.find_spec(PACKAGES[kind]) is not None
+    assert make_vendor(kind).lacking() == (None if installed else f"{PACKAGES[kind]} is not installed")
+
+
+@pytest.mark.parametrize("name", sorted({kind.torch_type for kind in KINDS.values() if kind.hardware}))
+def test_ranks_are_not_forked_from_a_process_with_the_runtime_of_any_kind(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    started, idle = SimpleNamespace(is_initialized=lambda: True), SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=idle, cpu=started))
+    assert unfit(known=sys.modules, threads=10**6) is None
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(**{"cuda": idle, name: started}))
+    assert unfit(known=sys.modules, threads=10**6) == f"initialises the {name} runtime"
+
+
+def test_packages_that_belong_to_a_kind_are_no_unknown_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = [*PACKAGES.values(), "intel_extension_for_pytorch", "acme"]
+    points = [EntryPoint(f"{package}-name", f"{package}.plugin:load", "torch.backends") for package in packages]
+    monkeypatch.setattr(privateuse1, "entry_points", lambda group: points)
+    assert privateuse1.unknown_backends() == ("acme-name",)
+
+
+NPU, MLU, MODULES, MODULE = (
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "MLU_VISIBLE_DEVICES",
+    "HABANA_VISIBLE_MODULES",
+    "HLS_MODULE_ID",
+)
+CHIPS, OLD_CHIPS, RUNTIME = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "PJRT_DEVICE"
+CORES, COUNT = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
+READINGS = {
+    ("npu", NPU): {"3,1": "31", "1, 2,3": "1", "1,2,-1,3": "12", "0,0,1": "01", "1,9": "1", "0x1": "0", ",1": "",
+                   "all": "", "٣": "", "-1": ""},
+    ("mlu", MLU): {"2,0": "20", " 1 , 3": "13", "1,1,0": "10", "0,9,1": "0", "1,x,0": "1", "": "", "-1": "",
+                   "1" * 9999: ""},
+    ("hpu", MODULES): {"3,0": "30", " 3 ,+1": "31", "1,9,0,1": "10", "0,x": "", "": "", "all": "", "-1": "",
+                       "1" * 9999: ""},
+    ("hpu", MODULE): {"3": "3"},
+    ("tpu", CHIPS): {"2,0": "20", "1,9,2": "1", "x": "", "": "01234567"},
+    ("tpu", OLD_CHIPS): {"3": "3"},
+    ("neuron", CORES): {"3": "3", "1-3": "123", "4,0-1, 1": "401", "6-9,0": "67", "3-1,0": "", "1,x,2": "1", "": "",
+                        "0-999999999": "01234567"},
+    ("neuron", COUNT): {"3": "012", "1,2": "012", "0": "01234567"},
+    ("neuron", RUNTIME): {"CPU": ""},
+}  # fmt: skip
+"""The numbers of the devices, of eight, that each text of a mask leaves."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "left"),
+    [
+        *((kind, {name: text}, left) for (kind, name), texts in READINGS.items() for text, left in texts.items()),
+        ("hpu", {MODULES: "1,2", MODULE: "2"}, "2"),
+        ("hpu", {MODULES: "1,2", MODULE: "0"}, ""),
+        ("tpu", {CHIPS: "2", OLD_CHIPS: "3"}, "2"),
+        ("tpu", {CHIPS: "", OLD_CHIPS: "3"}, "3"),
+        ("tpu", {CHIPS: "2", RUNTIME: "TPU"}, "2"),
+        ("tpu", {CHIPS: "2", RUNTIME: "CPU"}, ""),
+        ("neuron", {CORES: "2", COUNT: "1"}, "2"),
+        ("neuron", {CORES: "2", RUNTIME: "NEURON"}, "2"),
+    ],
+)
+def test_masks_select_devices(kind: str, environ: dict[str, str], left: str) -> None:
+    devices = _devices(kind, *range(8))
+    assert "".join(str(device.index) for device in make_vendor(kind).visible(devices, environ)) == left
+    assert make_vendor(kind).visible(devices, {"CUDA_VISIBLE_DEVICES": ""}) == devices
+
+
+@pytest.mark.parametrize("kind", MASKED)
+@given(data=st.data())
+def test_any_text_of_a_mask_leaves_distinct_devices(kind: str, data: st.DataObject) -> None:
+    devices = _devices(kind, *range(4))
+    texts = st.text() | st.text("0123456789,-+. xGPU*:;!levzro_")
+    left = make_vendor(kind).visible(devices, data.draw(st.dictionaries(st.sampled_from(KINDS[kind].masks), texts)))
+    assert len(set(left)) == len(left)
+    assert set(left) <= set(devices)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MASKED if kind != "rocm"])
+@given(data=st.data())
+def test_a_written_mask_shows_the_chosen_devices_under_the_names_of_torch(kind: str, data: st.DataObject) -> None:
+    vendor, devices = make_vendor(kind), _devices(kind, *range(4))
+    texts = st.sampled_from(("", "2", "0,1", "2,0"))
+    inherited = data.draw(st.dictionaries(st.sampled_from(KINDS[kind].masks), texts))
+    chosen = tuple(data.draw(st.permutations(devices)))[: data.draw(st.integers(0, 4))]
+    # Each process of the session gets a pickled copy of the vendor.
+    changes = pickle.loads(pickle.dumps(vendor)).mask(chosen, inherited)
+    after = {name: value for name, value in {**inherited, **changes}.items() if value is not None}
+    seen = vendor.visible(devices, after)
+    assert set(seen) == set(chosen)
+    counted = seen if KINDS[kind].torch_index == "mask" else sorted(seen, key=lambda device: device.index)
+    names = {device: f"{KINDS[kind].torch_type}:{position}" for position, device in enumerate(counted)}
+    assert vendor.torch_devices(chosen) == tuple(names[device] for device in chosen)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("rocm", {"HIP_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": None}),
+        ("hpu", {MODULES: "", MODULE: None}),
+        ("npu", {NPU: "-1"}),
+        ("mlu", {MLU: ""}),
+        ("tpu", {RUNTIME: "CPU"}),
+        ("neuron", {RUNTIME: "CPU", CORES: "", COUNT: None}),
+    ],
+)
+def test_a_mask_without_devices_hides_all(kind: str, changes: dict[str, str | None]) -> None:
+    assert make_vendor(kind).mask((), {}) == changes
+
+
+def test_discovery_and_masks_import_no_package_and_start_no_process(run: Run) -> None:
+    code = """
+import json, sys
+from pytest_accel.hardware.registry import make_vendor
+
+starts, started = ("subprocess.Popen", "os.fork", "os.exec", "os.posix_spawn"), []
+sys.addaudithook(lambda event, _: started.append(event) if event in starts else None)
+packages = json.loads(sys.argv[1])
+for kind in packages:
+    vendor = make_vendor(kind)
+    devices = vendor.discover()
+    assert vendor.lacking() is None, vendor.lacking()
+    vendor.mask(devices, {})
+    vendor.torch_devices(vendor.fastest(vendor.visible(devices, {})))
+print(json.dumps([started, sorted({"torch", *packages.values()} & sys.modules.keys())]))
+"""
+    files = {f"{package}/__init__.py": "raise SystemExit('it is imported')" for package in PACKAGES.values()}
+    assert json.loads(run(code, files, json.dumps(PACKAGES))[-1]) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "variable", "seen"),
+    [
+        ("npu", {"torch_npu/__init__.py": TORCH_PACKAGE}, "ASCEND_RT_VISIBLE_DEVICES", "npu:0, npu:1"),
+        ("tpu", XLA, "TPU_VISIBLE_CHIPS", "xla:0, xla:1"),
+        ("neuron", {**XLA, "torch_neuronx/__init__.py": ""}, "NEURON_RT_VISIBLE_CORES", "xla:0, xla:1"),
+        (
+            "hpu",
+            {f"habana_frameworks/torch/{name}": text for name, text in HABANA.items()},
+            "HABANA_VISIBLE_MODULES",
+            "module 4, module 2",
+        ),
+    ],
+)
+def test_verification_imports_the_package_to_count_devices(
+    run: Run, kind: str, files: dict[str, str], variable: str, seen: str
+) -> None:
+    devices = _devices(kind, 4, 2)
+    right, error = run(VERIFY, files, kind, pickle.dumps(devices).hex(), **{variable: "4,2"})
+    assert right == "right"
+    sees = f"should see 1 {kind} devices ({devices[0].id}) but sees 2 ({seen}); environment: {variable}='4,2'"
+    assert sees in error
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "shown"),
+    [
+        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "0"}, "ASCEND_RT_VISIBLE_DEVICES='0'"),
+        (
+            "cuda",
+            {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "x"},
+            "CUDA_DEVICE_ORDER='x' CUDA_VISIBLE_DEVICES='0'",
+        ),
+        ("xpu", {"ONEAPI_DEVICE_SELECTOR": "*:*", "ZES_ENABLE_SYSMAN": "1"}, "ONEAPI_DEVICE_SELECTOR='*:*'"),
+        ("tpu", {"TPU_PROCESS_BOUNDS": "1,1,1"}, "TPU_PROCESS_BOUNDS='1,1,1'"),
+        ("neuron", {"NEURON_LOGICAL_NC_CONFIG": "1"}, "NEURON_LOGICAL_NC_CONFIG='1'"),
+        ("privateuse1", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD='0'"),
+        ("mlu", {}, "no mask"),
+    ],
+)
+def test_the_error_of_a_mask_shows_both_sides_and_the_environment(
+    kind: str, environ: dict[str, str], shown: str
+) -> None:
+    devices = _devices(kind, 4)
+    message = f"the process should see 1 {kind} devices ({devices[0].id}) but sees 0 (none); environment: {shown}; why"
+    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
+        _own(kind).compare(devices, [], {**environ, "HOME": "/"}, "; why")
+    message = "should see 0 cuda devices (none) but sees 1 (?); environment: no mask"
+    with pytest.raises(MaskError, match=re.escape(message)):
+        _own("cuda").compare([], ["?"], {})
