@@ -13,7 +13,6 @@ from threading import get_ident
 from typing import Any
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.loaders import loads_plainly
 from pytest_accel.core.plugin_roles import is_in_environment, published_plugins
 from pytest_accel.core.torch_variables import READ_AT_IMPORT
 from pytest_accel.settings.option_types import UNFORKABLE
@@ -23,6 +22,8 @@ SLOW = 1.0
 _SHORT = 0.1
 """Seconds of the shortest import that is worth preloading by itself."""
 _interpreter: Any = sys.modules["_frozen_importlib"]
+_OF_PYTHON = {"_frozen_importlib", "_frozen_importlib_external", "zipimport"}
+"""The modules that define Python's own loaders. Others may change the code of a module."""
 
 
 class CollectionWatch:
@@ -140,4 +141,6 @@ def _is_preloadable(name: str, module: Any) -> bool:
         return False
     spec = getattr(module, "__spec__", None)
     origin = getattr(spec, "origin", None)
-    return isinstance(origin, str) and is_in_environment(origin) and loads_plainly(spec)
+    loader = getattr(spec, "loader", None)
+    kind = loader if isinstance(loader, type) else type(loader)
+    return isinstance(origin, str) and is_in_environment(origin) and kind.__module__ in _OF_PYTHON

@@ -12,41 +12,6 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_HOOK = """
-    import contextlib
-    import sys
-    from importlib.machinery import PathFinder, SourceFileLoader
-
-    CHANGED = set()
-
-
-    class Loader(SourceFileLoader):
-        def exec_module(self, module):
-            super().exec_module(module)
-            module.changed = True
-
-
-    class Finder:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            if name not in CHANGED:
-                return None
-            spec = PathFinder.find_spec(name, path)
-            spec.loader = Loader(spec.loader.name, spec.loader.path)
-            return spec
-
-
-    def install():
-        sys.meta_path.insert(0, Finder)
-
-
-    @contextlib.contextmanager
-    def change(name):
-        install()
-        CHANGED.add(name)
-        yield
-        sys.meta_path.remove(Finder)
-    """
 _TEST = """
     import pytest
     {imports}
@@ -64,10 +29,9 @@ _TEST = """
 
 @pytest.fixture
 def hook_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """Provide a suite that can import the modules `hook` and `typed`, whose function has annotated parameters."""
+    """Provide a suite that can import the module `typed`, whose function has annotated parameters."""
     site = suite.path / "site-packages"
-    suite.write("site-packages/hook.py", _HOOK)
-    suite.write("site-packages/typed.py", "changed = False\ndef double(number: int) -> int:\n    return number * 2\n")
+    suite.write("site-packages/typed.py", "def double(number: int) -> int:\n    return number * 2\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
     suite.ini("norecursedirs = site-packages")
     return suite
@@ -98,42 +62,6 @@ def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(
     summary = [line for line in run.text.splitlines() if line.startswith("FAILED ")]
     assert len(summary) == 2
     assert all(error in line for line in summary)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("installer", ["conftest", "sitecustomize"])
-def test_a_finder_installed_before_the_tests_sees_all_imports(hook_suite: Suite, installer: str) -> None:
-    """`sitecustomize` installs the finder in every interpreter; the conftest says which module it changes."""
-    hook_suite.write("conftest.py", "import hook\nhook.CHANGED.add('typed')\n")
-    file_name = "conftest.py" if installer == "conftest" else "site-packages/sitecustomize.py"
-    with (hook_suite.path / file_name).open("a") as file:
-        file.write("import hook\nhook.install()\n")
-    _write(hook_suite, "import typed", "assert typed.changed")
-    run = hook_suite.run()
-    assert run.count() == {"PASSED": 2}, run.text
-
-
-@pytest.mark.long
-def test_a_hook_installed_for_one_import_sees_it(hook_suite: Suite) -> None:
-    hook_suite.write("helper.py", "import hook\nwith hook.change('typed'):\n    import typed\n")
-    _write(hook_suite, "from helper import typed\n\n\n    def late():\n        import typed", "assert typed.changed")
-    run = hook_suite.run()
-    assert run.count() == {"PASSED": 2}, run.text
-
-
-@pytest.mark.long
-def test_a_hook_that_a_test_installs_sees_its_imports(hook_suite: Suite) -> None:
-    body = "\n        ".join(
-        [
-            "with import_hook('typed'):",
-            "    import typed",
-            "assert typed.changed",
-            "del __import__('sys').modules['typed']",
-        ]
-    )
-    _write(hook_suite, "from hook import change as import_hook", body)
-    run = hook_suite.run()
-    assert run.count() == {"PASSED": 2}, run.text
 
 
 @pytest.mark.long
