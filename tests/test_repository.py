@@ -59,7 +59,7 @@ RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
     *("rank/holders", "rank/appended_file", "rank/log_relay"),
-    *("rank/captured_output", "rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/fork_exit"),
+    *("rank/captured_output", "rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/rank_process"),
     *("rank/device_memory", "rank/raised_errors", "rank/folder_store"),
     *("core/kill", "core/serialization", "core/unix_sockets", "core/torch_api"),
 )
@@ -68,7 +68,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/rank_connection"),
     *("driver/debugger_relay", "driver/debugger_terminal", "driver/log_tail", "driver/relayed_logs"),
     *("pool/pool", "pool/pool_client", "pool/world_manager", "pool/pooled_world", "pool/lease_request"),
-    *("pool/node_lease", "pool/world_request", "pool/summary", "forkserver/server_client", "forkserver/server_group"),
+    *("pool/node_lease", "pool/world_request", "pool/summary", "forkserver/server_client"),
     *("leases/allocator", "leases/broker", "leases/device_lock", "leases/holder", "leases/lease_table", "leases/locks"),
     *("leases/obstacles", "leases/polling", "leases/request_queue", "leases/shared_files", "leases/wait_queue"),
     *("diagnostics/inspector", "diagnostics/exit_status", "diagnostics/collectives", "diagnostics/pyspy"),

@@ -1,8 +1,7 @@
 """Cache of the metadata of installed distributions, which is read once for all ranks.
 
-When a session starts, pytest and its plugins read the metadata of every installed distribution two or three times. In
-a rank that takes a third of the start time, or more if many distributions are installed. The metadata does not change
-while a session runs.
+When a session starts, pytest and its plugins read the metadata of every installed distribution two or three times. The
+metadata does not change while a session runs. The fork server fills the cache, and the ranks inherit it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from importlib import metadata
 from typing import Any
+
+_distributions: dict[tuple[str | None, str], list[metadata.Distribution]] = {}
+"""Distributions by requested name (None: all) and entry of `sys.path`."""
 
 
 class _CachedDistribution(metadata.PathDistribution):
@@ -38,35 +40,28 @@ def _cached(distribution: metadata.Distribution) -> metadata.Distribution:
     return distribution
 
 
-class Installed:
-    """The cached distributions. The fork server owns the cache, and the ranks inherit it."""
+@contextlib.contextmanager
+def remembered_metadata() -> Iterator[None]:
+    """Answer look-ups of distributions from the cache within this context.
 
-    def __init__(self) -> None:
-        self._cache: dict[tuple[str | None, str], list[metadata.Distribution]] = {}
-        """Distributions by requested name (None: all) and entry of `sys.path`."""
+    Tests run outside of it, because they may install something.
+    """
+    finder: Any = metadata.MetadataPathFinder
+    original, own = finder.find_distributions, vars(finder)["find_distributions"]
 
-    @contextlib.contextmanager
-    def remembered(self) -> Iterator[None]:
-        """Answer look-ups of distributions from the cache within this context.
+    def find(context: Any = metadata.DistributionFinder.Context()) -> Iterator[metadata.Distribution]:  # noqa: B008
+        for entry in context.path:
+            within = metadata.DistributionFinder.Context(name=context.name, path=[entry])
+            if not os.path.isabs(entry):
+                # A relative path depends on the working directory, so its distributions are not cached.
+                yield from original(within)
+                continue
+            if (context.name, entry) not in _distributions:
+                _distributions[context.name, entry] = [_cached(found) for found in original(within)]
+            yield from _distributions[context.name, entry]
 
-        Tests run outside of it, because they may install something.
-        """
-        finder: Any = metadata.MetadataPathFinder
-        original, own = finder.find_distributions, vars(finder)["find_distributions"]
-
-        def find(context: Any = metadata.DistributionFinder.Context()) -> Iterator[metadata.Distribution]:  # noqa: B008
-            for entry in context.path:
-                if not os.path.isabs(entry):
-                    # A relative path depends on the working directory, so its distributions are not cached.
-                    yield from original(metadata.DistributionFinder.Context(name=context.name, path=[entry]))
-                    continue
-                if (context.name, entry) not in self._cache:
-                    context_of_entry = metadata.DistributionFinder.Context(name=context.name, path=[entry])
-                    self._cache[context.name, entry] = [_cached(found) for found in original(context_of_entry)]
-                yield from self._cache[context.name, entry]
-
-        finder.find_distributions = staticmethod(find)
-        try:
-            yield
-        finally:
-            finder.find_distributions = own
+    finder.find_distributions = staticmethod(find)
+    try:
+        yield
+    finally:
+        finder.find_distributions = own

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import importlib.machinery
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,13 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from os import getpid
 from socket import socket
-from subprocess import DEVNULL
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from pytest_accel.core import fd_passing, session_folder, unix_sockets
 from pytest_accel.core.kill import MARK
 from pytest_accel.core.torch_variables import is_read_later
 from pytest_accel.forkserver.server_client import OwnServer, ServerProcess, spawn_here, start_python
+from pytest_accel.forkserver.server_messages import Serve, file_with, read_file
 from pytest_accel.rank.coverage import unmeasured
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ class EarlyServer:
                 "from pytest_accel.forkserver.early_server import main; "
                 f"main({theirs.fileno()}, {self.directory!r}, {self._controller}, {plugin_options!r})"
             )
-            process = start_python(source, self.directory, 0, os.environ, sys.path, theirs, DEVNULL)
+            process = start_python(source, self.directory, 0, os.environ, sys.path, [theirs.fileno()])
         self._connection = Connection(ours.detach())
         self._server: OwnServer | None = OwnServer(process)
         """None once the session has started its fork server."""
@@ -61,9 +59,9 @@ class EarlyServer:
             return spawn_here(spec, end)
         with self._connection:
             if (spec.plugin_options, _state()) == (self._plugin_options, self._state):
-                with suppress(OSError), TemporaryFile() as given:  # It has ended, or too many files are open.
-                    given.write(pickle.dumps((spec, unmeasured(os.environ))))
-                    given.seek(0)
+                begin = Serve(spec, self._controller, self._controller, unmeasured(os.environ))
+                # Raises OSError if the process has ended, or if too many files are open.
+                with suppress(OSError), file_with(begin, self.directory) as given:
                     fd_passing.send(self._connection, [end.fileno(), given.fileno()])
                     return server
         _end(server)
@@ -96,18 +94,18 @@ def _end(server: OwnServer) -> None:
 
 
 def main(descriptor: int, directory: str, controller: int, plugin_options: tuple[str, ...]) -> None:
-    """Import torch and the plugins, wait for the :class:`SessionSpec` on the socket `descriptor`, and serve.
+    """Import torch and the plugins, and serve.
 
-    With the spec, the controller passes the socket on which the fork server serves.
+    The controller passes the socket on which the fork server serves, and the file with its :class:`Serve`, over the
+    socket `descriptor`.
     """
     from pytest_accel.forkserver import preload, server
-    from pytest_accel.forkserver.server_exit import ending_with
 
     connection = Connection(descriptor)
     session_folder.claim(directory)
     gc.disable()  # As in the fork server.
     path = tuple(sys.path)
-    with ending_with(controller, directory):
+    with server.ending_with(controller, directory):
         known, threads = frozenset(sys.modules), preload.thread_count()
         with preload.blas_without_threads():
             preload.import_installed((*preload.RANK_MODULES, *preload.TORCH_MODULES))
@@ -121,16 +119,15 @@ def main(descriptor: int, directory: str, controller: int, plugin_options: tuple
             while True:
                 signal.pause()
         connection.close()
-        with open(given, "rb") as file:
-            spec: SessionSpec
-            spec, environment = pickle.load(file)
+        begin: Serve = read_file(given)
+        environment = begin.environment or {}
         os.environ.update(environment)
         for name in os.environ.keys() - environment.keys() - {MARK}:
             del os.environ[name]
-    if not fit or _has_other_modules([entry for entry in spec.sys_path if entry not in path]):
-        server.start_anew(end, spec, controller, controller)
-    sys.path[:] = spec.sys_path
-    server.serve(end, spec, controller, controller)
+    if not fit or _has_other_modules([entry for entry in begin.spec.sys_path if entry not in path]):
+        server.start_anew(end, begin)
+    sys.path[:] = begin.spec.sys_path
+    server.serve(end, begin)
 
 
 def _has_other_modules(path: Sequence[str]) -> bool:

@@ -1,27 +1,37 @@
-"""The worlds of a fork server: start, kill and exit of their ranks."""
+"""The worlds of a fork server: their sockets, and the start, kill and exit of their ranks."""
 
 from __future__ import annotations
 
 import os
+import socket
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 import psutil
 
-from pytest_accel.core import shared_memory
+from pytest_accel.core import shared_memory, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT, cleans_up, kill_group, kill_tree, living, survivors
+from pytest_accel.core.paths import socket_path
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import RETIRED
-from pytest_accel.core.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.forkserver.world_sockets import NoLoopbackError, WorldSockets, open_sockets
+from pytest_accel.forkserver.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
 from pytest_accel.rank.leaked_processes import children_of
+from pytest_accel.rank.process_group import StorePort
+from pytest_accel.rank.rank_environment import LOOPBACK, host_of, loopback_interface
+from pytest_accel.rank.role import Role
 
 _LOOK_INTERVAL = 0.1
 """Seconds between two looks at processes that were killed and live on."""
+_BACKLOG = 128
+"""Connections that may wait until a rank accepts them."""
+_CONNECT_TIMEOUT = 2.0
+"""Seconds in which the loopback interface must connect two sockets; it takes microseconds."""
 
 
 @dataclass(slots=True)
@@ -89,16 +99,16 @@ class ForkedWorlds:
     def start(self, spec: WorldSpec, port: int | None) -> int:
         """Start the ranks of `spec` that belong to this server; return their number, 0 if that fails.
 
-        `port` is that of :func:`~pytest_accel.forkserver.world_sockets.open_sockets`.
+        `port` is that of :func:`_open_sockets`.
         """
         world = self._worlds[spec.world] = _ForkedWorld()
         try:
-            with open_sockets(spec, self._session, port) as sockets:
+            with _open_sockets(spec, self._session, port) as sockets:
                 for rank in sockets.listeners:
                     world.ranks[self._start_rank(spec, rank, sockets)] = rank
                 self._send(WorldStarted(spec.world, tuple(world.ranks), sockets.port))
         except Exception as error:
-            text = str(error) if isinstance(error, NoLoopbackError) else traceback.format_exc()
+            text = str(error) if isinstance(error, _NoLoopbackError) else traceback.format_exc()
             self.kill(spec.world)
             if not world.ranks:  # Otherwise `reap` removes the world.
                 del self._worlds[spec.world]
@@ -194,3 +204,78 @@ class ForkedWorlds:
         if (world.killed and not world.survivors) or (world.survivors and world.killed != before):
             world.survivors = bool(world.killed)
             self._send(Survivors(number, self._session.server, survivors(world.killed)))
+
+
+class _NoLoopbackError(OSError):
+    """Raised if processes of this machine cannot connect to each other; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSockets:
+    """The sockets that the fork server opens for a world and passes to its ranks."""
+
+    listeners: dict[int, socket.socket]
+    """By rank: the socket on which it accepts drivers."""
+    store_port: StorePort | None
+
+    @property
+    def port(self) -> int | None:
+        """The port of the world's store, or None if it has no store."""
+        return None if self.store_port is None else self.store_port.port
+
+    def role(self, spec: WorldSpec, rank: int) -> Role:
+        """Return the role of `rank`, in a process that has inherited all the sockets; close those of other ranks."""
+        for other, listener in self.listeners.items():
+            if other != rank:
+                listener.close()
+        return Role(spec, rank, self.listeners[rank], self.store_port)
+
+
+@contextmanager
+def _open_sockets(spec: WorldSpec, session: SessionSpec, port: int | None) -> Iterator[WorldSockets]:
+    """Open the sockets of the ranks that this server forks, and close this process's copies at the end of the block.
+
+    `port` is the port of the world's store if another server has created it. Raises OSError, and `_NoLoopbackError`
+    before ranks would wait for each other.
+    """
+    with ExitStack() as stack:
+        listeners = {
+            rank: stack.enter_context(unix_sockets.listen(socket_path(session.directory, spec.world, rank), _BACKLOG))
+            for rank in range(spec.ranks)
+            if spec.server_of(rank) == session.server
+        }
+        store = None
+        if spec.grouped and port is None:
+            if host_of(spec) == LOOPBACK:
+                _check_loopback()
+            store = stack.enter_context(_reserve_port(host_of(spec)))
+            port = store.getsockname()[1]
+        yield WorldSockets(listeners, None if port is None else StorePort(port, store))
+
+
+def _reserve_port(address: str) -> socket.socket:
+    """Return a listening socket on a free port of `address`.
+
+    The world keeps the socket until it ends, so that no other process can take the port.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    held.bind((address, 0))
+    held.listen(1024)
+    return held
+
+
+@cache
+def _check_loopback() -> None:
+    """Raise `_NoLoopbackError` if no connection to `LOOPBACK` is possible: torch would try for minutes."""
+    with socket.socket() as listener, socket.socket() as caller:
+        listener.bind((LOOPBACK, 0))
+        listener.listen()
+        caller.settimeout(_CONNECT_TIMEOUT)
+        try:
+            caller.connect(listener.getsockname())
+        except OSError as error:
+            raise _NoLoopbackError(
+                f"the loopback interface {loopback_interface()} is down, or its connections are blocked: {LOOPBACK} "
+                f"cannot be reached ({error.strerror or error}); the ranks of a process group need it "
+                "(ip link set lo up)"
+            ) from None

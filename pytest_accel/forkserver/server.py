@@ -1,9 +1,9 @@
-"""The fork server: the process from which ranks are forked.
+"""The process of the fork server, which serves the pool until the controller exits.
 
 The fork server has imported torch, pytest and its plugins, and has one thread and no device runtime, so that starting a
 rank costs only a fork. It is the subreaper of all processes that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER).
 When the controller exits, for whatever reason, the fork server kills all remaining processes. Server 0, and a server on
-another machine, then removes the session's folder (`server_exit.clean_up`).
+another machine, then removes the session's folder.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import selectors
+import shutil
 import signal
 import sys
-import tempfile
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -28,13 +28,13 @@ from msgspec import structs
 from pytest_accel.core import prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.metadata_cache import Installed
+from pytest_accel.core.kill import kill_descendants
+from pytest_accel.core.metadata_cache import remembered_metadata
 from pytest_accel.core.plugin_roles import published_plugins
-from pytest_accel.core.server_messages import KillWorld, PreloadFailed, ServerNote, StartWorld
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.torch_variables import is_read_later
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.forkserver.forked_worlds import ForkedWorlds
+from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
 from pytest_accel.forkserver.preload import (
     RANK_MODULES,
     TORCH_MODULES,
@@ -45,29 +45,36 @@ from pytest_accel.forkserver.preload import (
     thread_count,
     unfit,
 )
-from pytest_accel.forkserver.rank_fork import RankFork
-from pytest_accel.forkserver.server_exit import clean_up, ending_with
+from pytest_accel.forkserver.rank_process import fork_rank
+from pytest_accel.forkserver.server_messages import (
+    KillWorld,
+    PreloadFailed,
+    Serve,
+    ServerNote,
+    StartWorld,
+    file_with,
+    read_file,
+)
 from pytest_accel.forkserver.standby import StandbyProcesses
-from pytest_accel.forkserver.world_sockets import WorldSockets
+
+_PARENT_CHECK_INTERVAL = 0.5
+"""Seconds between two checks that the parent still runs, while nobody reads the connection."""
 
 
 class _Server:
     """The loop of the fork server: waits for messages, exits, deadlines and the end of the controller."""
 
-    def __init__(
-        self, connection: Connection, spec: SessionSpec, controller: int, parent: int, installed: Installed
-    ) -> None:
+    def __init__(self, connection: Connection, begin: Serve) -> None:
         self.connection = connection
-        self._spec = spec
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
-        launched = parent != controller
-        self._fork = RankFork(spec, installed, self._close, own_group=not launched)
-        self._standby = StandbyProcesses(self._fork)
+        launched = begin.parent != begin.controller
+        self._fork = partial(fork_rank, begin.spec, close_server=self._close_inherited, own_group=not launched)
+        self._standby = StandbyProcesses(begin.spec.directory, self._fork)
         # Not on other systems: there, a socket in transit may be lost when the sender closes its own copy.
         self._uses_standby = sys.platform == "linux" and not launched
-        self.worlds = ForkedWorlds(spec, self._start_rank, partial(_send, connection), self._standby.pids)
+        self.worlds = ForkedWorlds(begin.spec, self._start_rank, partial(_send, connection), self._standby.pids)
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
-        self._controller_end = prctl.end_of(controller)
+        self._controller_end = prctl.end_of(begin.controller)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -118,13 +125,86 @@ class _Server:
             return self._fork(role, new_interpreter=True)
         return self._standby.assign(spec, rank, sockets) or self._fork(role)
 
-    def _close(self) -> None:
+    def _close_inherited(self) -> None:
         """Close, in a forked rank, what only the server uses."""
         self.connection.close()
         self._standby.dismiss()
         for descriptor in (self._wake_read, self._wake_write, self._controller_end):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+def main(descriptor: int, given: int) -> None:
+    """Run :func:`serve`; read the :class:`Serve` from the unnamed file `given`."""
+    serve(descriptor, read_file(given))
+
+
+def serve(descriptor: int, begin: Serve) -> NoReturn:
+    """Serve the controller on the socket `descriptor`, and exit."""
+    connection, spec = Connection(descriptor), begin.spec
+    session_folder.claim(spec.directory)
+    prctl.become_subreaper()
+    # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
+    gc.disable()
+    with ending_with(begin.parent, spec.own_folder), blas_without_threads():
+        import_installed(RANK_MODULES)
+        problem = _load_plugins(spec)
+    if problem is not None:
+        _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {problem}"))
+        # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
+        start_anew(descriptor, structs.replace(begin, spec=structs.replace(spec, plugin_options=None)))
+    # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
+    _start_resource_tracker(spec.directory)
+    error = None
+    with ending_with(begin.parent, spec.own_folder), blas_without_threads():
+        if spec.preload is not None:
+            import_installed(TORCH_MODULES)
+            error = import_named(spec.preload)
+        if spec.coverage is not None:
+            import_installed(("coverage",))
+    pid = getpid()
+    code = 1
+    try:
+        if error is not None:
+            _send(connection, PreloadFailed(error))
+        else:
+            _Server(connection, begin).serve()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        if getpid() == pid:  # A forked child with an error also comes here.
+            _clean_up(spec.own_folder)
+        _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
+
+
+def start_anew(descriptor: int, begin: Serve) -> NoReturn:
+    """Replace this process by a fork server that has not imported anything yet."""
+    with file_with(begin, begin.spec.directory) as given:
+        os.set_inheritable(descriptor, True)
+        os.set_inheritable(given.fileno(), True)
+        source = f"from {__name__} import main; main({descriptor}, {given.fileno()})"
+        command = python_command(source, path=begin.spec.sys_path)
+        execve(command[0], command, os.environ)
+
+
+def _send(connection: Connection, message: object) -> None:
+    with contextlib.suppress(OSError):  # The controller has exited, which the server notices next.
+        connection.send(message)
+
+
+def _load_plugins(spec: SessionSpec) -> str | None:
+    """Import pytest's plugins and read what is installed; return why ranks must not be forked after that, or None."""
+    known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
+    with remembered_metadata():
+        published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
+        if spec.plugin_options is None:
+            return None
+        try:
+            load_plugins(spec.directory, spec.plugin_options)
+        except BaseException:
+            traceback.print_exc()  # Not an error here: a rank that needs the plugin reports the same error itself.
+    return unfit(known, threads)
 
 
 def _start_resource_tracker(directory: str) -> None:
@@ -140,84 +220,30 @@ def _start_resource_tracker(directory: str) -> None:
         os.chdir(before)
 
 
-def main(descriptor: int, controller: int, parent: int) -> None:
-    """Run :func:`serve`; read the pickled :class:`SessionSpec` from standard input."""
-    spec: SessionSpec = pickle.load(sys.stdin.buffer)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    serve(descriptor, spec, controller, parent)
+@contextlib.contextmanager
+def ending_with(parent: int, folder: str | None) -> Iterator[None]:
+    """Exit as :func:`_clean_up` does when `parent` exits, in a block in which nobody reads the connection.
 
-
-def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> None:
-    """Serve `controller` on the socket `descriptor`, and exit.
-
-    `parent` is the parent of this process: the controller, or a launcher that has started the process for it.
+    A timer compares the parent process id. PR_SET_PDEATHSIG would not do: its "parent" is the thread that started this
+    process (prctl(2)).
     """
-    connection = Connection(descriptor)
-    session_folder.claim(spec.directory)
-    prctl.become_subreaper()
-    # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
-    gc.disable()
-    installed = Installed()
-    with ending_with(parent, spec.own_folder), blas_without_threads():
-        import_installed(RANK_MODULES)
-        problem = _load_plugins(spec, installed)
-    if problem is not None:
-        _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {problem}"))
-        # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
-        start_anew(descriptor, structs.replace(spec, plugin_options=None), controller, parent)
-    # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
-    _start_resource_tracker(spec.directory)
-    error = None
-    with ending_with(parent, spec.own_folder), blas_without_threads():
-        if spec.preload is not None:
-            import_installed(TORCH_MODULES)
-            error = import_named(spec.preload)
-        if spec.coverage is not None:
-            import_installed(("coverage",))
-    pid = getpid()
-    code = 1
+
+    def check_parent(number: int, frame: object) -> None:
+        if os.getppid() != parent:
+            _clean_up(folder)
+            _exit(1)
+
+    before = signal.signal(signal.SIGALRM, check_parent)
+    signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK_INTERVAL, _PARENT_CHECK_INTERVAL)
     try:
-        if error is not None:
-            _send(connection, PreloadFailed(error))
-        else:
-            _Server(connection, spec, controller, parent, installed).serve()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
+        yield
     finally:
-        if getpid() == pid:  # A forked child with an error also comes here.
-            clean_up(spec.own_folder)
-        _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
-def _send(connection: Connection, message: object) -> None:
-    with contextlib.suppress(OSError):  # The controller has exited, which the server notices next.
-        connection.send(message)
-
-
-def _load_plugins(spec: SessionSpec, installed: Installed) -> str | None:
-    """Import pytest's plugins and read what is installed; return why ranks must not be forked after that, or None."""
-    known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
-    with installed.remembered():
-        published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
-        if spec.plugin_options is None:
-            return None
-        try:
-            load_plugins(spec.directory, spec.plugin_options)
-        except BaseException:
-            traceback.print_exc()  # Not an error here: a rank that needs the plugin reports the same error itself.
-    return unfit(known, threads)
-
-
-def start_anew(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> NoReturn:
-    """Replace this process by a fork server that has not imported anything yet."""
-    source = f"from pytest_accel.forkserver.server import main; main({descriptor}, {controller}, {parent})"
-    os.set_inheritable(descriptor, True)
-    with tempfile.TemporaryFile() as given:
-        given.write(pickle.dumps(spec))
-        given.seek(0)
-        os.dup2(given.fileno(), 0)
-        command = python_command(source, path=spec.sys_path)
-        execve(command[0], command, os.environ)
+def _clean_up(folder: str | None) -> None:
+    """Kill all descendants, and remove the session's `folder`; None: another process removes it."""
+    kill_descendants()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,6 @@ forked one.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import socket
 from collections.abc import Callable
@@ -19,12 +18,12 @@ from multiprocessing.connection import Connection
 from os import _exit
 
 import psutil
-from msgspec import Struct
 
 from pytest_accel.core import fd_passing
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.forkserver.world_sockets import WorldSockets
+from pytest_accel.forkserver.forked_worlds import WorldSockets
+from pytest_accel.forkserver.server_messages import BecomeRank, file_with, read_file
 from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.role import Role
 
@@ -34,24 +33,17 @@ _DELAY = 0.1
 """Seconds between the start of a world and these forks, which would slow down the start of its ranks."""
 
 
-class _Assignment(Struct, frozen=True):
-    """Make a standby process the rank `rank` of a world. Its sockets follow the message."""
-
-    spec: WorldSpec
-    rank: int
-    port: int | None
-    """Port of the world's store, or None if it has no store."""
-    holds_store: bool
-    """True if the store's socket follows the one that listens for drivers."""
-
-
 class StandbyProcesses:
     """The standby processes of a fork server."""
 
-    def __init__(self, fork: Callable[[Callable[[], Role]], int]) -> None:
-        """`fork` forks a process, which calls the given function to wait for its role, and returns the process id."""
+    def __init__(self, directory: str, fork: Callable[[Callable[[], Role]], int]) -> None:
+        """`fork` forks a process, which calls the given function to wait for its role, and returns the process id.
+
+        `directory` is the session's folder.
+        """
         self.due: float | None = None
         """Time of the next fork (`clock.monotonic`); None: not before the next world."""
+        self._directory = directory
         self._fork = fork
         self._waiting: dict[int, Connection] = {}
         self._missing = 0
@@ -101,7 +93,7 @@ class StandbyProcesses:
         store_port = sockets.store_port
         held = store_port.listening if store_port is not None and rank == 0 else None
         ends = [sockets.listeners[rank], *([held] if held is not None else [])]
-        assignment = _Assignment(spec, rank, sockets.port, held is not None)
+        message = BecomeRank(spec, rank, sockets.port, held is not None)
         while self._waiting:
             # The oldest process, in which pytest has most likely loaded its plugins.
             pid: int = next(iter(self._waiting))
@@ -111,9 +103,7 @@ class StandbyProcesses:
                 connection.close()
                 continue
             # Sending the role in a file does not block: a process that does not read must not stop the server.
-            with connection, suppress(OSError), open(os.memfd_create("role"), "wb") as file:
-                pickle.dump(assignment, file)
-                file.flush()
+            with connection, suppress(OSError), file_with(message, self._directory) as file:
                 # Raises OSError if the process has died.
                 fd_passing.send(connection, [file.fileno()])
                 fd_passing.send(connection, [end.fileno() for end in ends])
@@ -143,14 +133,11 @@ def _receive_role(connection: Connection) -> Role:
     """Wait for the role of this standby process; exit if the server closes the connection."""
     with connection:
         try:
-            [descriptor] = fd_passing.receive(connection, 1)
-            with open(descriptor, "rb") as file:
-                file.seek(0)  # The descriptor shares the sender's file position, which is at the end.
-                assignment: _Assignment = pickle.load(file)
-            count = 2 if assignment.holds_store else 1
+            message: BecomeRank = read_file(*fd_passing.receive(connection, 1))
+            count = 2 if message.holds_store else 1
             ends = [socket.socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, count)]
         except (EOFError, OSError):
             _exit(0)
-    store = ends.pop() if assignment.holds_store else None
-    store_port = None if assignment.port is None else StorePort(assignment.port, store)
-    return Role(assignment.spec, assignment.rank, ends[0], store_port)
+    store = ends.pop() if message.holds_store else None
+    store_port = None if message.port is None else StorePort(message.port, store)
+    return Role(message.spec, message.rank, ends[0], store_port)

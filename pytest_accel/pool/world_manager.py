@@ -22,7 +22,15 @@ from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, Retire
 from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, WorldReady
-from pytest_accel.core.server_messages import (
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.shared_memory import SharedFile
+from pytest_accel.core.timeouts import START_TIMEOUT
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.diagnostics.exit_status import tail
+from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.features.launchers.mpi import MpiJob
+from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks, Spawn
+from pytest_accel.forkserver.server_messages import (
     FilesOpened,
     KillWorld,
     PreloadFailed,
@@ -33,15 +41,6 @@ from pytest_accel.core.server_messages import (
     Survivors,
     WorldStarted,
 )
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.shared_memory import SharedFile
-from pytest_accel.core.timeouts import START_TIMEOUT
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.diagnostics.exit_status import tail
-from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.features.launchers.mpi import MpiJob
-from pytest_accel.forkserver.server_client import ServerCallbacks, Spawn
-from pytest_accel.forkserver.server_group import ForkServerGroup
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
 from pytest_accel.pool.summary import PoolSummary
 
@@ -68,7 +67,7 @@ class WorldStarter(Protocol):
     """A starter of the processes of worlds: the fork servers, or an MPI job. It reports to :class:`ServerCallbacks`."""
 
     def send(self, message: object) -> None:
-        """Send a message of :mod:`pytest_accel.core.server_messages`. Never raise: `on_end` reports an exit."""
+        """Send a message of :mod:`pytest_accel.forkserver.server_messages`. Never raise: `on_end` reports an exit."""
 
     def kill(self) -> None:
         """Kill its processes. Their exits are reported."""

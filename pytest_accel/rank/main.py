@@ -20,7 +20,7 @@ import pytest
 
 from pytest_accel.core import log, plugin_roles, prctl, worker_input
 from pytest_accel.core.held_devices import HeldDevices
-from pytest_accel.core.metadata_cache import Installed
+from pytest_accel.core.metadata_cache import remembered_metadata
 from pytest_accel.core.paths import inner_lock_folder, output_path, stack_path
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.core.session_spec import SessionSpec, with_options
@@ -37,13 +37,12 @@ from pytest_accel.rank.role import Role
 class _RoleWaiter:
     """Pytest plugin of a rank that waits for the rank's role. pytest has then loaded its own plugins, but no others."""
 
-    def __init__(self, session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> None:
+    def __init__(self, session: SessionSpec, wait_for_role: Callable[[], Role]) -> None:
         self.plugin: rank_plugin.RankPlugin | None = None
         self.args = list(session.args)
         """The list passed to `pytest.main`, which pytest has not read yet when it registers this plugin."""
         self._session = session
         self._wait_for_role = wait_for_role
-        self._installed = installed
         self._stack_file: IO[str] | None = None
         """The file for stacks, kept open until the process exits."""
 
@@ -56,7 +55,7 @@ class _RoleWaiter:
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
         starting = contextlib.ExitStack()
-        starting.enter_context(self._installed.remembered())
+        starting.enter_context(remembered_metadata())
         context = RankContext(session, spec, rank)
         _record_devices(context)
         _set_environment(context, store_port)
@@ -73,7 +72,7 @@ class _RoleWaiter:
         self.plugin.register(pluginmanager)
 
 
-def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> int:
+def run(session: SessionSpec, wait_for_role: Callable[[], Role]) -> int:
     """Run this process as the rank that `wait_for_role` returns; return the exit status of the process."""
     flight_recorder.prepare()
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until the stack file is open: the default action is to terminate.
@@ -87,7 +86,7 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
     _reseed()
     _yield_to_driver()
-    waiter = _RoleWaiter(session, wait_for_role, installed)
+    waiter = _RoleWaiter(session, wait_for_role)
     code = pytest.main(waiter.args, plugins=[waiter])
     log.step("its pytest session has ended with status %d", code)
     plugin = waiter.plugin

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.metadata_cache import Installed
+from pytest_accel.core.metadata_cache import remembered_metadata
 
 
 def _read_metadata() -> list[tuple[str, str, list[str], list[str]]]:
@@ -21,9 +21,9 @@ def _read_metadata() -> list[tuple[str, str, list[str], list[str]]]:
 
 
 def test_cached_metadata_equals_the_installed_metadata() -> None:
-    expected, installed = _read_metadata(), Installed()
+    expected = _read_metadata()
     for _ in range(2):
-        with installed.remembered():
+        with remembered_metadata():
             assert _read_metadata() == expected
             assert metadata.version("pytest") == pytest.__version__
             assert metadata.entry_points(group="pytest11")
@@ -43,12 +43,12 @@ def test_a_folder_is_read_once_and_a_folder_added_later_is_read_too(
         monkeypatch.syspath_prepend(str(tmp_path / name))
         return folder
 
-    installed, first = Installed(), install("first")
-    with installed.remembered():
+    first = install("first")
+    with remembered_metadata():
         assert [entry.name for entry in metadata.entry_points(group="of_first")] == ["entry"]
     (first / "entry_points.txt").unlink()
     install("second")
-    with installed.remembered():
+    with remembered_metadata():
         assert [entry.name for entry in metadata.entry_points(group="of_first")] == ["entry"]
         assert [entry.name for entry in metadata.entry_points(group="of_second")] == ["entry"]
     assert not metadata.entry_points(group="of_first")
@@ -62,8 +62,7 @@ def test_a_relative_folder_is_read_again_in_another_working_directory(
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
     os.utime(folder.parent, (1, 1))  # importlib caches a folder by its name and this time.
     monkeypatch.setattr(sys, "path", [*sys.path, "."])
-    installed = Installed()
     for directory, found in ((tmp_path, False), (folder.parent, True)):
         monkeypatch.chdir(directory)
-        with installed.remembered():
+        with remembered_metadata():
             assert ("late" in {one.metadata["Name"] for one in metadata.distributions()}) == found

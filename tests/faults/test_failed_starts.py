@@ -22,8 +22,8 @@ _STEPS = (
     "pool.pool:Pool._placed",
     "pool.pool:PooledWorld",
     "pool.world_manager:WorldManager.start",
-    "forkserver.server_group:ForkServerGroup.run",
-    "forkserver.server_group:ForkServerGroup.send",
+    "forkserver.server_client:ForkServerGroup.run",
+    "forkserver.server_client:ForkServerGroup.send",
     "pool.node_lease:LocalNodeLease.describe",
     "pool.pool:Pool._hosts",
 )

@@ -139,7 +139,7 @@ def test_a_standby_process_that_cannot_be_forked_is_no_error(monkeypatch: pytest
 
     times = iter(range(1_000))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(times)))
-    standby = StandbyProcesses(fork)
+    standby = StandbyProcesses("/", fork)
     standby.prepare(4)
     standby.add_if_due()
     assert not attempts  # No standby processes yet: the first world may be the only one.

@@ -14,14 +14,13 @@ from pytest_accel.core import shared_memory
 from pytest_accel.core.kill import KILL_TIMEOUT, Survivor
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import RETIRED
-from pytest_accel.core.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver import forked_worlds
-from pytest_accel.forkserver.forked_worlds import ForkedWorlds
-from pytest_accel.forkserver.world_sockets import WorldSockets
+from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
+from pytest_accel.forkserver.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
 
 OTHER = 99
 HELPER = 98

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core import clock, unix_sockets
-from pytest_accel.core.server_messages import ServerNote
 from pytest_accel.forkserver import server_client
 from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks
+from pytest_accel.forkserver.server_messages import ServerNote
 from tests.deadline import scaled
 from tests.forkserver.fake_server import Calls, FakeServer, session
 

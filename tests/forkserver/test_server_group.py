@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.server_messages import KillWorld, RankExited, ServerNote, StartWorld, WorldStarted
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.forkserver.server_group import ForkServerGroup
+from pytest_accel.forkserver.server_client import ForkServerGroup
+from pytest_accel.forkserver.server_messages import KillWorld, RankExited, ServerNote, StartWorld, WorldStarted
 from tests.deadline import scaled
 from tests.forkserver.fake_server import Calls, FakeServer, session
 

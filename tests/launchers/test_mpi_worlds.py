@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_accel.core.server_messages import StartFailed
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.features.launch.launch_api import missing
 from pytest_accel.features.launchers.mpi import MpiJob
-from pytest_accel.forkserver import server_group
+from pytest_accel.forkserver import server_client
 from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks, Spawn
+from pytest_accel.forkserver.server_messages import StartFailed
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, eventually
 from tests.launchers.launcher_sessions import suites
@@ -269,7 +269,7 @@ def test_a_job_whose_fork_servers_cannot_be_started_fails_only_its_own_world(
         clients.append(ForkServerClient(spec, callbacks, spawn))
         return clients[0]
 
-    monkeypatch.setattr(server_group, "ForkServerClient", start_one)
+    monkeypatch.setattr(server_client, "ForkServerClient", start_one)
     directory = tmp_path / "session"
     spec = SessionSpec((), "/", tuple(sys.path), str(directory), "/", (), (), (), (), (), False)
     world = WorldSpec(7, WorldKey("none", None, 2, True, launcher="mpirun"), servers=(1, 2))

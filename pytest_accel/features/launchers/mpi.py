@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import socket
 import struct
@@ -21,6 +20,7 @@ from functools import partial
 from traceback import format_exc
 
 import psutil
+from msgspec import structs
 
 from pytest_accel.core import prctl, session_folder, unix_sockets
 from pytest_accel.core.clock import monotonic
@@ -30,20 +30,26 @@ from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
-from pytest_accel.core.server_messages import KillWorld, RankExited, StartFailed, StartWorld
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.features.launch.launch_api import program_of, version_of
 from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
-from pytest_accel.forkserver.server_client import ServerCallbacks
-from pytest_accel.forkserver.server_group import ForkServerGroup
+from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks
+from pytest_accel.forkserver.server_messages import (
+    KillWorld,
+    RankExited,
+    Serve,
+    StartFailed,
+    StartWorld,
+    file_with,
+    read_file,
+)
 from pytest_accel.rank.coverage import unmeasured
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""
-_LENGTH = struct.Struct("<I")
 _PROCESS = struct.Struct("<II")
 """Rank and process id."""
 _POLL_INTERVAL = 0.1
@@ -91,7 +97,7 @@ class MpiJob:
 
     def _start(self, launcher: str) -> subprocess.Popen[bytes]:
         program = program_of(LAUNCHERS[launcher])
-        source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r}, {os.getpid()})"
+        source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r})"
         command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
@@ -255,16 +261,15 @@ def _receive_process(call: socket.socket) -> Handshake[tuple[int, int]]:
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
     """Pass a process of the job its end of the connection to the pool; return the process as a fork server."""
-    with contextlib.suppress(OSError):  # The process has ended; the pool notices that its connection is closed.
-        data = pickle.dumps(spec)
-        unix_sockets.limit_writes(call)
-        socket.send_fds(call, [_LENGTH.pack(len(data))], [end.fileno()])
-        call.sendall(data)
+    begin = Serve(spec, os.getpid(), os.getpid())
+    # If the process has ended, the pool notices that its connection is closed.
+    with contextlib.suppress(OSError), file_with(begin, spec.directory) as given:
+        socket.send_fds(call, [b"\0"], [end.fileno(), given.fileno()])
     return _MpiServer(pid)
 
 
-def serve(path: str, controller: int) -> None:
-    """Run a fork server for the session of `controller`; called in a process that ``mpirun`` has started."""
+def serve(path: str) -> None:
+    """Run a fork server for the session that listens at `path`; called in a process that ``mpirun`` has started."""
     from pytest_accel.forkserver import server
 
     parent = os.getppid()
@@ -272,7 +277,7 @@ def serve(path: str, controller: int) -> None:
     rank = next(os.environ[name] for name in RANK_VARIABLES if name in os.environ)
     with unix_sockets.connect(path) as call:
         call.sendall(_PROCESS.pack(int(rank), os.getpid()))
-        length, descriptors, _, _ = socket.recv_fds(call, _LENGTH.size, 1)
-        data = call.makefile("rb").read(*_LENGTH.unpack(length)) if descriptors else b""
-    if data:
-        server.serve(descriptors[0], pickle.loads(data), controller, parent)
+        _, descriptors, _, _ = socket.recv_fds(call, 1, 2)
+    if descriptors:  # Otherwise the job has been given up.
+        end, given = descriptors
+        server.serve(end, structs.replace(read_file(given), parent=parent))

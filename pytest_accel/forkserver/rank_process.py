@@ -1,0 +1,179 @@
+"""The process of a rank: its fork from the server, a new interpreter if its test needs one, and its exit.
+
+A rank whose mark's ``env`` has to be set before any module is imported gets a new interpreter: the forked process
+replaces itself by one. So it is a child of the fork server and has its sockets, as all other ranks, but nothing that
+the fork server has imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from gc import enable as enable_gc
+from gc import freeze
+from multiprocessing import process, resource_tracker, util
+from os import _exit, environ, execve, fork, getpid, kill, set_inheritable, setsid
+from signal import SIG_DFL, SIG_IGN, SIGCHLD, SIGINT, SIGKILL, default_int_handler, set_wakeup_fd, signal
+from socket import socket
+from traceback import print_exc
+from typing import NoReturn
+
+from pytest_accel.core import prctl
+from pytest_accel.core.interpreter import python_command
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.forkserver.preload import let_loggers_propagate
+from pytest_accel.forkserver.server_messages import ContinueRank, file_with, read_file
+from pytest_accel.rank import flight_recorder
+from pytest_accel.rank.process_group import StorePort
+from pytest_accel.rank.role import Role
+
+
+def fork_rank(
+    session: SessionSpec,
+    wait_for_role: Callable[[], Role],
+    close_server: Callable[[], None],
+    *,
+    own_group: bool,
+    new_interpreter: bool = False,
+) -> int:
+    """Fork a process, which becomes the rank that ``wait_for_role()`` returns there; return its pid.
+
+    ``close_server()`` closes, in the child, what only the server uses. If `own_group` is False, the child stays in the
+    server's process group. With `new_interpreter`, the rank inherits none of the modules that the server has imported.
+    """
+    # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
+    # them and copying their pages (pytest alone collects five times when a session ends).
+    freeze()
+    let_loggers_propagate("torch")
+    server = getpid()
+    pid = fork()
+    if not pid:
+        code = 1
+        try:
+            prctl.die_with_parent(server)
+            enable_gc()
+            _disown_exit_functions()
+            set_wakeup_fd(-1)
+            signal(SIGCHLD, SIG_DFL)
+            signal(SIGINT, default_int_handler)
+            if own_group:
+                setsid()
+            close_server()
+            if new_interpreter:
+                _start_interpreter(session, wait_for_role())
+            code = _run(session, wait_for_role)
+        except BaseException:
+            print_exc()
+        finally:  # Also if print_exc() raises: the child must not go on in the server's code.
+            _leave(code)
+    return pid
+
+
+def _run(session: SessionSpec, wait_for_role: Callable[[], Role]) -> int:
+    # Deferred: the fork server imports pytest in a block in which it notices the end of its parent.
+    from pytest_accel.rank import main as rank_module
+
+    return rank_module.run(session, wait_for_role)
+
+
+def _start_interpreter(session: SessionSpec, role: Role) -> NoReturn:
+    """Replace this process, a fork of the fork server, by a new interpreter that becomes the rank with `role`."""
+    # A new interpreter inherits that signals are ignored or blocked. Otherwise these would terminate it at first.
+    signal(STACK_SIGNAL, SIG_IGN)
+    flight_recorder.prepare()
+    held = None if role.store_port is None or role.rank else role.store_port.listening
+    message = ContinueRank(
+        session,
+        role.spec,
+        role.rank,
+        role.listener.fileno(),
+        None if role.store_port is None else role.store_port.port,
+        None if held is None else held.fileno(),
+        resource_tracker.getfd(),
+    )
+    with file_with(message, session.directory) as file:
+        for descriptor in (message.listener, message.store, message.tracker, file.fileno()):
+            if descriptor is not None:
+                set_inheritable(descriptor, True)
+        command = python_command(f"from {__name__} import main; main({file.fileno()})", path=session.sys_path)
+        with suppress(OSError):  # The system limits the size of the environment of a new program.
+            execve(command[0], command, {**environ, **dict(role.spec.key.env)})
+        execve(command[0], command, environ)  # The rank sets `env` when it starts, in any case.
+
+
+def main(descriptor: int) -> NoReturn:
+    """Become the rank of the :class:`ContinueRank` in the file `descriptor`, in a new interpreter, and exit."""
+    message: ContinueRank = read_file(descriptor)
+    # As in processes that multiprocessing spawns: a tracker of this rank's own would be killed together with the rank.
+    resource_tracker._resource_tracker._fd = message.tracker  # type: ignore[attr-defined]
+    for one in (message.listener, message.store, message.tracker):
+        if one is not None:
+            set_inheritable(one, False)  # Programs that tests start must not keep the rank's sockets open.
+    store = None if message.store is None else socket(fileno=message.store)
+    store_port = None if message.port is None else StorePort(message.port, store)
+    _kill_children_at_exit()
+    code = 1
+    try:
+        role = Role(message.spec, message.rank, socket(fileno=message.listener), store_port)
+        code = _run(message.session, lambda: role)
+    except BaseException:
+        print_exc()
+    finally:
+        _leave(code)
+
+
+# The exit of a rank, after any test: the functions that are called then are bound when this module is imported.
+
+
+def _disown_exit_functions() -> None:
+    """Drop the exit functions inherited from the parent, which runs them itself; run only those registered from now on.
+
+    Call this in a child right after a fork.
+    """
+    atexit._clear()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    # Set when a process makes its first finalizer. Reset, so that the next finalizer registers the exit function again.
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    # The modules registered these when they were imported; this process needs them as well. They run in reverse order.
+    # multiprocessing runs a finalizer only in the process that made it, and its own forks start without children too.
+    atexit.register(logging.shutdown)
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]
+    process._children.clear()  # type: ignore[attr-defined]
+    _kill_children_at_exit()
+
+
+def _kill_children_at_exit() -> None:
+    """Have children killed for which multiprocessing would wait forever when this process exits."""
+    # Finalizers with a priority run before multiprocessing joins its children; the oldest of one priority runs last.
+    util.Finalize(None, _kill_children, exitpriority=0)
+
+
+def _kill_children() -> None:
+    """Kill children for which multiprocessing would wait forever.
+
+    The idle workers of an executor that nobody shut down are such children: only the exit functions of ``threading``,
+    which :func:`_leave` does not run, would tell them to exit. `multiprocessing` terminates daemonic children itself.
+    """
+    for child in multiprocessing.active_children():
+        if not child.daemon and child.pid is not None:
+            with suppress(ProcessLookupError):
+                kill(child.pid, SIGKILL)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit this process with `code` after its exit functions; leave the resources of its parent alone."""
+    try:
+        with suppress(BaseException):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BaseException):
+                stream.flush()
+    finally:  # Exit whatever is raised: returning from here would run the parent's code in the child.
+        _exit(code)

@@ -1,0 +1,158 @@
+"""The conversation of a fork server: with the process that starts it, with the pool, and with a new interpreter.
+
+Each message is a frozen struct. `Connection` of :mod:`multiprocessing` is the framing of those that go over a socket. A
+new process finds its first message in an unnamed file: a file takes a message of any size at once, while a write to a
+socket blocks until the process reads, which an early server does only when it has imported torch.
+
+Pickle is the encoding, since what a suite puts into `config.workerinput` is part of the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pickle import dump, load
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from msgspec import Struct
+
+from pytest_accel.core.kill import Survivor
+from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.shared_memory import SharedFile
+from pytest_accel.core.world_spec import WorldSpec
+
+# To a new process
+
+
+class Serve(Struct, frozen=True):
+    """Serve `controller` as a fork server of its session."""
+
+    spec: SessionSpec
+    controller: int
+    parent: int
+    """Parent of the process: the controller, or a launcher that has started the process for it."""
+    environment: Mapping[str, str] | None = None
+    """The environment that an early server takes on; None: the process has been started with it."""
+
+
+class BecomeRank(Struct, frozen=True):
+    """Become the rank `rank` of a world, in a standby process. Its sockets follow the message."""
+
+    spec: WorldSpec
+    rank: int
+    port: int | None
+    """Port of the world's store, or None if it has no store."""
+    holds_store: bool
+    """True if the store's socket follows the one that listens for drivers."""
+
+
+class ContinueRank(Struct, frozen=True):
+    """Continue as a rank, in an interpreter that has replaced a forked process and has inherited its descriptors."""
+
+    session: SessionSpec
+    spec: WorldSpec
+    rank: int
+    listener: int
+    """Descriptor of the socket on which the rank accepts drivers."""
+    port: int | None
+    """Port of the world's store, or None if it has no store."""
+    store: int | None
+    """Descriptor of the store's socket, or None if this rank does not serve the store."""
+    tracker: int | None
+    """Descriptor of the pipe to the resource tracker of all ranks."""
+
+
+# Pool to fork server
+
+
+class StartWorld(Struct, frozen=True):
+    """Start the ranks of `spec` that belong to this server."""
+
+    spec: WorldSpec
+    port: int | None = None
+    """Port of the world's store, if another server has created it."""
+
+
+class KillWorld(Struct, frozen=True):
+    """Kill the ranks of `world`."""
+
+    world: int
+    after: float = 0.0
+    """Seconds until the ranks are killed, in which they may exit by themselves."""
+
+
+# Fork server to pool
+
+
+class WorldStarted(Struct, frozen=True):
+    """The ranks of `world` that belong to this server have been forked."""
+
+    world: int
+    pids: tuple[int, ...]
+    """Pids of the ranks that this server has forked, in the order of the ranks."""
+    port: int | None = None
+    """Port of the world's store, or None if it has no store."""
+
+
+class StartFailed(Struct, frozen=True):
+    """The world could not be started; `text` is the reason."""
+
+    world: int
+    text: str
+
+
+class RankExited(Struct, frozen=True):
+    """The process of a rank has exited."""
+
+    world: int
+    rank: int
+    exit: RankExit
+
+
+class Survivors(Struct, frozen=True):
+    """The processes of a world that live on although `server` has killed them.
+
+    Each message replaces the one before. The world has ended once its ranks have exited and the list is empty.
+    """
+
+    world: int
+    server: int
+    processes: tuple[Survivor, ...]
+
+
+class FilesOpened(Struct, frozen=True):
+    """Ranks that were killed had these files in shared memory open."""
+
+    files: tuple[SharedFile, ...]
+
+
+class ServerNote(Struct, frozen=True):
+    """A note that is shown with ``-v``."""
+
+    text: str
+
+
+class PreloadFailed(Struct, frozen=True):
+    """The server cannot fork ranks because of a module that ``accel_preload`` names; `text` is the error."""
+
+    text: str
+
+
+# The first message of a new process
+
+
+@contextmanager
+def file_with(message: Serve | BecomeRank | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
+    """Provide an unnamed file in `directory` that contains `message`, for :func:`read_file` in a new process."""
+    with TemporaryFile(dir=directory) as file:
+        dump(message, file)
+        file.seek(0)
+        yield file
+
+
+def read_file(descriptor: int) -> Any:
+    """Return the message in the unnamed file `descriptor`, and close the file."""
+    with open(descriptor, "rb") as file:
+        return load(file)
