@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import logging
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -92,17 +91,6 @@ def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
             del os.environ[name]
             if value is not None:
                 os.environ[name] = value
-
-
-def let_loggers_propagate(package: str) -> None:
-    """Let all loggers of `package` propagate, so that their records reach pytest's handlers through the root logger.
-
-    pytest 9.2 attaches two handlers to each logger that does not propagate, three times a test. torch has about forty
-    such loggers, which costs half the time of a small test. The captured records are the same.
-    """
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.partition(".")[0] == package and isinstance(logger, logging.Logger):
-            logger.propagate = True
 
 
 def thread_count() -> int:

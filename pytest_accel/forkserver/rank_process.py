@@ -27,7 +27,6 @@ from pytest_accel.core import prctl
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.signals import STACK_SIGNAL
-from pytest_accel.forkserver.preload import let_loggers_propagate
 from pytest_accel.forkserver.server_messages import ContinueRank, file_with, read_file
 from pytest_accel.rank import flight_recorder
 from pytest_accel.rank.process_group import StorePort
@@ -50,7 +49,6 @@ def fork_rank(
     # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
     # them and copying their pages (pytest alone collects five times when a session ends).
     freeze()
-    let_loggers_propagate("torch")
     server = getpid()
     pid = fork()
     if not pid:
