@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -287,6 +289,36 @@ def test_ranks_load_the_same_plugins(
         "my_own_environment": sorted(_NOTED_HOOKS),
         "my_own_conftest": sorted(_NOTED_HOOKS),
     }
+
+
+def test_ranks_load_modules_that_a_runner_passes_to_pytest(suite: Suite) -> None:
+    """PyCharm's runner passes its plugin so. Other objects cannot be sent to a rank."""
+    suite.write("passed.py", "import pytest\n\n@pytest.fixture\ndef passed():\n    return 7\n")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_in_ranks(passed):
+            assert passed == 7
+        """,
+    )
+    suite.write("pytest.ini", "[pytest]\naccel = sim:4\n")
+    suite.write(
+        "runner.py",
+        """
+        import sys
+
+        import passed
+        import pytest
+
+        sys.exit(pytest.main(sys.argv[1:], [passed, object()]))
+        """,
+    )
+    command = [sys.executable, "runner.py", "-p", "accel", "-p", "xdist"]
+    done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_plugin_name_without_a_sign_is_a_usage_error(suite: Suite) -> None:

@@ -12,6 +12,7 @@ from tests.other_plugins.conftest import Pair, needs
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.features.conftest import Suite
 
 pytestmark = needs("pytest_cov")
 
@@ -115,6 +116,49 @@ def test_contexts_and_branches_of_ranks_are_measured(pair: Pair) -> None:
     assert read_contexts(pair.marked.path) == expected
     totals = [[line for line in run.text.splitlines() if line.startswith("TOTAL")] for run in (plain, marked)]
     assert totals[0] == totals[1] != []
+
+
+def test_killed_rank_loses_coverage_of_one_test_and_data_is_appended(suite: Suite) -> None:
+    suite.plugin("pytest_cov")
+    suite.write("product.py", _PRODUCT)
+    suite.write(
+        "test_product.py",
+        """
+        import os
+        import signal
+
+        import product
+        import pytest
+
+        marked = pytest.mark.distributed(2, device="cpu")
+
+
+        @marked
+        def test_before(rank):
+            product.work(0)
+
+
+        @marked
+        def test_dies(rank):
+            if rank == 1:
+                product.unused()
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                product.set_up()
+
+
+        def test_other():
+            product.work(1)
+        """,
+    )
+    run = suite.run("--cov=product", "--cov-report=term", "-k", "other")
+    assert run.count() == {"PASSED": 1}
+    run = suite.run("--cov=product", "--cov-report=term", "--cov-append", "-k", "not other")
+    assert run.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}
+    found = read_contexts(suite.path)
+    assert {8, 9} <= found.keys()
+    assert 25 not in found
+    assert "coverage of ranks is incomplete" not in run.text
 
 
 def test_coverage_without_pytest_cov_measures_ranks_unless_it_is_too_old(pair: Pair, pytester: pytest.Pytester) -> None:

@@ -67,6 +67,26 @@ _DEBUGGED = """
         value = 40 + rank
         assert gather(value) == [40, 41]  # Break here.
     """
+_ATTACHED = """
+    import os
+
+    import pytest
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_attached(rank, gather):
+        value = 40 + rank
+        if rank == 1:
+            import debugpy
+
+            _, port = debugpy.listen(0)
+            with open("port.part", "w") as file:
+                file.write(str(port))
+            os.rename("port.part", "port")
+            debugpy.wait_for_client()
+            debugpy.breakpoint()
+        assert gather(value) == [40, 41]  # Break here.
+    """
 
 
 def _wait_for(what: str, condition: Callable[[], object]) -> None:
@@ -256,3 +276,26 @@ def test_breakpoints_of_an_editor_stop_ranks(suite: Suite) -> None:
     assert debugger.stops == [(line, "41")]
     assert debugger.exit == 0
     assert "1 passed" in debugger.output
+
+
+@needs("debugpy")
+def test_debugger_attaches_to_one_rank(suite: Suite) -> None:
+    file = suite.write("test_it.py", _ATTACHED.lstrip("\n"))
+    line = _breakpoint_line(_ATTACHED)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "accel", "-v"],
+        cwd=suite.path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as session:
+        port = suite.path / "port"
+        _wait_for("the port", lambda: session.poll() is not None or port.exists())
+        with connect(int(port.read_text()), line) as debugger:
+            debugger.debug(file, "attach", {"justMyCode": True, "subProcess": True})
+        text, _ = session.communicate(timeout=scaled(_TIMEOUT))
+    print(text)
+    assert debugger.stops == [(line, "41")]
+    assert "1 passed" in text
+    assert "rank 1 left process" in text  # debugpy's process that talks to the editor.
