@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSuite, suite
+
+__all__ = ["suite"]
 
 pytest.importorskip("expecttest")  # torch.testing._internal imports it.
 
