@@ -21,7 +21,7 @@ from pytest_accel.features.doctor.forks import PLUGINS, conclude, try_forks
 from pytest_accel.features.doctor.gather import filesystem_of, look_at_locks, look_for_nvidia
 from pytest_accel.leases.lock_dir import VARIABLE
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GIB = 1024**3
 GPUS = tuple(Device("cuda", f"GPU-{n}", n, "NVIDIA T4", memory=16 * GIB) for n in range(2))
 CUDA = Kind("cuda", present=GPUS, visible=GPUS)

@@ -24,7 +24,7 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lock_dir import LockFolderError, lock_path
 from pytest_accel.leases.locks import DeviceLocks
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CONTENDER = ROOT / "tests" / "leases" / "contender.py"
 GIB = 1024**3
 

@@ -29,7 +29,7 @@ from pytest_accel.features.planning.census_file import (
 from pytest_accel.features.planning.job_merge import merge, parse_allow
 
 PASSED = Outcome(Status.PASSED)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def missing(there: int, devices: int = 8, kind: str | None = "cuda", **need: Any) -> Outcome:
