@@ -25,7 +25,7 @@ DOCTOR = """
 import json, sys
 from pytest_accel.settings.options import Settings
 from pytest_accel.features.doctor.checks import check
-from pytest_accel.features.doctor.gather import gather
+from pytest_accel.features.doctor.facts import gather
 findings = check(gather(Settings(accel=ACCEL), forks=lambda modules: None))
 assert not {"torch", "numpy"} & sys.modules.keys()
 print(json.dumps([(one.check, one.state, one.what) for one in findings]))

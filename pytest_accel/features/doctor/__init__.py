@@ -1,21 +1,13 @@
-"""``python -m pytest_accel doctor``: finds problems of the machine for tests on accelerators, and says what to do.
+"""What the plugin sees of a machine, and which problems tests on accelerators have there.
 
-`gather` and `forks` collect the facts (`facts`), and pure functions judge them (`checks`).
+It gives ``pytest --accel-info``, and the commands ``info`` and ``doctor`` of ``python -m pytest_accel``.
+
+It uses the moment `configure`. It reads the kernel's inventory, vendors and lock folder, and changes nothing: it
+imports no torch, initializes no device runtime and creates no file.
+
+- The doctor: `facts` are gathered, `checks` judges them (pure), `commands` shows the findings.
+- The devices of a session: `info`.
+
+Tests: ``tests/features/doctor``, and ``tests/hardware/test_nvidia_command.py`` with a simulated driver. Pages:
+``docs/reference/command.md``, ``docs/how-to/find-out-what-is-wrong.md``.
 """
-
-from __future__ import annotations
-
-from pytest_accel.features.doctor.checks import Finding, check
-from pytest_accel.features.doctor.gather import gather
-from pytest_accel.features.doctor.show import as_json, problems, text
-from pytest_accel.settings.options import Settings
-
-__all__ = ["Finding", "as_json", "check", "examine", "problems", "text"]
-
-
-def examine(settings: Settings) -> tuple[Finding, ...]:
-    """Inspect the machine as a session with `settings` would see it, and return the findings.
-
-    Raise ValueError if a setting does not fit the machine.
-    """
-    return check(gather(settings))

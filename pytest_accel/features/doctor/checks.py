@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_accel.core.units import count_text, format_memory
-from pytest_accel.features.doctor.facts import Kind, MachineFacts
-from pytest_accel.features.doctor.forks import PLUGINS
+from pytest_accel.features.doctor.facts import PLUGINS, Kind, MachineFacts
 from pytest_accel.hardware.inventory import grouped
 
 _SHARED_MEMORY = 64 * 2**20

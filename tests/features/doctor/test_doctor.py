@@ -14,11 +14,22 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.features.doctor import as_json, check, text
-from pytest_accel.features.doctor.checks import Finding
-from pytest_accel.features.doctor.facts import Forks, Kind, LockFolder, MachineFacts, Nvidia, Torch
-from pytest_accel.features.doctor.forks import PLUGINS, conclude, try_forks
-from pytest_accel.features.doctor.gather import filesystem_of, look_at_locks, look_for_nvidia
+from pytest_accel.features.doctor.checks import Finding, check
+from pytest_accel.features.doctor.commands import findings_json, findings_text
+from pytest_accel.features.doctor.facts import (
+    PLUGINS,
+    Forks,
+    Kind,
+    LockFolder,
+    MachineFacts,
+    Nvidia,
+    Torch,
+    conclude,
+    filesystem_of,
+    look_at_locks,
+    look_for_nvidia,
+    try_forks,
+)
 from pytest_accel.leases.lock_dir import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -200,12 +211,12 @@ def test_facts_without_a_problem_have_no_message(facts: MachineFacts) -> None:
 
 def test_findings_are_shown_as_text_and_json() -> None:
     findings = check(replace(FINE, torch=Torch("2.9.0+cpu"), shared_memory=1))
-    lines = text(findings).splitlines()
+    lines = findings_text(findings).splitlines()
     (at,) = (number for number, line in enumerate(lines) if line.startswith("problem  torch     there are NVIDIA GPUs"))
     assert "-> Install a torch that is built for CUDA" in " ".join(" ".join(lines[at : at + 4]).split())
     assert lines[-1] == "1 problem, 1 note"
     assert max(map(len, lines)) <= 110
-    document = as_json(findings)
+    document = findings_json(findings)
     assert document["problems"] == 1
     assert {"check": "masks", "state": "ok", "what": "no mask hides all devices of a kind", "advice": None} in document[
         "findings"
