@@ -31,8 +31,16 @@ from hypothesis.internal.conjecture import engine
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.serialization import mark_repeated
-from pytest_accel.features.properties.example_failures import LONGEST_TEXT, add_note, failure_of, raise_at, stand_in
-from pytest_accel.features.properties.example_steps import Conclusion, Opening, Outcome
+from pytest_accel.features.properties.example_steps import (
+    LONGEST_TEXT,
+    Conclusion,
+    Opening,
+    Outcome,
+    add_note,
+    failure_of,
+    raise_at,
+    stand_in,
+)
 from pytest_accel.features.properties.lockstep import (
     ExampleEnded,
     ExamplesDiffer,

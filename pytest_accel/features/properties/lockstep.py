@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.features.properties.example_failures import failure_of, stand_in
 from pytest_accel.features.properties.example_steps import (
     Conclusion,
     Draw,
@@ -26,7 +25,9 @@ from pytest_accel.features.properties.example_steps import (
     Outcome,
     Step,
     conclude,
+    failure_of,
     from_record,
+    stand_in,
     to_record,
 )
 from pytest_accel.rank.exchange import LARGEST, Exchange, ExchangeError, LateRanks
