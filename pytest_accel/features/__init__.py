@@ -142,7 +142,7 @@ FEATURES = (
             "collected": _selects_by_argument,
             "select": _selects,
         },
-        stands_on=("order", "adoption"),
+        stands_on=("order",),
         commands=("census",),
     ),
     Feature(

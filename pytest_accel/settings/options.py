@@ -472,7 +472,7 @@ def add_options(parser: pytest.Parser) -> None:
         dest=ADVISE,
         action="store_true",
         default=False,
-        help="show at the end which marks and which -n fit what the tests have used",
+        help="show at the end which marks ask for more than their tests have used",
     )
     # These describe the suite rather than one session, so they can only be set in the ini file.
     parser.addini(

@@ -91,10 +91,6 @@ class Adoption:
             marks.add("distributed")
         return marks
 
-    def is_by_rule(self, mark: pytest.Mark) -> bool:
-        """Return True if a rule has given `mark` to a test."""
-        return any(mark is rule.mark.mark for rule in self._rules)
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Apply rules before a list of world sizes parametrizes the test. Its items do not inherit these marks."""

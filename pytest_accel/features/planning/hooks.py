@@ -39,9 +39,9 @@ def configure(session: AccelSession) -> None:
 
             config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
     if options.asks_for_advice(config):
-        from pytest_accel.features.planning import advise_hooks
+        from pytest_accel.features.planning import advice
 
-        advise_hooks.register(session)
+        advice.register(session)
 
 
 def collected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
