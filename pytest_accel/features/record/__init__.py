@@ -1,4 +1,17 @@
-"""The record of a session's events (``--accel-record``), and what is made from it.
+"""What happened in a session, while it runs and afterwards.
 
-`record_file` has the file, `timeline` puts the events of one or several sessions together (pure functions).
+It gives the record of a session's events (``--accel-record``) and what is made of it: a trace (``--accel-trace``), a
+page (``--accel-report``), a summary in CI systems (``--accel-ci``), and the commands ``trace``, ``report`` and
+``summary``, which also join the records of several sessions. While a session runs, it gives the status line, and the
+report on a signal.
+
+It uses the moments `configure`, `make_recorders`, `redirected` and `workers_collected`, and the event stream
+(`core/record_events.py`). It stands on `order` and `planning` for the remaining time on the status line.
+
+- From events to the file: `record_hooks` and `record_file`. To the present state: `live_hooks` and `live_state`.
+- From the file to sessions: `timeline` (pure). From sessions to files: `chrome_trace`, `ci_summary`, and `report_page`
+  with `page_plots`, `page_details` and `page_style`. `commands` has the list of these files.
+
+Tests: ``tests/features/record``. Pages: ``docs/reference/record.md``, ``docs/how-to/watch-a-session.md`` and those in
+``docs/how-to/ci``.
 """

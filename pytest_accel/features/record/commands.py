@@ -1,31 +1,89 @@
-"""The commands ``trace``, ``report`` and ``summary`` of ``python -m pytest_accel``."""
+"""The files that are made of records, and the commands ``trace``, ``report`` and ``summary`` that make them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from typing import Literal
 
-from pytest_accel.features.record import outputs
+from pytest_accel.core import whole_file
 from pytest_accel.features.record.record_file import RecordError, read_record
-from pytest_accel.features.record.timeline import sessions_of
+from pytest_accel.features.record.timeline import Session, sessions_of
+
+OutputKind = Literal["trace", "report", "summary"]
+_ABOUT: dict[OutputKind, str] = {
+    "trace": "a trace for ui.perfetto.dev or chrome://tracing",
+    "report": "an HTML page",
+    "summary": "a summary in GitHub's Markdown",
+}
 
 
-def _from_records(name: str, about: str, arguments: Sequence[str]) -> int:
-    """Make a file of records; `name` is both the command and the function of `outputs`."""
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that is made of the record of one or several sessions."""
+
+    kind: OutputKind
+    path: str
+
+    def check(self) -> None:
+        """Create the folder of the file. Raise :class:`RecordError` if the file cannot be made."""
+        self.check_packages()
+        try:
+            whole_file.check_folder(self.path)
+        except OSError as error:
+            raise self._error(error) from None
+
+    def check_packages(self) -> None:
+        """Raise :class:`RecordError` if a package is missing that makes the file."""
+        if self.kind == "report" and find_spec("bokeh") is None:
+            raise RecordError("Bokeh is not installed: pip install 'pytest-accel[report]'")
+
+    def make(self, sessions: Sequence[Session]) -> str:
+        """Return the content of the file."""
+        match self.kind:
+            case "trace":
+                from pytest_accel.features.record.chrome_trace import trace_text
+
+                return trace_text(sessions)
+            case "report":
+                from pytest_accel.features.record.report_page import page
+
+                return page(sessions)
+            case "summary":
+                from pytest_accel.features.record.ci_summary import summary
+
+                return summary(sessions)
+
+    def write(self, sessions: Sequence[Session]) -> None:
+        """Write the file. Raise :class:`RecordError` if that fails."""
+        text = self.make(sessions)
+        try:
+            whole_file.write(self.path, text)
+        except OSError as error:
+            raise self._error(error) from None
+
+    def _error(self, error: OSError) -> RecordError:
+        return RecordError(f"{self.path} cannot be written: {error.strerror}")
+
+
+def _make_of_records(kind: OutputKind, arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog=f"python -m pytest_accel {name}",
-        description=f"Make {about} of the records of one or several sessions.",
+        prog=f"python -m pytest_accel {kind}",
+        description=f"Make {_ABOUT[kind]} of the records of one or several sessions.",
         allow_abbrev=False,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="the files that pytest --accel-record has written")
-    is_text = name == "summary"
+    is_text = kind == "summary"
     to_stdout = " (default: standard output)" if is_text else ""
     parser.add_argument("-o", "--output", required=not is_text, metavar="FILE", help=f"the file to write{to_stdout}")
     given = parser.parse_args(arguments)
+    output = Output(kind, given.output or "")
     try:
-        output = {"trace": outputs.trace, "report": outputs.report, "summary": outputs.summary}[name](given.output)
+        output.check_packages()
         sessions = sessions_of(map(read_record, given.files))
         if given.output is None:
             sys.stdout.buffer.write(output.make(sessions).encode())  # UTF-8, whatever the terminal's encoding is.
@@ -36,8 +94,4 @@ def _from_records(name: str, about: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS = {
-    "trace": partial(_from_records, "trace", "a trace for ui.perfetto.dev or chrome://tracing"),
-    "report": partial(_from_records, "report", "an HTML page"),
-    "summary": partial(_from_records, "summary", "a summary in GitHub's Markdown"),
-}
+COMMANDS = {kind: partial(_make_of_records, kind) for kind in _ABOUT}

@@ -30,8 +30,7 @@ from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, RETRIED
 from pytest_accel.core.truncation import cut
-from pytest_accel.features.record import outputs
-from pytest_accel.features.record.outputs import Output
+from pytest_accel.features.record.commands import Output, OutputKind
 from pytest_accel.features.record.record_file import RecordError, RecordFile
 from pytest_accel.features.record.timeline import Session, sessions_of
 from pytest_accel.settings import options
@@ -47,7 +46,7 @@ _LONGEST_TEXT = 20_000
 """Characters that the record keeps of a failure, and of a section of captured output: the first and the last."""
 
 
-_OUTPUTS = {options.TRACE: outputs.trace, options.REPORT: outputs.report}
+_OUTPUTS: dict[str, OutputKind] = {options.TRACE: "trace", options.REPORT: "report"}
 
 
 def register(session: AccelSession, *, in_ci: bool) -> None:
@@ -71,7 +70,7 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     try:
         file = RecordFile(paths.pop(options.RECORD, None))
         for option, path in paths.items():
-            chosen.append(_OUTPUTS[option](path))
+            chosen.append(Output(_OUTPUTS[option], path))
             chosen[-1].check()
     except RecordError as error:
         if required:
@@ -211,18 +210,18 @@ class RecordHooks:
                         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _show_in_ci(self, sessions: Sequence[Session]) -> None:
-        from pytest_accel.features.record import ci_systems
+        from pytest_accel.features.record import ci_summary
 
         # That plugin annotates failures itself.
         annotate = not self._config.pluginmanager.has_plugin("pytest_github_actions_annotate_failures")
-        for line in ci_systems.show(sessions, os.environ, annotate=annotate):
+        for line in ci_summary.show(sessions, os.environ, annotate=annotate):
             self._session.show(line)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Show which files there will be."""
         path = options.output_path(self._config, options.RECORD)
         files = [] if path is None else [f"record of the session: {self._record.name}"]
-        for text in [*files, *(f"{output.about} of the session: {output.path}" for output in self._outputs)]:
+        for text in [*files, *(f"{output.kind} of the session: {output.path}" for output in self._outputs)]:
             terminalreporter.write_sep("-", f"accel: {text}")
 
     def pytest_unconfigure(self) -> None:

@@ -18,8 +18,7 @@ from bokeh.resources import Resources
 
 from pytest_accel.features.record import page_style
 from pytest_accel.features.record.page_details import clock, details, packed, seconds_text, truncation
-from pytest_accel.features.record.page_table import table, tests_source
-from pytest_accel.features.record.page_timeline import timeline
+from pytest_accel.features.record.page_plots import table, tests_source, timeline
 from pytest_accel.features.record.timeline import Session, StepKind, TestRun, critical_path, seconds_with_tests
 
 _STEPS: dict[StepKind, str] = {

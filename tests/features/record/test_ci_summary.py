@@ -24,7 +24,7 @@ from pytest_accel.core.record_events import (
     WorldRequested,
     WorldStarting,
 )
-from pytest_accel.features.record import ci_systems
+from pytest_accel.features.record import ci_summary
 from pytest_accel.features.record.ci_summary import LARGEST, plain_summary, printable, summary
 from pytest_accel.features.record.record_file import Recorded
 from pytest_accel.features.record.timeline import Session, sessions_of
@@ -177,12 +177,12 @@ def test_summary_without_room_for_tables_has_no_rows_or_is_empty(large: Session)
 def test_step_summary_file_is_not_larger_than_the_limit(large: Session, tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
     path.write_bytes(b"x" * (LARGEST // 2))
-    assert ci_systems.append_summary([large], str(path)) is None
+    assert ci_summary.append_summary([large], str(path)) is None
     size = path.stat().st_size
     assert LARGEST * 0.75 < size <= LARGEST
     assert path.read_bytes()[LARGEST // 2 :].startswith(b"\n\n## pytest-accel: ")
     path.write_bytes(b"x" * (LARGEST - 10))
-    assert "has no room" in (ci_systems.append_summary([large], str(path)) or "")
+    assert "has no room" in (ci_summary.append_summary([large], str(path)) or "")
     assert path.stat().st_size == LARGEST - 10
 
 
@@ -191,7 +191,7 @@ def test_annotate_build_reports_an_agent_that_times_out(tmp_path: Path) -> None:
     agent.write_text("#!/bin/sh\nexec sleep 1000\n")
     agent.chmod(0o755)
     environment = {"BUILDKITE": "true", "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    problem = ci_systems.annotate_build([_session((1.0, SessionFinished(0)))], environment, timeout=0.1)
+    problem = ci_summary.annotate_build([_session((1.0, SessionFinished(0)))], environment, timeout=0.1)
     assert problem == "buildkite-agent annotate: took longer than 0.1 s"
 
 
@@ -206,8 +206,8 @@ def test_error_lines_have_only_places_in_the_repository(tmp_path: Path) -> None:
     events: list[Event] = [SessionStarted(1, "", "", (), str(tmp_path / "sub")), failure, SessionFinished(1)]
     (session,) = sessions_of([[Recorded(event, Stamp(1.0, "one", 1)) for event in events]])
     line = "::error file=sub/test_it.py,line=7,title=test_it.py%3A%3Atest_it[a%2Cb]::100%25: no"
-    assert list(ci_systems.error_lines([session], str(tmp_path))) == [line]
-    assert list(ci_systems.error_lines([session], None)) == [line.replace("sub/", "")]
-    assert list(ci_systems.error_lines([session], str(tmp_path / "other"))) == [
+    assert list(ci_summary.error_lines([session], str(tmp_path))) == [line]
+    assert list(ci_summary.error_lines([session], None)) == [line.replace("sub/", "")]
+    assert list(ci_summary.error_lines([session], str(tmp_path / "other"))) == [
         "::error title=test_it.py%3A%3Atest_it[a%2Cb]::100%25: no"
     ]
