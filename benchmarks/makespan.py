@@ -20,7 +20,7 @@ from benchmarks.other_tools import isolate_python
 from benchmarks.virtual import Test, UniformMachine
 from pytest_accel.features.order.backlog import Backlog, Need, Task
 from pytest_accel.features.order.scheduler import DeviceScheduling
-from pytest_accel.features.planning.lower_bounds import lower_bound
+from pytest_accel.features.planning.forecast import lower_bound
 from pytest_accel.features.planning.simulation import Worker
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import decide

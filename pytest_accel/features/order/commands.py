@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_accel.features.order import durations_file
+from pytest_accel.features.order import stored_durations
 
 
 def merge_files(arguments: Sequence[str]) -> int:
@@ -21,9 +21,9 @@ def merge_files(arguments: Sequence[str]) -> int:
     if absent := [str(path) for path in given.files if not path.exists()]:
         parser.error(f"{', '.join(absent)}: no such file")
     try:
-        entries = durations_file.merge(durations_file.read(path) for path in (given.result, *given.files))
-        durations_file.write(given.result, entries)
-    except durations_file.DurationsError as error:
+        entries = stored_durations.merge(map(stored_durations.read, (given.result, *given.files)))
+        stored_durations.write(given.result, entries)
+    except stored_durations.DurationsError as error:
         parser.error(str(error))
     print(f"{given.result}: times of {len(entries)} tests")
     return 0

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.features.order import history
+from pytest_accel.features.order import stored_durations
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
     from pytest_accel.core.world_key import WorldKey
     from pytest_accel.driver.items import MarkedItem
-    from pytest_accel.features.order.dispatch import Dispatch
     from pytest_accel.features.order.test_demand import Demand
+    from pytest_accel.features.order.worker_channels import WorkerChannels
     from pytest_accel.session import AccelSession
 
 PLUGIN = "accel-order"
@@ -27,8 +27,8 @@ _SCHEDULABLE = ("load", "worksteal")
 def configure(session: AccelSession) -> None:
     config = session.config
     if session.settings.durations is not None:
-        history.check_file(config)
-        history.record_times(config)
+        stored_durations.check_file(config)
+        stored_durations.record_times(config)
     if options.is_distributed(config) and session.settings.schedule == "on" and config.option.dist in _SCHEDULABLE:
         config.pluginmanager.register(OrderHooks(session), PLUGIN)
 
@@ -37,7 +37,7 @@ def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequ
     """Without xdist, have the times of tests stored, and bring tests of one world together if that is wanted."""
     if session.is_worker:
         return
-    history.record_times(session.config)
+    stored_durations.record_times(session.config)
     if session.settings.reorder:
         items[:] = by_world(items)
 
@@ -46,9 +46,9 @@ def collection_finished(session: AccelSession, items: list[pytest.Item]) -> None
     """In an xdist worker, send the needs of the tests to the controller, if it may order the tests."""
     given = session.worker_input or {}
     if "accel_schedule" in given and not session.config.pluginmanager.has_plugin("accel-schedule"):
-        from pytest_accel.features.order.worker_orders import WorkerOrders
+        from pytest_accel.features.order.worker_channels import HeldTests
 
-        WorkerOrders(session, given["accel_schedule"], items)
+        HeldTests(session, given["accel_schedule"], items)
 
 
 def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -70,26 +70,26 @@ class OrderHooks:
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._dispatch: Dispatch | None = None
+        self._channels: WorkerChannels | None = None
 
     @property
     def demand(self) -> Demand | None:
         """The needs of the tests; None if no test needs a world."""
-        return None if self._dispatch is None else self._dispatch.demand
+        return None if self._channels is None else self._channels.demand
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        from pytest_accel.features.order.dispatch import Dispatch
+        from pytest_accel.features.order.worker_channels import WorkerChannels
 
-        self._dispatch = self._dispatch or Dispatch()
-        self._dispatch.connect(node)
+        self._channels = self._channels or WorkerChannels()
+        self._channels.connect(node)
 
     @pytest.hookimpl(optionalhook=True, wrapper=True, trylast=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Any, Any]:
         scheduler = yield
         # Keep a scheduler that another plugin has made.
-        if self._dispatch is None or type(scheduler).__module__.partition(".")[0] != "xdist":
+        if self._channels is None or type(scheduler).__module__.partition(".")[0] != "xdist":
             return scheduler
-        from pytest_accel.features.order.controller import AccelScheduling
+        from pytest_accel.features.order.scheduler_choice import AccelScheduling
 
-        return AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine)
+        return AccelScheduling(config, scheduler, self._channels, lambda: self._session.machine)

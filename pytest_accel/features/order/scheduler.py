@@ -2,7 +2,7 @@
 
 An xdist worker starts a test only when it knows the next one, or that there is none. A test that is sent as the next
 one would normally be tied to that worker for as long as the first test runs. Here it is sent *on hold*: the worker
-skips it without a report unless it has received the order to run it (`worker_hooks.py`). A test on hold tells the
+skips it without a report unless it has received the order to run it (`worker_channels.py`). A test on hold tells the
 worker which fixtures to keep for the likely next test, and can still be started on any other worker. Tests that are
 shorter than such messages take are sent in batches, and not on hold.
 """

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.order.backlog import Backlog, Need, Task
+from pytest_accel.features.order.stored_durations import NO_DEVICE
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.allocator import request_for
 from pytest_accel.leases.policy import Request
-
-NO_DEVICE = "none"
-"""The kind under which the times of tests that use no device are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +26,13 @@ class Demand:
 
     @classmethod
     def of(cls, wanted: Iterable[tuple[int, WorldKey]]) -> Demand:
-        """Make a demand from the indices of tests and their keys."""
+        """Make a demand from the indices of tests and their keys.
+
+        The keys lose their environment variables: no need depends on them, and messages cannot carry all characters.
+        """
         numbers: dict[WorldKey, int] = {}
         tests = tuple((index, numbers.setdefault(key, len(numbers))) for index, key in wanted)
-        return cls(tuple(numbers), tests)
-
-    def pack(self) -> bytes:
-        """Serialize the demand for the controller."""
-        return pickle.dumps(self)
+        return cls(tuple(replace(key, env=()) for key in numbers), tests)
 
     def needs(self, machine: Machine, slots: int) -> list[Need]:
         """Return the needs of the tests: first the need of a test without a world, then one for each key."""

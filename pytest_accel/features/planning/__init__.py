@@ -1,5 +1,17 @@
-"""The census: what became of each test in each job of a pipeline, and which tests ran in none of them.
+"""Which tests a session runs, and what can be said of a whole pipeline without running it.
 
-`census_file` has the file of one session, `job_merge` compares the files of a pipeline (pure functions), and
-`merge_text` describes the result. The hooks that record a session are in `pytest_accel/census_hooks.py`.
+It gives the choice of tests (``--accel-select``, ``--accel-shard``, ``-m`` with the arguments of marks), the plan of a
+session or a pipeline (``--accel-plan``, ``--accel-within``), the census with its command (``--accel-census``: which
+tests ran in no job), and the advice (``--accel-advise``: which marks ask for too much).
+
+It uses the moments `start`, `configure`, `collected` and `select`, and pytest's hooks. It stands on `order`: forecasts
+are made by the real scheduler, with the times that it has stored.
+
+- Choice: `selection`; `shards` divides a suite (pure).
+- Plan: `plan_command`, `plan_text`; `forecast` and `simulation` (pure).
+- Census: `census_hooks` records, `census_file` is the file, `census_merge` compares files (pure).
+- Advice: `advice`.
+
+Tests: ``tests/features/planning``. Pages: ``docs/how-to/choose-a-ci-runner.md``, ``docs/how-to/divide-a-suite.md``,
+``docs/how-to/prove-that-tests-ran.md``, ``docs/how-to/advise.md``.
 """

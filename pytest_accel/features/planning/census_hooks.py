@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import NodeRef, reference
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED
@@ -24,8 +24,10 @@ from pytest_accel.features.planning.census_file import (
     DESELECTED,
     NOT_RUN,
     Census,
+    CensusedSession,
     CensusError,
     DevicesThere,
+    MissingNeed,
     Outcome,
     Status,
 )
@@ -158,7 +160,8 @@ class CollectionCensus:
             need = self._redirector.needs(marked.plan)
             # Plain data, which xdist can send.
             report.accel_need = need._asdict()  # type: ignore[attr-defined]
-            report.accel_there = asdict(self._there(need.kind)) if need.devices else None  # type: ignore[attr-defined]
+            there = msgspec.to_builtins(self._there(need.kind)) if need.devices else None
+            report.accel_there = there  # type: ignore[attr-defined]
         return report
 
     @cached_property
@@ -241,7 +244,7 @@ class CensusRecorder:
         config = self._session.config
         inventory = self._session.machine.session
         tests = self._tests()
-        return Census(
+        session = CensusedSession(
             kind=inventory.kind if inventory.devices else "none",
             devices=len(inventory.devices),
             selection=self._selection(),
@@ -251,9 +254,8 @@ class CensusRecorder:
             and all(outcome.status is not Status.NOT_RUN for outcome in tests.values()),
             collect_only=bool(config.option.collectonly),
             exit_status=exit_status,
-            tests=tests,
-            skipped_files=self._skipped_files,
         )
+        return Census(session, tests, self._skipped_files)
 
     def _selection(self) -> dict[str, object]:
         """Return the options that select tests, and the arguments that name some."""
@@ -294,7 +296,8 @@ def _outcome(report: pytest.TestReport) -> Outcome:
     if need is not None:
         there: dict[str, Any] | None = getattr(report, "accel_there", None)
         reason: str = getattr(report, "accel_missing", "")
-        return Outcome(Status.MISSING, reason, Needs(**need), DevicesThere(**there) if there else None)
+        devices = None if there is None else msgspec.convert(there, DevicesThere)
+        return Outcome(Status.MISSING, reason, msgspec.convert(need, MissingNeed), devices)
     if report.failed:
         return Outcome(Status.ERROR if report.when in ("setup", "teardown") else Status.FAILED)
     expected: str | None = getattr(report, "wasxfail", None)

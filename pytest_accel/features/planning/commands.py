@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pytest_accel.features.planning import census_file, job_merge, merge_text
+from pytest_accel.features.planning import census_file, census_merge
 
 
 def merge_files(arguments: Sequence[str]) -> int:
@@ -24,11 +24,11 @@ def merge_files(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         jobs = {file: census_file.read(file) for file in given.files}
-        allow = [] if given.allow is None else job_merge.parse_allow(_read(given.allow))
+        allow = [] if given.allow is None else census_merge.parse_allow(_read(given.allow))
     except census_file.CensusError as error:
         parser.error(str(error))
-    merged = job_merge.merge(jobs, allow)
-    text = merge_text.text(merged, given.allow)
+    merged = census_merge.merge(jobs, allow)
+    text = census_merge.text(merged, given.allow)
     encoding = sys.stdout.encoding
     print(text.encode(encoding, "backslashreplace").decode(encoding))
     return 0 if merged.is_proof else 1

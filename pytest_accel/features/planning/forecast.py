@@ -1,24 +1,80 @@
-"""Forecasts of a session with a number of workers, made by the real scheduler under a virtual clock. No test runs."""
+"""Forecasts of a session, made by the real scheduler under a virtual clock, and lower bounds of its time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 
 from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.order.backlog import GUESS
-from pytest_accel.features.order.durations_file import Durations
-from pytest_accel.features.order.history import expected, expected_times
 from pytest_accel.features.order.scheduler import DeviceScheduling
+from pytest_accel.features.order.stored_durations import Durations, expected, expected_times
 from pytest_accel.features.order.test_demand import Demand
 from pytest_accel.features.planning import simulation
-from pytest_accel.features.planning.lower_bounds import suite_lower_bound
 from pytest_accel.features.planning.simulation import SimulatedTest, Span
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.leases.policy import Request
+
+
+def suite_lower_bound(tests: Sequence[tuple[Request | None, float]], slots: int) -> float:
+    """Return a lower bound of the seconds for `tests` (requests with seconds), for any order and number of workers.
+
+    `slots` is the number of CPU slots. Tests that can run on some of the devices only are also bounded by these alone.
+    """
+    bounds = [max((seconds for _, seconds in tests), default=0.0)]
+    on_slots = [(float(request.slots), seconds) for request, seconds in tests if request is not None and request.slots]
+    if on_slots:
+        bounds.append(lower_bound(on_slots, slots, math.inf))
+    on_devices = [
+        (frozenset(request.candidates), request.count * min(request.parts, default=WHOLE) / WHOLE, seconds)
+        for request, seconds in tests
+        if request is not None and request.count
+    ]
+    for some in {names for names, _, _ in on_devices}:
+        within = [(count, seconds) for names, count, seconds in on_devices if names <= some]
+        bounds.append(lower_bound(within, len(some), math.inf))
+    return max(bounds)
+
+
+def lower_bound(tests: Iterable[tuple[float, float]], devices: int, workers: float) -> float:
+    """Return a lower bound of the seconds for `tests`, each a number of devices (parts as fractions) and seconds.
+
+    The bound is the maximum of: the longest test; the sum of all times, divided by the number of workers; and, for
+    several measures of a test's size, the sum of size times seconds. Under each measure, the sizes of tests that run at
+    the same time add up to at most 1. The measures are the dual feasible functions of Fekete and Schepers ("New classes
+    of fast lower bounds for bin packing problems", 2001): under u_k, a test of which only k fit at the same time has
+    the size 1/k.
+    """
+    longest = 0.0
+    totals: dict[float, float] = {}
+    for count, seconds in tests:
+        longest = max(longest, seconds)
+        totals[count] = totals.get(count, 0.0) + seconds
+    bounds = [longest, sum(totals.values()) / workers]
+    for measure in measures(devices):
+        bounds.append(sum(measure(count / devices) * seconds for count, seconds in totals.items()))
+    return max(bounds)
+
+
+def measures(devices: int) -> Iterator[Callable[[float], float]]:
+    """Yield the measures of a test's size, each a function of the fraction of the `devices` that the test takes."""
+    for pieces in range(devices + 1):
+        yield partial(_measure, pieces=pieces)
+
+
+def _measure(size: float, pieces: int) -> float:
+    """Return u_k(size) of Fekete and Schepers for k = `pieces`; the size itself if `pieces` is 0."""
+    scaled = size * (pieces + 1)
+    if pieces == 0 or abs(scaled - round(scaled)) < 1e-9:
+        return size
+    return int(scaled) / pieces
+
 
 EQUALLY_GOOD = 0.02
 """Sessions that take at most this fraction longer than the shortest one count as equally good."""
@@ -160,6 +216,26 @@ class SuiteOnMachine:
             if forecast.makespan > last * (1 - EQUALLY_GOOD) or workers >= len(self.collection):
                 return
             workers, last = 2 * workers, forecast.makespan
+
+    def remaining(self, ended: Mapping[str, int], running: Iterable[tuple[str, float]], workers: int) -> float | None:
+        """Return the seconds that the tests which have not ended take at least with `workers`.
+
+        Return None if the times of more than half of the tests are unknown. `ended` has the number of tests with a node
+        id that have ended, and `running` the node id of each running test, with the seconds that it has taken.
+        """
+        if 2 * self.times.unknown > len(self.collection):
+            return None
+        ends = Counter(ended)
+        taken: dict[str, list[float]] = {}
+        for test, seconds in running:
+            taken.setdefault(test, []).append(seconds)
+        left = []
+        for test, request, seconds in zip(self.collection, self.requests, self.times.seconds, strict=True):
+            if ends[test]:
+                ends[test] -= 1
+            else:
+                left.append((request, max(0.0, seconds - (taken[test].pop() if taken.get(test) else 0.0))))
+        return max(suite_lower_bound(left, self.slots), sum(seconds for _, seconds in left) / workers)
 
 
 def best(forecasts: Sequence[Forecast]) -> Forecast:

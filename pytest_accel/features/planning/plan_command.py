@@ -14,7 +14,7 @@ import pytest
 from pytest_accel.core.marks import MarkFinder
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.driver.items import marked_of
-from pytest_accel.features.order.history import recall
+from pytest_accel.features.order.stored_durations import recall
 from pytest_accel.features.planning import plan_text
 from pytest_accel.features.planning.forecast import Forecast, SuiteOnMachine, best
 from pytest_accel.features.planning.plan_text import Jobs

@@ -15,7 +15,7 @@ from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import options, select_expression
 
 if TYPE_CHECKING:
-    from pytest_accel.features.order.durations_file import Durations
+    from pytest_accel.features.order.stored_durations import Durations
     from pytest_accel.features.planning.forecast import SuiteOnMachine
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.item_redirection import Redirector
@@ -111,7 +111,7 @@ def divide(
     Only the times in the file of ``--accel-durations`` count: those in pytest's cache differ from job to job. The tests
     that are certain to be skipped are divided, too.
     """
-    from pytest_accel.features.order.history import shared
+    from pytest_accel.features.order.stored_durations import shared
     from pytest_accel.features.planning.shards import SplitTest, partition
 
     suite = suite_of(planned, shared(config), machine)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pytest_accel.features.planning.lower_bounds import measures
+from pytest_accel.features.planning.forecast import measures
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
 

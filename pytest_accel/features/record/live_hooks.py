@@ -34,7 +34,7 @@ from pytest_accel.verdict.report_text import place_parts
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
-    from pytest_accel.features.planning.remaining_time import RemainingTime
+    from pytest_accel.features.planning.forecast import SuiteOnMachine
     from pytest_accel.pool.pool import Pool
     from pytest_accel.session import AccelSession
 
@@ -72,7 +72,9 @@ class LiveHooks:
         self._worker = worker_of_starting_test(session.config)
         self._terminal = terminal
         self._has_status = _can_have_status(session.config)
-        self._remaining: RemainingTime | None = None
+        self._suite: SuiteOnMachine | None = None
+        """The tests that the session is going to run, for an estimate of the time."""
+        self._workers = 1
         self._failed_subtests = FailedSubtests()
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
@@ -91,18 +93,17 @@ class LiveHooks:
         self.expect([nodeid for nodeid, _ in tests], Demand.of(keys), 1)
 
     def expect(self, collection: Sequence[str], demand: Demand, workers: int) -> None:
-        """Note the tests that the session is going to run, for an estimate of the time. Only the first call counts."""
-        if not self._has_status or self._remaining is not None:
+        """Note the tests that the session is going to run. Only the first call counts."""
+        if not self._has_status or self._suite is not None:
             return
-        from pytest_accel.features.order.history import recall
+        from pytest_accel.features.order.stored_durations import recall
         from pytest_accel.features.planning.forecast import SuiteOnMachine, assumed_times
-        from pytest_accel.features.planning.remaining_time import RemainingTime
         from pytest_accel.hardware.vendors.cpu import cpu_slots
 
         tests = list(zip(collection, demand.kinds_of_tests(len(collection)), strict=True))
         times = assumed_times(recall(self._session.config), tests)
-        suite = SuiteOnMachine(collection, demand, times, self._session.machine, cpu_slots())
-        self._remaining = RemainingTime(suite, workers)
+        self._suite = SuiteOnMachine(collection, demand, times, self._session.machine, cpu_slots())
+        self._workers = workers
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -165,7 +166,7 @@ class LiveHooks:
             self._terminal.erase_status()
             return
         running = [(test.test, now - test.since) for test in state.running.values()]
-        left = None if self._remaining is None else self._remaining.seconds(state.ended, running)
+        left = None if self._suite is None else self._suite.remaining(state.ended, running, self._workers)
         self._terminal.show_status(status(state, now, left))
 
 

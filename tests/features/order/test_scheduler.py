@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.makespan import MIXES, accel_scheduler, ratios
 from benchmarks.virtual import Test, UniformMachine
 from pytest_accel.features.order.scheduler import DifferentTestsError
-from pytest_accel.features.planning.lower_bounds import lower_bound
+from pytest_accel.features.planning.forecast import lower_bound
 from pytest_accel.features.planning.simulation import Worker
 
 

@@ -15,18 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.__main__ import main
-from pytest_accel.core.needs import Needs
-from pytest_accel.features.planning import census_file, merge_text
+from pytest_accel.features.planning import census_file, census_merge
 from pytest_accel.features.planning.census_file import (
     DESELECTED,
     NOT_RUN,
     Census,
+    CensusedSession,
     CensusError,
     DevicesThere,
+    MissingNeed,
     Outcome,
     Status,
 )
-from pytest_accel.features.planning.job_merge import merge, parse_allow
+from pytest_accel.features.planning.census_merge import merge, parse_allow
 
 PASSED = Outcome(Status.PASSED)
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,9 +43,10 @@ def missing(there: int, devices: int = 8, kind: str | None = "cuda", **need: Any
     return Outcome(Status.MISSING, reason, need_of(devices=devices, kind=kind or has.kind, **need), has)
 
 
-def need_of(**need: Any) -> Needs:
-    """Return the needs of a test that does not fit the machine."""
-    return Needs(marked=True, fits=False, **need)
+def need_of(**need: Any) -> MissingNeed:
+    """Return the needs of a test: one process and no device, except for what `need` says."""
+    alone = {"devices": 0, "world_size": 1, "nodes": 1, "ranks_per_node": 1, "memory": 0, "share": 1.0}
+    return MissingNeed(**{"kind": "none", "backend": (), **alone, **need})
 
 
 def skipped(reason: str) -> Outcome:
@@ -54,7 +56,7 @@ def skipped(reason: str) -> Outcome:
 def census(
     tests: Mapping[str, Outcome], *, complete: bool = True, collect_only: bool = False, files: Mapping[str, str] = {}
 ) -> Census:
-    return Census("none", 0, {}, complete, collect_only, 0, tests, files)
+    return Census(CensusedSession("none", 0, {}, complete, collect_only, 0), tests, files)
 
 
 Compare = Callable[..., tuple[int, list[str]]]
@@ -233,15 +235,15 @@ def test_an_invalid_file_is_named(content: bytes, tmp_path: Path, capsys: pytest
     ("change", "text"),
     [
         ({"format": 2}, "the census has format 2; this release reads 1"),
-        ({"tests": {}}, "the document: tests must be of type list, got {}"),
-        ({"tests": ["a"]}, "tests[0] must be an object, got 'a'"),
-        ({"tests": [{"id": "a", "status": "gone"}]}, "tests[0]: status must be one of failed, error, "),
-        ({"tests": [{"id": "a", "status": "missing hardware"}]}, "tests[0]: a test with the status "),
+        ({"tests": {}}, "Expected `array`, got `object` - at `$.tests`"),
+        ({"tests": ["a"]}, "Expected `object`, got `str` - at `$.tests[0]`"),
+        ({"tests": [{"id": "a", "status": "gone"}]}, "Invalid enum value 'gone' - at `$.tests[0].status`"),
+        ({"tests": [{"id": "a", "status": "missing hardware"}]}, "a test with the status 'missing hardware' must have"),
         (
             {"tests": [{"id": "a", "status": "missing hardware", "need": {"devices": "many"}}]},
-            "tests[0]: need: devices must be of type int, got 'many'",
+            "Expected `int`, got `str` - at `$.tests[0].need.devices`",
         ),
-        ({"session": {"kind": "cuda", "devices": True}}, "session: devices must be of type int, got True"),
+        ({"session": {"kind": "cuda", "devices": True}}, "Expected `int`, got `bool` - at `$.session.devices`"),
     ],
 )
 def test_a_census_with_invalid_values_is_refused(change: dict[str, object], text: str, tmp_path: Path) -> None:
@@ -319,12 +321,15 @@ OUTCOMES = st.builds(Outcome, st.sampled_from(sorted(set(Status) - {Status.MISSI
 )
 CENSUSES = st.builds(
     Census,
-    kind=st.just("cuda"),
-    devices=st.integers(0, 8),
-    selection=st.just({"-k": "a"}),
-    complete=st.booleans(),
-    collect_only=st.booleans(),
-    exit_status=st.integers(0, 5),
+    st.builds(
+        CensusedSession,
+        kind=st.just("cuda"),
+        devices=st.integers(0, 8),
+        selection=st.just({"-k": "a"}),
+        complete=st.booleans(),
+        collect_only=st.booleans(),
+        exit_status=st.integers(0, 5),
+    ),
     tests=st.dictionaries(IDS, OUTCOMES, max_size=5),
     skipped_files=st.dictionaries(IDS, IDS, max_size=2),
 )
@@ -348,7 +353,7 @@ def test_exactly_the_tests_that_ran_in_no_job_are_listed(jobs: list[Census]) -> 
     assert merged.not_run.keys() & known == known - ran
     assert not merged.not_run.keys() & ran
     assert merged.is_proof == (bool(known) and not merged.not_run)
-    text = merge_text.text(merged, None)
+    text = census_merge.text(merged, None)
     assert text.count("\n    ") == len(merged.not_run)
     # The merge is a proof if exactly these tests are allowed, and is none if one of them is not.
     if all(nodeid.isalnum() for nodeid in merged.not_run) and merged.tests:
@@ -373,4 +378,4 @@ def test_a_damaged_census_is_read_or_raises_census_error(
     path = tmp_path_factory.getbasetemp() / "damaged.json"
     path.write_text(json.dumps(document))
     with contextlib.suppress(CensusError):
-        merge_text.text(merge({"damaged.json": census_file.read(str(path))}), None)
+        census_merge.text(merge({"damaged.json": census_file.read(str(path))}), None)

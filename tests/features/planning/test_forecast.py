@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -10,10 +11,18 @@ from hypothesis import strategies as st
 
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.order.stored_durations import Durations
 from pytest_accel.features.order.test_demand import Demand
 from pytest_accel.features.planning import plan_text
-from pytest_accel.features.planning.forecast import Forecast, SuiteOnMachine, Times, assumed_times, best, critical_path
-from pytest_accel.features.planning.lower_bounds import suite_lower_bound
+from pytest_accel.features.planning.forecast import (
+    Forecast,
+    SuiteOnMachine,
+    Times,
+    assumed_times,
+    best,
+    critical_path,
+    suite_lower_bound,
+)
 from pytest_accel.features.planning.simulation import Span
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.leases.policy import Request
@@ -148,3 +157,47 @@ def test_long_names_are_shortened_to_the_width_of_the_terminal() -> None:
     lines = list(plan_text.about(Forecast(1, spans), suite, 80))
     assert any(line.endswith("test_file.py::test_name") and "…" in line for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+TIMES: Durations = {
+    "big_1": {"sim": [10.0]},
+    "big_2": {"sim": [20.0]},
+    "plain_1": {"none": [4.0]},
+    "plain_2": {"none": [6.0]},
+}
+
+
+def timed_suite(durations: Durations) -> SuiteOnMachine:
+    """Return two tests that need all 4 devices, and two that need none."""
+    keys = {"big_1": key(4), "big_2": key(4), "plain_1": None, "plain_2": None}
+    return SuiteOnMachine.of(list(keys.items()), durations, PretendedMachine(DEVICES, "sim"), SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ended", "running", "seconds"),
+    [
+        (1, (), (), 40.0),
+        (2, (), (), 30.0),
+        (4, ("big_1",), (), 20.0),
+        (1, ("big_1", "plain_1"), (("big_2", 5.0),), 21.0),
+        (1, ("big_1", "plain_1", "plain_2"), (("big_2", 500.0),), 0.0),
+        (1, TIMES, (), 0.0),
+    ],
+)
+def test_the_remaining_time_is_bounded_by_workers_devices_and_the_longest_test(
+    workers: int, ended: Iterable[str], running: tuple[tuple[str, float], ...], seconds: float
+) -> None:
+    found = timed_suite(TIMES).remaining(dict.fromkeys(ended, 1), running, workers)
+    assert found == pytest.approx(seconds)
+
+
+def test_there_is_no_remaining_time_if_most_times_are_unknown() -> None:
+    assert timed_suite({test: TIMES[test] for test in ("big_1", "plain_1")}).remaining({}, (), 1) == pytest.approx(28.0)
+    assert timed_suite({"big_1": {"sim": [10.0]}}).remaining({}, (), 1) is None
+
+
+def test_tests_with_one_node_id_count_separately() -> None:
+    suite = SuiteOnMachine.of([("same", None)] * 3, {"same": {"none": [8.0]}}, PretendedMachine(DEVICES, "sim"), SLOTS)
+    assert suite.remaining({"same": 1}, (), 1) == pytest.approx(16.0)
+    assert suite.remaining({"same": 1}, [("same", 2.0), ("same", 3.0)], 1) == pytest.approx(11.0)
+    assert suite.remaining({"same": 4}, (), 1) == 0.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyte
 import pytest
 
-from pytest_accel.features.order import durations_file
+from pytest_accel.features.order import stored_durations
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, Deadline
 from tests.torch_release import RECORDS_COLLECTIVES
@@ -406,7 +406,7 @@ def test_the_status_line_shows_waiting_time_and_remaining_time(
         """,
     )
     times = [("test_it.py::test_four", "sim", 3600.0), ("test_it.py::test_plain", "none", 3600.0)]
-    durations_file.add(suite.path / "times.json", times)
+    stored_durations.add(suite.path / "times.json", times)
     # Another session has all devices.
     holder = suite.start("--accel=sim:4,shared", "-k", "four")
     suite.read("at-four")

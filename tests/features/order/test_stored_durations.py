@@ -1,8 +1,9 @@
-"""Tests of the durations file, which passes the times of tests from one CI job to the next."""
+"""Tests of the times of tests: pytest's cache, the file of ``--accel-durations``, and the command that merges files."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -10,7 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.features.order.durations_file import KEPT, DurationsError, Entries, add, merge, read, seconds, write
+from pytest_accel.__main__ import main
+from pytest_accel.features.order.stored_durations import (
+    KEPT,
+    KEY,
+    DurationsError,
+    Entries,
+    add,
+    expected,
+    expected_times,
+    merge,
+    read,
+    recall,
+    remember,
+    seconds,
+    write,
+)
 
 _ENTRIES = st.dictionaries(
     st.sampled_from(("a.py::test_1", "b.py::test_é", "c.py::test_\udc80")),
@@ -76,3 +92,66 @@ def test_an_invalid_file_is_refused_with_its_name_and_the_reason(tmp_path: Path,
     with pytest.raises(DurationsError) as caught:
         read(path)
     assert str(caught.value).startswith(f"{path} {reason}")
+
+
+def test_the_command_merges_files_once_and_refuses_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, one, two, absent = (tmp_path / name for name in ("old.json", "one.json", "two.json", "absent.json"))
+    write(one, {"a.py::test": {"cuda": [(2.0, 0.2)]}})
+    write(two, {"b.py::test": {"none": [(3.0, 0.3)]}, "a.py::test": {"cuda": [(1.0, 0.1)]}})
+    merged = {"a.py::test": {"cuda": [(1.0, 0.1), (2.0, 0.2)]}, "b.py::test": {"none": [(3.0, 0.3)]}}
+    for _ in range(2):
+        assert main(["durations", str(target), str(one), str(two)]) == 0
+        assert capsys.readouterr().out == f"{target}: times of 2 tests\n"
+        assert read(target) == merged
+    two.write_text("[]")
+    for path, reason in ((absent, f"{absent}: no such file"), (two, f"{two} is no file of durations: ")):
+        with pytest.raises(SystemExit):
+            main(["durations", str(target), str(path)])
+        assert reason in capsys.readouterr().err
+    assert read(target) == merged
+
+
+@pytest.mark.parametrize(
+    ("values", "time"),
+    [
+        ([], None),
+        ([3.0], 3.0),
+        ([1.0, 9.0], 9.0),
+        ([1.0, 9.0, 2.0], 2.0),
+        ([9.0, 1.0, 1.0, 9.0, 9.0], 9.0),
+        ([1.0, 1.0, 1.0, 1.0, 60.0], 1.0),
+    ],
+)
+def test_the_expected_duration_is_a_weighted_median(values: list[float], time: float | None) -> None:
+    assert expected(values) == time
+
+
+def test_the_last_five_durations_are_kept_for_each_kind() -> None:
+    durations = remember({}, [("t", "cuda", 1.0)])
+    for took in (2.0, 3.0, 4.0, 5.0, 6.00001):
+        durations = remember(durations, [("t", "cuda", took)])
+    durations = remember(durations, [("t", "sim", 9.0)])
+    assert durations == {"t": {"cuda": [2.0, 3.0, 4.0, 5.0, 6.0], "sim": [9.0]}}
+    assert expected_times(durations, [("t", "cuda"), ("t", "xpu"), ("u", "cuda")]) == [5.0, None, None]
+
+
+def test_durations_of_tests_that_did_not_run_are_kept() -> None:
+    assert remember({"old": {"sim": [1.0]}}, [("new", "sim", 2.0)]) == {
+        "old": {"sim": [1.0]},
+        "new": {"sim": [2.0]},
+    }
+
+
+@pytest.mark.parametrize(
+    "value", ["soon", None, math.nan, math.inf, -1.0, 10**400, [1.0]], ids=lambda value: str(value)[:9]
+)
+def test_a_damaged_value_of_the_cache_is_ignored(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    config = pytester.parseconfigure("-p", "accel")
+    cache = getattr(config, "cache")  # noqa: B009 - pytest's class has no such attribute.
+    cache.set(KEY, {"t": {"sim": [1.0]}})
+    assert recall(config) == {"t": {"sim": [1.0]}}
+    cache.set(KEY, {"t": {"sim": [1.0, value]}})
+    assert recall(config) == {}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import msgpack
 
-from pytest_accel.features.order.hold_orders import HoldTest, RunHeldTest
-from pytest_accel.features.order.worker_orders import WorkerOrders
+from pytest_accel.features.order.worker_channels import HeldTests, HoldTest, RunHeldTest
 
 
 class _Channel:
@@ -32,10 +31,10 @@ class _Item:
 def test_a_held_test_raises_the_error_of_an_order_that_could_not_be_handled() -> None:
     session: Any = SimpleNamespace(held=set())
     item: Any = _Item()
-    orders = WorkerOrders(session, _Channel(), [item])
-    orders._receive(pickle.dumps(HoldTest(0)))
+    orders = HeldTests(session, _Channel(), [item])
+    orders._receive(msgpack.encode(HoldTest(0)))
     with pytest.raises(IndexError):
-        orders._receive(pickle.dumps(RunHeldTest(1)))
+        orders._receive(msgpack.encode(RunHeldTest(1)))
     with pytest.raises(RuntimeError, match=r"(?s)an order about the tests of this worker .*IndexError: list index"):
         orders._passes_over(item, None)
     session.held.clear()

@@ -1,4 +1,7 @@
-"""The choice of the scheduler in xdist's controller. `features/order/scheduler.py` is imported only if it is chosen."""
+"""The choice between xdist's scheduler and that of the plugin, in xdist's controller.
+
+The plugin's scheduler (`features/order/scheduler.py`) is imported only if it is chosen.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.features.order.dispatch import Dispatch
+from pytest_accel.features.order.worker_channels import WorkerChannels
 from pytest_accel.hardware.inventory import Machine
 
 if TYPE_CHECKING:
@@ -19,39 +22,27 @@ class AccelScheduling:
     """An xdist scheduler that delegates to another one, chosen after collection.
 
     It delegates to xdist's own scheduler during collection, and also afterwards if no test needs a world or if the
-    workers have collected different tests; otherwise to :class:`DeviceScheduling`. Methods without a docstring are
-    those of xdist's protocol for schedulers, ``xdist/scheduler/protocol.py``.
+    workers have collected different tests; otherwise to :class:`DeviceScheduling`. xdist has no hook after the
+    collection that could replace the scheduler. Its header shows the name of this class.
     """
 
-    def __init__(self, config: pytest.Config, own: Any, dispatch: Dispatch, machine: Callable[[], Machine]) -> None:
+    def __init__(
+        self, config: pytest.Config, own: Any, channels: WorkerChannels, machine: Callable[[], Machine]
+    ) -> None:
         """`own` is xdist's own scheduler."""
         self.config = config
         self._scheduler: Any = own
-        self._dispatch = dispatch
+        self._channels = channels
         self._machine = machine
         self._chosen = False
         self._collections: dict[Any, list[str]] = {}
 
-    @property
-    def nodes(self) -> list[Any]:
-        return list(self._scheduler.nodes)
-
-    @property
-    def collection_is_completed(self) -> bool:
-        return bool(self._scheduler.collection_is_completed)
-
-    @property
-    def tests_finished(self) -> bool:
-        return bool(self._scheduler.tests_finished)
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._scheduler.has_pending)
-
-    def add_node(self, node: Any) -> None:
-        self._scheduler.add_node(node)
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of xdist's protocol for schedulers, ``xdist/scheduler/protocol.py``."""
+        return getattr(self._scheduler, name)
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        """Note the tests that a worker has collected. Exit if it has other tests and no other worker can run them."""
         from pytest_accel.features.order.scheduler import DifferentTestsError
 
         self._collections[node] = list(collection)
@@ -60,27 +51,20 @@ class AccelScheduling:
         except DifferentTestsError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.TESTS_FAILED)
 
-    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
-        self._scheduler.mark_test_complete(node, item_index, duration)
-
-    def mark_test_pending(self, item: str) -> None:
-        self._scheduler.mark_test_pending(item)
-
-    def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> None:
-        self._scheduler.remove_pending_tests_from_node(node, indices)
-
     def remove_node(self, node: Any) -> str | None:
+        """Call the present scheduler, also for those who got this method before the choice (`xdist_hooks.py`)."""
         crashed: str | None = self._scheduler.remove_node(node)
         return crashed
 
     def schedule(self) -> None:
+        """Choose the scheduler in the first call, and have it send tests."""
         if not self._chosen:
             self._chosen = True
             self._choose()
         self._scheduler.schedule()
 
     def _choose(self) -> None:
-        demand = self._dispatch.demand
+        demand = self._channels.demand
         collections = [self._collections[node] for node in self._scheduler.nodes if node in self._collections]
         collection = collections[0]
         if demand is None or any(other != collection for other in collections):
@@ -92,8 +76,8 @@ class AccelScheduling:
             self._scheduler.add_node_collection(node, self._collections[node])
 
     def _make_scheduler(self, demand: Demand, collection: list[str]) -> DeviceScheduling:
-        from pytest_accel.features.order.history import expected_times, recall, record_times
         from pytest_accel.features.order.scheduler import DeviceScheduling
+        from pytest_accel.features.order.stored_durations import expected_times, recall, record_times
         from pytest_accel.hardware.vendors.cpu import cpu_slots
 
         machine, slots = self._machine(), cpu_slots()
@@ -105,6 +89,6 @@ class AccelScheduling:
             demand.backlog(collection, machine, slots, times),
             demand.devices(machine),
             slots,
-            self._dispatch,
+            self._channels,
             largest_batch=self.config.getoption("maxschedchunk"),
         )
