@@ -119,14 +119,7 @@ def test_the_ini_file_can_enable_reordering(logging_suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_without_the_option_the_order_is_unchanged(logging_suite: Suite) -> None:
-    assert logging_suite.run("test_a.py").ret == 0
-    assert _test_order(logging_suite) == ["all", "plain", "one", "plain in class", "one more", "all again"]
-
-
-@pytest.mark.long
-def test_the_option_has_no_effect_under_xdist(logging_suite: Suite) -> None:
-    pytest.importorskip("xdist")
-    logging_suite.ini("accel_schedule = off")
-    assert logging_suite.run("-n1", "--accel-reorder", "test_a.py").count() == {"PASSED": 6, "SKIPPED": 1}
+@pytest.mark.parametrize("options", [(), ("-n1", "--accel-reorder", "--accel-schedule=off")], ids=["none", "xdist"])
+def test_without_the_option_and_under_xdist_the_order_is_unchanged(logging_suite: Suite, options: tuple[str]) -> None:
+    assert logging_suite.run("test_a.py", *options).count() == {"PASSED": 6, "SKIPPED": 1}
     assert _test_order(logging_suite) == ["all", "plain", "one", "plain in class", "one more", "all again"]

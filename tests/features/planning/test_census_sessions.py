@@ -254,8 +254,6 @@ _TESTS_THAT_END_THE_SESSION = """
         if HOW == "interrupt":
             os.kill(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid(), signal.SIGINT)
             time.sleep(60)
-        elif HOW == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
         elif HOW == "crash":
             os._exit(3)
         elif HOW == "exit":
@@ -328,12 +326,6 @@ def test_a_session_that_ends_early_is_not_complete(
     assert not document["session"]["complete"]
     assert document["session"]["exit_status"] == exit_status
     assert statuses(document) == {"test_first": "passed", "test_ends": status, **_LATER_STATUSES}
-
-
-def test_a_killed_session_leaves_no_census(ending_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOW", "kill")
-    assert ending_suite.run("--accel-census=census.json").ret == -9
-    assert not [path for path in ending_suite.path.iterdir() if "census" in path.name]
 
 
 @pytest.mark.long

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.hardware.hypothetical_machine import parse_machine
+
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -130,14 +132,10 @@ def test_the_plan_has_only_selected_tests_and_counts_those_without_devices_as_sk
 
 
 @pytest.mark.long
-def test_no_plan_is_shown_if_no_test_is_collected(plan_suite: Suite) -> None:
+def test_no_plan_is_shown_without_tests_or_after_an_error_of_the_collection(plan_suite: Suite) -> None:
     run = plan_suite.run("--accel-plan", "-k", "nothing")
     assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "accel: plan" not in run.text
-
-
-@pytest.mark.long
-def test_collection_errors_are_shown_instead_of_a_plan(plan_suite: Suite) -> None:
     plan_suite.write("test_broken.py", "import nowhere_to_be_found")
     run = plan_suite.run("--accel-plan")
     assert run.ret == pytest.ExitCode.INTERRUPTED
@@ -145,13 +143,18 @@ def test_collection_errors_are_shown_instead_of_a_plan(plan_suite: Suite) -> Non
     assert "accel: plan" not in run.text
 
 
-@pytest.mark.parametrize("value", ["8xabacus", "0xcuda", "cuda", "257xcuda", "xcuda", "8x", "test_suite.py"])
-def test_an_invalid_value_is_a_usage_error(plan_suite: Suite, value: str) -> None:
-    run = plan_suite.run("--accel-plan", value)
+@pytest.mark.parametrize("value", ["8xabacus", "0xcuda", "cuda", "257xcuda", "xcuda", "8x"])
+def test_an_invalid_machine_is_refused(value: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - The option says what is allowed.
+        parse_machine(value)
+
+
+def test_an_invalid_value_is_a_usage_error(plan_suite: Suite) -> None:
+    run = plan_suite.run("--accel-plan", "test_suite.py")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert "argument --accel-plan: must be nothing (this machine), or NxKIND such as 8xcuda" in run.errors
     assert "cuda, rocm" in run.errors
-    assert f"got {value!r}" in run.errors
+    assert "got 'test_suite.py'" in run.errors
 
 
 @pytest.mark.long

@@ -9,11 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_accel import read_record
-from pytest_accel.__main__ import main
-from pytest_accel.features.record.ci_summary import summary
-from pytest_accel.features.record.timeline import sessions_of
-
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
     from tests.run import Run
@@ -179,57 +174,6 @@ def test_github_gets_a_summary_and_annotations(job: CiJob, options: tuple[str, .
     assert run.text.index("::error") > run.text.index("short test summary info")
 
 
-def test_text_of_tests_is_escaped(job: CiJob) -> None:
-    job.suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.devices
-        @pytest.mark.parametrize("text", ["</td>|::error"])
-        def test_fails(text):
-            assert False, "100%\\r\\n::error title=forged::no"
-
-
-        @pytest.mark.devices
-        def test_skips():
-            pytest.skip("one\\n</table>|`two`")
-        """,
-    )
-    job.on_github()
-    run = job.run()
-    (line,) = _annotations(run)
-    title = "title=test_it.py%3A%3Atest_fails[</td>|%3A%3Aerror]"
-    assert line.startswith(f"::error file=test_it.py,line=8,{title}::AssertionError: 100%25")
-    text = job.summary.read_text(encoding="utf-8")
-    assert "<code>test&#95;it.py::test&#95;fails&#91;&#60;/td&#62;&#124;::error&#93;</code>" in text
-    assert "<code>one &#60;/table&#62;&#124;&#96;two&#96;</code>" in text
-
-
-def test_only_ten_failures_are_annotated(job: CiJob) -> None:
-    job.suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.devices
-        @pytest.mark.parametrize("number", range(12))
-        def test_fails(number):
-            assert False
-        """,
-    )
-    job.on_github()
-    run = job.run()
-    assert [line.split("%3A%3A")[1].split("::")[0] for line in _annotations(run)] == [
-        f"test_fails[{number}]" for number in range(10)
-    ]
-    text = job.summary.read_text(encoding="utf-8")
-    assert "### Failures (12)\n" in text
-    assert "test&#95;fails&#91;11&#93;" in text
-
-
 def test_no_annotations_are_written_if_another_plugin_writes_them(job: CiJob) -> None:
     name = "pytest_github_actions_annotate_failures"
     job.suite.write(f"{name}.py", "")
@@ -240,12 +184,16 @@ def test_no_annotations_are_written_if_another_plugin_writes_them(job: CiJob) ->
     assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 2 failed")
 
 
-def test_a_summary_that_cannot_be_written_is_reported_and_fails_no_session(job: CiJob) -> None:
+def test_a_summary_that_cannot_be_shown_is_reported_and_fails_no_session(job: CiJob) -> None:
+    agent = job.suite.write("bin/buildkite-agent", "#!/bin/sh\nexit 3\n")
+    agent.chmod(0o755)
     job.suite.write("test_it.py", _PASSING_TEST)
     job.set(GITHUB_STEP_SUMMARY=str(job.suite.path))
+    job.set(BUILDKITE="true", PATH=f"{agent.parent}{os.pathsep}{os.environ['PATH']}")
     run = job.run()
     assert run.ret == 0
     assert f"\naccel: the job summary {job.suite.path} cannot be written: Is a directory\n" in run.text
+    assert "\naccel: buildkite-agent annotate: exit status 3\n" in run.text
 
 
 def test_a_full_disk_is_reported_and_fails_no_session(job: CiJob) -> None:
@@ -336,16 +284,6 @@ def test_buildkite_gets_an_annotation(job: CiJob, tests: str, style: str) -> Non
     assert "accel: buildkite" not in run.text
 
 
-def test_a_buildkite_agent_that_fails_is_reported_and_fails_no_session(job: CiJob) -> None:
-    agent = job.suite.write("bin/buildkite-agent", "#!/bin/sh\nexit 3\n")
-    agent.chmod(0o755)
-    job.suite.write("test_it.py", _PASSING_TEST)
-    job.set(BUILDKITE="true", PATH=f"{agent.parent}{os.pathsep}{os.environ['PATH']}")
-    run = job.run()
-    assert run.ret == 0
-    assert "\naccel: buildkite-agent annotate: exit status 3\n" in run.text
-
-
 def test_gitlab_gets_a_collapsed_section(job: CiJob) -> None:
     job.suite.write("test_it.py", _MIXED_TESTS)
     job.set(GITLAB_CI="true")
@@ -360,23 +298,6 @@ def test_gitlab_gets_a_collapsed_section(job: CiJob) -> None:
     assert re.search(
         r"^  test_it.py::test_one_rank_fails +rank 1 +test_it.py:19 +rank 1: assert 1 == 0$", section[2], re.M
     )
-
-
-def test_the_command_summary_combines_records(job: CiJob, capfd: pytest.CaptureFixture[str]) -> None:
-    job.suite.write("test_it.py", _MIXED_TESTS)
-    for shard in (1, 2):
-        job.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")
-    records = [str(job.suite.path / f"record-{shard}.jsonl") for shard in (1, 2)]
-    expected = summary(sessions_of(map(read_record, records)))
-    assert expected.startswith("## pytest-accel: 2 failed, 1 error, 2 passed, 2 skipped, 1 xfailed\n\n2 sessions on ")
-    output = job.suite.path / "out" / "summary.md"
-    capfd.readouterr()
-    assert main(["summary", *records]) == 0
-    assert capfd.readouterr().out == expected
-    assert main(["summary", *records, "-o", str(output)]) == 0
-    assert output.read_text(encoding="utf-8") == expected
-    with pytest.raises(SystemExit):
-        main(["summary", str(job.suite.path / "test_it.py")])
 
 
 @pytest.mark.long(except_for="--tb=line")

@@ -211,3 +211,8 @@ def test_error_lines_have_only_places_in_the_repository(tmp_path: Path) -> None:
     assert list(ci_summary.error_lines([session], str(tmp_path / "other"))) == [
         "::error title=test_it.py%3A%3Atest_it[a%2Cb]::100%25: no"
     ]
+
+
+def test_the_first_ten_failures_have_error_lines() -> None:
+    session = _session(*(_fail(f"test_{number}", "no", at=number) for number in range(12)), (20.0, SessionFinished(1)))
+    assert list(ci_summary.error_lines([session], None)) == [f"::error title=test_{number}::no" for number in range(10)]

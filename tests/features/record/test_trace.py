@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -13,6 +12,7 @@ import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
+from pytest_accel.features.record.ci_summary import summary
 from pytest_accel.features.record.timeline import Session, sessions_of
 from tests.torch_release import needs_torch
 
@@ -151,7 +151,7 @@ def _lanes(session: Session, test: str) -> list[Any]:
     return [lane for run in session.tests if run.test == test for lane, _ in run.lanes]
 
 
-def test_one_trace_can_have_several_sessions(suite: Suite) -> None:
+def test_a_trace_and_a_summary_can_have_several_sessions(suite: Suite, capfd: pytest.CaptureFixture[str]) -> None:
     suite.write("test_it.py", _TESTS)
     for shard in (1, 2):
         suite.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")
@@ -166,15 +166,16 @@ def test_one_trace_can_have_several_sessions(suite: Suite) -> None:
     on_devices = {event["name"] for event in events["X"] if "verdict" in event["args"]}
     assert on_devices == {test.test for session in (first, second) for test in session.tests if test.lanes}
 
-
-def test_a_path_that_is_not_a_file_is_a_usage_error(suite: Suite) -> None:
-    suite.write("test_it.py", "def test_plain(): pass\n")
-    os.mkfifo(suite.path / "pipe")
-    run = suite.run("--accel-trace=pipe")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"ERROR: --accel-trace: {suite.path}/pipe cannot be written: it is not a regular file" in run.errors
-    assert not run.results
-    assert (suite.path / "pipe").is_fifo()
+    expected = summary([first, second])
+    assert expected.startswith("## pytest-accel: 1 failed, 10 passed\n\n2 sessions on ")
+    output = suite.path / "out" / "summary.md"
+    capfd.readouterr()
+    assert main(["summary", *records]) == 0
+    assert capfd.readouterr().out == expected
+    assert main(["summary", *records, "-o", str(output)]) == 0
+    assert output.read_text(encoding="utf-8") == expected
+    with pytest.raises(SystemExit):
+        main(["summary", str(suite.path / "test_it.py")])
 
 
 def test_without_a_temporary_folder_the_error_names_the_option_that_was_given(suite: Suite) -> None:
@@ -198,14 +199,3 @@ def test_without_a_temporary_folder_the_error_names_the_option_that_was_given(su
         "ERROR: --accel-trace: the temporary record of the session cannot be written: "
         "No usable temporary directory found"
     ) in run.errors
-
-
-def test_the_command_trace_does_not_replace_what_is_not_a_file(suite: Suite, capfd: pytest.CaptureFixture[str]) -> None:
-    suite.write("test_it.py", "def test_plain(): pass\n")
-    suite.run("--accel-record=record.jsonl")
-    pipe = suite.path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(SystemExit):
-        main(["trace", str(suite.path / "record.jsonl"), "-o", str(pipe)])
-    assert f"error: {pipe} cannot be written: it is not a regular file\n" in capfd.readouterr().err
-    assert pipe.is_fifo()
