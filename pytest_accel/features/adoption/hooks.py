@@ -16,34 +16,35 @@ if TYPE_CHECKING:
     from pytest_accel.features.adoption.suite_adoption import Adoption
     from pytest_accel.session import AccelSession
 
-_ADOPTION: pytest.StashKey[Adoption] = pytest.StashKey()
+_PLUGIN = "accel-adoption"
 
 
 def configure(session: AccelSession) -> None:
-    if (adoption := _make(session.config, lambda: len(session.machine.session.devices))) is not None:
-        session.config.pluginmanager.register(adoption, "accel-adoption")
+    _register(session.config, lambda: len(session.machine.session.devices))
 
 
 def configure_rank(config: pytest.Config) -> None:
     from pytest_accel.features.adoption.torch_harness import HarnessInRank
 
     harness = HarnessInRank(config.stash[RANK])
-    if (adoption := _make(config, lambda: 0, harness.install)) is not None:
+    if _register(config, lambda: 0, harness.install):
         config.pluginmanager.register(harness, "accel-harness")
-        config.pluginmanager.register(adoption, "accel-adoption")
 
 
 def marks_of_file(config: pytest.Config, path: Path, text: str) -> set[str]:
-    adoption = config.stash.get(_ADOPTION, None)
+    adoption: Adoption | None = config.pluginmanager.get_plugin(_PLUGIN)
     return set() if adoption is None else adoption.marks_in(path, text)
 
 
-def _make(
+def _register(
     config: pytest.Config, capacity: Callable[[], int], on_harness: Callable[[Any], None] | None = None
-) -> Adoption | None:
-    """Return the plugin that adds marks to tests; `capacity` and `on_harness` are those of `suite_adoption.make`."""
+) -> bool:
+    """Register the plugin that adds marks to tests, if the ini file asks for it; return whether it does.
+
+    `capacity` and `on_harness` are those of :class:`Adoption`.
+    """
     by_name = compares_arguments(getattr(config.option, "markexpr", ""))
     adoption = suite_adoption.make(config, capacity, on_harness, by_name=by_name)
     if adoption is not None:
-        config.stash[_ADOPTION] = adoption
-    return adoption
+        config.pluginmanager.register(adoption, _PLUGIN)
+    return adoption is not None

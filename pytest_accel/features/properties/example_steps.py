@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Literal
 
+import msgspec
 from hypothesis.internal import escalation
+from msgspec import Struct
 
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.serialization import exception_text, mark_repeated, stand_in_type
@@ -22,8 +24,7 @@ Outcome = Literal["passed", "stopped", "rejected", "skipped", "failed"]
 """Outcome of an example on one rank: ``stopped`` by Hypothesis's engine, ``rejected`` by ``assume``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """An exception that ended an example on one rank, in a form that other ranks can show."""
 
     module: str
@@ -35,8 +36,7 @@ class Failure:
     """Identity of the bug: equal for all failures that Hypothesis counts as the same bug."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True, tag_field="kind", tag=True):
     """Step: a test with examples begins."""
 
     at: float
@@ -50,8 +50,7 @@ class Opening:
     """Checksum of the constants in the suite's modules, which Hypothesis sometimes draws."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(Struct, frozen=True, tag_field="kind", tag=True):
     """Step: rank 0 reads examples from the database for all ranks."""
 
     at: float
@@ -59,8 +58,7 @@ class Fetch:
     """The examples in base64; empty except on rank 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(Struct, frozen=True, tag_field="kind", tag=True):
     """Step: the body of the test draws more values."""
 
     at: float
@@ -70,8 +68,7 @@ class Draw:
     """The last of these values, as text for messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExampleEnd:
+class ExampleEnd(Struct, frozen=True, tag_field="kind", tag=True):
     """Step: an example has ended."""
 
     at: float
@@ -84,8 +81,7 @@ class ExampleEnd:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True, tag_field="kind", tag=True):
     """Step: the rank takes no more steps in this test."""
 
     at: float
@@ -93,26 +89,21 @@ class Leave:
 
 
 Step = Opening | Fetch | Draw | ExampleEnd | Leave
-_KINDS: Mapping[str, type[Step]] = {kind.__name__: kind for kind in (Opening, Fetch, Draw, ExampleEnd, Leave)}
 
 
 def to_record(step: Step) -> dict[str, Any]:
     """Return `step` as a dict that can be serialized as JSON."""
-    return {"kind": type(step).__name__, **asdict(step)}
+    record: dict[str, Any] = msgspec.to_builtins(step)
+    return record
 
 
 def from_record(record: Mapping[str, Any]) -> Step:
     """Return the step that :func:`to_record` serialized as `record`; raise ValueError if `record` is not valid."""
-    fields = dict(record)
-    kind = _KINDS.get(str(fields.pop("kind", None)))
     try:
-        if kind is None:
-            raise TypeError("unknown kind")
-        if isinstance(failure := fields.get("failure"), dict):
-            fields["failure"] = Failure(**failure)
-        return kind(**fields)
-    except TypeError as error:
+        step: Step = msgspec.convert(record, Step)
+    except msgspec.ValidationError as error:
         raise ValueError(f"a record of another rank is not a step of a test: {error}") from None
+    return step
 
 
 @dataclass(frozen=True, slots=True)
