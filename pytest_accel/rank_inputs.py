@@ -19,7 +19,7 @@ from pytest_accel.core.plugin_roles import is_third_party, package_of
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.shims import number_of_new_worker, worker_manager
 from pytest_accel.core.worker_input import WorkerInput, only_plain
-from pytest_accel.diagnostics.exit_status import describe_exit
+from pytest_accel.verdict.sentences import describe_exit
 
 _CONFIGURE = "pytest_configure_node"
 _DOWN = "pytest_testnodedown"

@@ -164,16 +164,18 @@ class ReportHooks:
             return
         for interrupted in pool.summary.interrupted:
             from pytest_accel.core.frames import folders_of
-            from pytest_accel.verdict import report_text
+            from pytest_accel.verdict import sentences
 
             name = f" of {interrupted.test}" if interrupted.test else ""
             terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
-            for line in report_text.interrupted_lines(interrupted, folders_of(config)):
+            for line in sentences.interrupted_lines(interrupted, folders_of(config)):
                 terminalreporter.write_line(line)
         if pool.summary.errors:
+            from pytest_accel.verdict import sentences
+
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
-            for text in pool.summary.errors:
-                terminalreporter.write_line(text)
+            for problem in pool.summary.errors:
+                terminalreporter.write_line(sentences.problem_lines(problem))
         if pool.summary.devices:
             terminalreporter.section("accel: device memory that tests found in use", sep="-")
             from pytest_accel.hardware.health import USED_BY_SUITE

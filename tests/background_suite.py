@@ -19,19 +19,29 @@ import psutil
 import pytest
 
 from tests.deadline import TIMEOUT, Deadline, eventually
-from tests.run import OUTER_VARIABLES, Run
+from tests.run import OUTER_VARIABLES, Run, read_causes
 
 RUN_ID_VARIABLE = "ACCEL_TEST_RUN"
 """Environment variable that identifies every process of a session, also those that have left its process group."""
 
 PYTEST = (sys.executable, "-m", "pytest")
+TORCHRUN = (
+    *PYTEST[:2],
+    "torch.distributed.run",
+    "--standalone",
+    "--local-addr=127.0.0.1",
+    "--nproc-per-node=3",
+    *PYTEST[1:],
+)
+"""The command that runs pytest under torchrun, in three processes."""
 
 
 class BackgroundSession:
     """A running pytest session."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self.process = process
+        self._folder = folder
 
     def finish(self, timeout: float = TIMEOUT) -> Run:
         """Wait until the session ends and return its result; fail the test after `timeout` seconds."""
@@ -46,7 +56,7 @@ class BackgroundSession:
             pytest.fail(f"the session hangs\n{text}")
         if "INTERNALERROR" in text:
             pytest.fail(text, pytrace=False)
-        return Run(self.process.returncode, text)
+        return Run(self.process.returncode, text, causes=read_causes(self._folder))
 
     def fork_server(self) -> psutil.Process:
         """Wait for the fork server and return it."""
@@ -128,7 +138,7 @@ class BackgroundSuite:
             start_new_session=True,
             preexec_fn=partial(_prepare_process, self.control_group),
         )
-        session = BackgroundSession(process)
+        session = BackgroundSession(process, self.path)
         self._sessions.append(session)
         return session
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import xml.etree.ElementTree
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,9 @@ _RESULT_LINES = (
     re.compile(rf"^(?P<test>\S+::.+?) (?P<word>{_RESULTS})\b", re.MULTILINE),
     re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_RESULTS}) (?P<test>\S+::.+?)(?: <- .*| \(.*)?$", re.MULTILINE),
 )
+_CAUSES = "causes.xml"
+CAUSES = f"--junitxml={_CAUSES}"
+"""Option with which a session reports the causes of failures, for `Run.causes`."""
 OUTER_VARIABLES = re.compile(
     r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|COVERAGE_|\w+_VISIBLE_DEVICES$"
     r"|(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_[A-Z]+|OMP_NUM_THREADS|GLOO_SOCKET_IFNAME)$"
@@ -28,6 +34,9 @@ class Run:
     text: str
     errors: str = ""
     """The session's standard error; empty if it is part of `text`."""
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """The causes of each failed test, in order of time, by its name; empty for a session without the option `CAUSES`.
+    """
 
     @cached_property
     def results(self) -> dict[str, list[str]]:
@@ -59,8 +68,14 @@ class Run:
         return counts
 
     def expect(self, expected: dict[str, str]) -> None:
-        """Check that `outcomes` returns `expected`; on failure show the whole output."""
+        """Check that `outcomes` returns `expected`; on failure show the whole output.
+
+        An expected result may have the test's causes after its words: ``FAILED died: SIGKILL; rank 1``.
+        """
         outcomes = self.outcomes()
+        for name, text in expected.items():
+            if not text.isupper() and name in outcomes and name in self.causes:
+                outcomes[name] += f" {self.causes[name]}"
         wrong = {name: outcomes.get(name) for name in expected | outcomes if outcomes.get(name) != expected.get(name)}
         if wrong:
             pytest.fail(f"{self.text}\n{wrong}", pytrace=False)
@@ -71,3 +86,19 @@ class Run:
         found: list[str] = re.findall(headline, self.text, re.MULTILINE | re.DOTALL)
         assert found, f"no failure of {test} in\n{self.text}"
         return "\n".join(found)
+
+
+def without_subtests(results: Mapping[str, str]) -> dict[str, str]:
+    """Return `results` without the words of subtests, whose lines are not read from the output of xdist."""
+    return {name: re.sub(r"\bSUB[A-Z]+ ?", "", words).strip() for name, words in results.items()}
+
+
+def read_causes(folder: Path) -> dict[str, str]:
+    """Return the causes of each failed test that a session with the option `CAUSES` in `folder` has reported."""
+    path = folder / _CAUSES
+    found: dict[str, list[str]] = {}
+    if path.exists():
+        for case in xml.etree.ElementTree.parse(path).findall(".//testcase"):
+            causes = [entry.attrib["value"] for entry in case.findall(".//property[@name='accel_cause']")]
+            found.setdefault(case.attrib["name"], []).extend(causes)
+    return {name: ", ".join(dict.fromkeys(causes)) for name, causes in found.items() if causes}

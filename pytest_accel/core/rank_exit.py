@@ -1,4 +1,4 @@
-"""Why the process of a rank has ended: data, which `diagnostics.exit_status` puts into words."""
+"""Why the process of a rank has ended: data, which `verdict.sentences` puts into words."""
 
 from __future__ import annotations
 

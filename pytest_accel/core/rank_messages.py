@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -218,6 +219,39 @@ class GroupMessages(Struct, frozen=True):
     """Channels that threads of wider fixtures use. What they send may arrive at any time."""
 
 
+class LeakKind(Enum):
+    """The kinds of things that a test can leave in its rank."""
+
+    SETTING = "setting"
+    STREAMS = "standard streams"
+    """The test closed pytest's own files of the standard streams."""
+    PROCESS = "process"
+    THREAD = "thread"
+    GROUP = "process group"
+    RPC = "rpc"
+    MEMORY = "device memory"
+    UNCHECKED = "unchecked"
+    """The check for leaks failed."""
+
+
+class Leak(Struct, frozen=True):
+    """One thing that a test has left in its rank."""
+
+    kind: LeakKind
+    name: str = ""
+    """Name of the setting, command of the process, name of the thread, label of the group, the device, or the error."""
+    old: str = ""
+    """Value of the setting before the test."""
+    new: str = ""
+    """Value of the setting after it."""
+    number: int = 0
+    """The process id, or the bytes of device memory."""
+    lasting: bool = False
+    """True if the ranks are replaced for it: the next test must not find it. Other settings have been put back."""
+    test: str = ""
+    """Id of the earlier test that has started it; empty: the test itself."""
+
+
 class Finished(Struct, frozen=True):
     """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
@@ -230,10 +264,11 @@ class Finished(Struct, frozen=True):
     warnings: tuple[WarningSketch, ...] = ()
     late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
-    kill_reason: str | None = None
-    """Why the ranks must be killed after the test; None: no reason."""
-    leaks: tuple[str, ...] = ()
-    """Resources that the test has leaked in the rank, and what was done about them, as lines of text."""
+    leaks: tuple[Leak, ...] = ()
+    device_error: str = ""
+    """The error of work on a device that has made the device unusable for the rank, which must be killed; or empty."""
+    lost_default: bool = False
+    """True if the test destroyed or replaced the world's default process group. The rank must be killed."""
     groups: int = 0
     """Number of process groups that have been created in the rank, by torch's counter."""
     groups_by_test: int = 0

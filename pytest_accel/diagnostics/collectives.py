@@ -1,7 +1,4 @@
-"""Analysis of the ranks' collectives: those that a rank has not reached, and those that differ between ranks.
-
-The functions are pure. Their input is the records of torch's flight recorder.
-"""
+"""The collectives of ranks, read from the records of torch's flight recorder. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ from dataclasses import dataclass, field
 from json import loads
 from typing import Any
 
-from pytest_accel.core.group_names import DEFAULT_GROUP, group_label, recorded_group
-from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.group_names import recorded_group
 
 _TYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
@@ -63,8 +59,6 @@ class Collective:
         return f"{self.name}{f' ({self.tensors})' if self.tensors else ''}"
 
 
-_HINT = "with --accel-debug, such a call raises an error on every rank"
-
 Record = Mapping[str, Mapping[int, Collective]]
 """The collectives of one rank, by group and number."""
 
@@ -90,16 +84,6 @@ def read_record(record: bytes) -> dict[str, dict[int, Collective]]:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
         return {}
     return found
-
-
-def differences(records: Mapping[int, Record]) -> list[str]:
-    """Return a text for each group in which a rank waits and ranks called different collectives under one number."""
-    texts: list[str] = []
-    for group in sorted({group for record in records.values() for group in record}):
-        entered = {rank: record[group] for rank, record in records.items() if record.get(group)}
-        if any(not found[max(found)].done for found in entered.values()):
-            texts += _difference(entered, _of_group(group))[:1]
-    return texts
 
 
 def has_finished(record: bytes) -> bool:
@@ -132,21 +116,45 @@ def waiting_in(record: Record) -> Collective | None:
     return next((one for one in last if not one.done), None)
 
 
-def describe_waits(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
-    """Return lines that describe each group in which a rank waits. `places` has the ranks' known places in the code.
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Collectives that the ranks called under one number of a group, although they cannot complete together."""
 
-    If the members of a group are unknown, they are assumed to be the ranks that have entered a collective of it. The
-    lines say "unknown" about a rank without a record, such as a dead one.
+    group: str
+    number: int
+    what: tuple[str, ...]
+    """``operations``, or ``shapes`` and ``types``."""
+    calls: Mapping[int, Collective]
+    """By rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWait:
+    """The wait of ranks in a collective of a group."""
+
+    group: str
+    difference: Difference | None
+    """The first collective of the group in which the ranks differ."""
+    inside: Mapping[Collective, list[int]]
+    """The ranks that wait for all others, by their collective: usually one."""
+    missing: Mapping[int, Collective | None]
+    """The members that have not reached it, with the last collective of each."""
+    unknown: list[int]
+    """The members without a record, such as dead ones."""
+
+
+def waits(records: Mapping[int, Record]) -> list[GroupWait]:
+    """Return the wait in each group in which a rank waits.
+
+    If the members of a group are unknown, they are assumed to be the ranks that have entered a collective of it.
     """
-    lines: list[str] = []
+    found = []
     for group in sorted({group for record in records.values() for group in record}):
         entered = {rank: record[group] for rank, record in records.items() if record.get(group)}
-        last = {rank: found[max(found)] for rank, found in entered.items()}
+        last = {rank: calls[max(calls)] for rank, calls in entered.items()}
         waiting = {rank: one for rank, one in last.items() if not one.done}
         if not waiting:
             continue
-        where = _of_group(group)
-        lines += _difference(entered, where)
         # The collective with the highest number is the one in which a rank waits for all others.
         number = max(one.number for one in waiting.values())
         inside: dict[Collective, list[int]] = {}
@@ -154,36 +162,20 @@ def describe_waits(records: Mapping[int, Record], places: Mapping[int, str]) -> 
             if one.number == number:
                 inside.setdefault(one, []).append(rank)
         members = next((one.members for one in last.values() if one.members), tuple(last))
-        missing = [rank for rank in members if rank in records and (rank not in last or last[rank].number < number)]
+        behind = [rank for rank in members if rank in records and (rank not in last or last[rank].number < number)]
+        missing = {rank: last.get(rank) for rank in behind}
         unknown = [rank for rank in members if rank not in records]
-        complete = not missing and not unknown and len(inside) == 1
-        suffix = "; all ranks of the group have reached it" if complete else ""
-        for one, ranks in inside.items():
-            lines.append(f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} in {one}{where}{suffix}")
-        wanted = next(iter(inside)).name
-        for rank in missing:
-            before = last[rank].name if rank in last else "none"
-            at = f"; is at {places[rank]}" if places.get(rank) else ""
-            lines.append(f"rank {rank} has not reached {wanted} (last collective: {before}){at}")
-        if unknown:
-            lines.append(f"unknown whether {ranks_text(unknown)} reached {wanted}")
-    return lines
+        found.append(GroupWait(group, _difference(group, entered), inside, missing, unknown))
+    return found
 
 
-def _of_group(group: str) -> str:
-    return "" if group == DEFAULT_GROUP else f" of {group_label(group)}"
-
-
-def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> list[str]:
-    """Return lines about the first collective that the ranks called with different operations, shapes or types."""
+def _difference(group: str, entered: Mapping[int, Mapping[int, Collective]]) -> Difference | None:
+    """Return the first collective that the ranks called with different operations, shapes or types."""
     for number in sorted({number for found in entered.values() for number in found}):
         ones = {rank: found[number] for rank, found in sorted(entered.items()) if number in found}
         operations = {one.operation for one in ones.values()}
         if len(operations) > 1:
-            each = ", ".join(
-                f"rank {rank} {one.operation}{f' ({one.tensors})' if one.types else ''}" for rank, one in ones.items()
-            )
-            return [f"the ranks called different operations as collective #{number}{where}: {each}", _HINT]
+            return Difference(group, number, ("operations",), ones)
         (operation,) = operations
         differ = {
             "shapes": operation in OF_ONE_SHAPE and len({one.shapes for one in ones.values()}) > 1,
@@ -191,10 +183,8 @@ def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> 
             "types": len({one.types for one in ones.values() if one.types}) > 1,
         }
         if any(differ.values()):
-            what = " and ".join(name for name, one in differ.items() if one)
-            each = ", ".join(f"rank {rank} {one.tensors}" for rank, one in ones.items())
-            return [f"the ranks called {operation} #{number}{where} with different {what}: {each}", _HINT]
-    return []
+            return Difference(group, number, tuple(name for name, one in differ.items() if one), ones)
+    return None
 
 
 def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) -> Collective:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.diagnostics.collectives import (
-    Record,
-    describe_waits,
-    has_finished,
-    place_in,
-    read_record,
-    unrecorded_by,
-)
+from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.diagnostics.collectives import Record, has_finished, place_in, read_record, unrecorded_by
 from pytest_accel.diagnostics.deadlock import Position, read_position
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
@@ -42,11 +36,54 @@ class Interrupted:
 
     test: str
     """The test's id; empty if unknown."""
-    ends: Mapping[int, str]
-    """Descriptions of the exits of ranks that had ended."""
+    ends: Mapping[int, RankExit]
+    """The exits of ranks that had ended."""
     stacks: Mapping[int, str]
     """The stacks of the other ranks."""
     findings: Findings
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the ranks of a running test are doing, as far as that is known without disturbing them."""
+
+    places: Mapping[int, str] = field(default_factory=dict)
+    """The places in the code, by rank."""
+    finished: Sequence[int] = ()
+    """The ranks that have finished the test."""
+    records: Mapping[int, Record] = field(default_factory=dict)
+    """The collectives, by rank."""
+
+
+class OutsideError(Enum):
+    """The errors of a rank that belong to no test."""
+
+    DIED_BETWEEN_TESTS = "died between tests"
+    DIED_IN_TEARDOWN = "died in teardown"
+    """The rank ended before it had torn down its session fixtures."""
+    FAILED_BY_HOOK = "failed by a hook"
+    """A hook has set a failing exit status of the rank's session."""
+    NOT_TORN_DOWN = "not torn down"
+    """The fork server ended while the ranks tore down their session fixtures."""
+    NOT_ENDED = "not ended"
+    """The rank did not end its session in time, and was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankProblem:
+    """An error of a rank that belongs to no test."""
+
+    error: OutsideError
+    rank: int
+    size: int
+    """The number of ranks of its world."""
+    exit: RankExit | None = None
+    seconds: float = 0.0
+    """The timeout, for `NOT_ENDED`."""
+    stack: str = ""
+    """The stacks of a rank that crashed or did not end."""
+    output: str = ""
+    """The last lines of the rank's log."""
 
 
 class Examiner:
@@ -75,8 +112,8 @@ class Examiner:
         old = next(filter(None, map(unrecorded_by, taken.values())), "")
         return stacks, Findings(records, native, unrecorded_by=old)
 
-    def progress(self, alive: Mapping[int, int]) -> tuple[dict[int, str], list[str]]:
-        """Return where the ranks of a running test are, and lines about their collectives, without disturbing them.
+    def progress(self, alive: Mapping[int, int]) -> Progress:
+        """Return what the ranks of a running test are doing, without disturbing them.
 
         This does not take stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal
         for records does not.
@@ -88,10 +125,7 @@ class Examiner:
             for rank, record in sorted(records.items())
             if rank not in finished and (place := place_in(record))
         }
-        lines = (
-            [f"{ranks_text(finished)} {'has' if len(finished) == 1 else 'have'} finished the test"] if finished else []
-        )
-        return places, lines + describe_waits({rank: read_record(record) for rank, record in records.items()}, {})
+        return Progress(places, finished, {rank: read_record(record) for rank, record in records.items()})
 
     def positions(self, alive: Mapping[int, int]) -> dict[int, Position | None]:
         """Return the positions of the `alive` ranks that wrote a record, without disturbing them."""

@@ -34,6 +34,14 @@ class HangCause(Enum):
     """The rank stood in a collective that can never complete; see `diagnostics.deadlock`."""
 
 
+class RankEvent(NamedTuple):
+    """An event of a rank for which other ranks may wait in vain."""
+
+    rank: int
+    ending: str
+    """How the rank ended, or the outcome that it has reported."""
+
+
 class Hang(NamedTuple):
     """Why a rank counts as hung."""
 
@@ -42,8 +50,8 @@ class Hang(NamedTuple):
     """The timeout or grace time that the rank exceeded; 0 for `DEADLOCK`."""
     when: When | None = None
     """The phase, for `PHASE_TIMEOUT`."""
-    event: str = ""
-    """The event that started the grace time, for `OTHER_RANK`: ``rank 1 failed``."""
+    event: RankEvent | None = None
+    """The event that started the grace time, for `OTHER_RANK`."""
 
 
 class RankOutcome(NamedTuple):
@@ -57,7 +65,7 @@ class RankOutcome(NamedTuple):
     at: float = 0.0
     report: PhaseReport | None = None
     text: str = ""
-    """For a rank that ended without a report and does not hang: a description of its end."""
+    """The text that a rank has sent about its end in place of a report; empty if it could not."""
     stack: str = ""
     """The stacks of the threads of a rank that hung, or that died of a fatal error; see `python_stacks`."""
     log: str = ""
@@ -147,7 +155,7 @@ class RankState:
             return self.not_run
         if when == "call" and self._has_no_call:
             return RankOutcome(self.rank, "passed")  # There is no call phase after a setup that did not pass.
-        return RankOutcome(self.rank, "unstarted", text=f"finished the test without a report of its {when}")
+        return RankOutcome(self.rank, "unstarted")
 
     @property
     def _has_no_call(self) -> bool:

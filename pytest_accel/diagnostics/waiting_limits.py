@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.timeouts import AFTER_DEATH, GRACE
-from pytest_accel.diagnostics.rank_state import PHASES, RankState
+from pytest_accel.diagnostics.rank_state import PHASES, RankEvent, RankState
 
 
 class PhaseLimit(NamedTuple):
@@ -70,12 +70,8 @@ class Grace(NamedTuple):
     end: float = math.inf
     """The end of the grace time (`clock.monotonic`); infinite while no rank waits in vain."""
     seconds: float = 0.0
-    cause: str = ""
-    """The event that started the grace time: ``rank 1 failed``."""
-
-
-_ENDED = {"died": "died", "hung": "timed out", "unstarted": "could not run the test", "failed": "failed"}
-_REPORTED = {"failed": "failed", "skipped": "skipped"}
+    event: RankEvent | None = None
+    """The event that started the grace time."""
 
 
 def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool]) -> Grace:
@@ -87,23 +83,23 @@ def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool
     last debugger ended. `at_work` returns True if a live rank is computing; it is called only after a death or a
     failure.
     """
-    deaths = [(rank.end.at, f"rank {rank.rank} {_ENDED[rank.end.ending]}") for rank in ranks if rank.end is not None]
+    deaths = [(rank.end.at, RankEvent(rank.rank, rank.end.ending)) for rank in ranks if rank.end is not None]
     failures = _failures(ranks, at_work)
     if not deaths and not failures:
         return Grace()
-    at, cause = min(deaths + failures)
-    graces = [Grace(max(at, resumed) + GRACE, GRACE, cause)]
+    at, event = min(deaths + failures)
+    graces = [Grace(max(at, resumed) + GRACE, GRACE, event)]
     if deaths and not at_work():
-        at, cause = min(deaths)
-        graces.append(Grace(max(at, resumed) + AFTER_DEATH, AFTER_DEATH, cause))
+        at, event = min(deaths)
+        graces.append(Grace(max(at, resumed) + AFTER_DEATH, AFTER_DEATH, event))
     return min(graces)
 
 
-def _failures(ranks: Sequence[RankState], at_work: Callable[[], bool]) -> list[tuple[float, str]]:
-    """Return time and text of each phase that did not pass and for which another rank may wait in vain."""
-    failures: list[tuple[float, str]] = []
+def _failures(ranks: Sequence[RankState], at_work: Callable[[], bool]) -> list[tuple[float, RankEvent]]:
+    """Return time and rank of each phase that did not pass and for which another rank may wait in vain."""
+    failures: list[tuple[float, RankEvent]] = []
     wrong = [
-        (PHASES.index(when), (report.at, f"rank {rank.rank} {_REPORTED.get(report.report['outcome'], 'ended')}"))
+        (PHASES.index(when), (report.at, RankEvent(rank.rank, report.report["outcome"])))
         for rank in ranks
         for when, report in rank.reports.items()
         if report.report["outcome"] != "passed"
@@ -114,10 +110,10 @@ def _failures(ranks: Sequence[RankState], at_work: Callable[[], bool]) -> list[t
         if open_phase == "teardown":
             in_teardown = True
         elif open_phase is not None:
-            failures += [cause for phase, cause in wrong if phase <= PHASES.index(open_phase)]
+            failures += [event for phase, event in wrong if phase <= PHASES.index(open_phase)]
     if in_teardown and not failures:
         gone = [
-            (rank.reports["teardown"].at, f"rank {rank.rank} failed")
+            (rank.reports["teardown"].at, RankEvent(rank.rank, "failed"))
             for rank in ranks
             if rank.finished is not None
             and "teardown" in rank.reports

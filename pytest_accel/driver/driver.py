@@ -14,6 +14,7 @@ from pytest_accel.core.rank_messages import CollectFile, When
 from pytest_accel.core.shims import append_to_log_file
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
+from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
@@ -24,8 +25,9 @@ from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.options import is_distributed
-from pytest_accel.verdict import remote_exceptions, report_text
+from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
+from pytest_accel.verdict.phase_verdict import publish
 
 if TYPE_CHECKING:
     from pytest_accel.pool.pool_client import PoolClient
@@ -173,6 +175,7 @@ class Driver:
             verdict = judge(
                 Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about, folders=folders)
             )
+            publish(verdict, marked.item)
             raise remote_exceptions.not_run(verdict.plain_text())
         return world
 
@@ -197,12 +200,10 @@ class Driver:
         if self._world is not None and (following is None or not self._can_keep(self._world, following)):
             self.close()
 
-    def _show_progress(
-        self, when: When, seconds: float, timeout: float, places: dict[int, str], collectives: list[str]
-    ) -> None:
+    def _show_progress(self, when: When, seconds: float, timeout: float, progress: Progress) -> None:
         assert self._running is not None
         folders, test = folders_of(self.config), self._running.item.nodeid
-        self._pool_client.show(report_text.progress(test, when, seconds, timeout, places, collectives, folders))
+        self._pool_client.show(sentences.progress_line(test, when, seconds, timeout, progress, folders))
 
     def interrupt(self) -> None:
         """Record where the ranks are, and end the world, because the session is interrupted."""

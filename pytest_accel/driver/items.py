@@ -22,7 +22,7 @@ from pytest_accel.driver.world_run import WorldRun
 from pytest_accel.rank.rank_data import RankDataError
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.judgement import text_longrepr
-from pytest_accel.verdict.phase_verdict import Verdict
+from pytest_accel.verdict.phase_verdict import Verdict, retract
 
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
@@ -85,6 +85,7 @@ class MarkedItem(MarkedTest):
         __tracebackhide__ = True
         self._verdicts.clear()
         self._run = None
+        retract(self.item)
         if self.missing is not None:
             self._fail_without_mark()
             if self._driver.settings.strict:

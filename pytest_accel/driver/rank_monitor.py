@@ -26,8 +26,8 @@ from pytest_accel.core.readable import is_readable
 from pytest_accel.core.unix_sockets import WRITE_TIMEOUT
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.deadlock import deadlocked
-from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit, describe_hang
+from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
+from pytest_accel.diagnostics.exit_status import LAST_OUTPUT
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
@@ -38,6 +38,7 @@ from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.verdict import sentences
 
 _EXIT_STATUS_TIMEOUT = 30.0
 """Seconds to wait for the exit status of a rank whose process has ended."""
@@ -171,7 +172,7 @@ class RankMonitor:
             self._record_end(rank, "failed", message.text)
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
-            self._record_end(rank, "died", f"asked for the end of the session: {message.reason}")
+            self._record_end(rank, "died", sentences.exit_request(message.reason))
         elif isinstance(message, PhaseReport) and message.serial == self.serial:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self.serial:
@@ -182,7 +183,7 @@ class RankMonitor:
             self._debugger.release()
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
-            self._condition.rule_out(message.kill_reason, retire=message.retire)
+            self._condition.rule_out(sentences.kill_reason(message), retire=message.retire)
 
     # Observation from outside
 
@@ -195,8 +196,8 @@ class RankMonitor:
         """Return the present stacks of every living rank."""
         return self._examiner.stacks(self._alive)
 
-    def progress(self) -> tuple[dict[int, str], list[str]]:
-        """Return the places of the living ranks in the code, and lines on their collectives."""
+    def progress(self) -> Progress:
+        """Return what the living ranks are doing."""
         return self._examiner.progress(self._alive)
 
     def deadlocked(self, rest: float) -> dict[int, Collective] | None:
@@ -281,7 +282,7 @@ class RankMonitor:
         for source in rank.sources:
             if source in self._selector.get_map():
                 self._selector.unregister(source)
-        self._condition.rule_out(f"rank {rank.rank} {text if hang is None else describe_hang(hang)}")
+        self._condition.rule_out(sentences.describe_end(rank.end))
 
     def _handle_exit(self, rank: RankConnection) -> None:
         """Handle the exit of a rank's process, or the end of its connection."""
@@ -294,12 +295,10 @@ class RankMonitor:
             self.findings = self._examiner.at_death(_pids(others))
         timeout = _EXIT_STATUS_TIMEOUT if rank.has_exited else _CLOSED_TIMEOUT
         end = self._pool_client.rank_exit(self._number, rank.rank, timeout)
-        text = "lost its connection to the driver (exit status unknown)"
         if end is not None:
             before, self._oom_kills = self._oom_kills, self._count_oom_kills(len(self.ranks))
             end = with_oom_cause(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
-            text = describe_exit(end)
-        self._record_end(rank, "died", text, at=now, exit=end)
+        self._record_end(rank, "died", at=now, exit=end)
 
     def _count_oom_kills(self, size: int) -> dict[int, int | None]:
         return self._inspector.ask(NodeInspector.oom_kills, dict.fromkeys(range(size)))

@@ -24,7 +24,7 @@ from pytest_accel.core.rank_messages import (
     When,
 )
 from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT
-from pytest_accel.diagnostics.diagnosis import Findings
+from pytest_accel.diagnostics.diagnosis import Findings, Progress
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.deadlock_watch import DeadlockWatch
@@ -35,6 +35,7 @@ from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.verdict.sentences import COULD_RUN
 
 _INTERVAL = 0.2
 """Seconds between two looks at ranks that send nothing: whether they were held up, and whether a time is over."""
@@ -46,8 +47,8 @@ _LONGEST_EXTENSION = 7.0
 QUIET = 30.0
 """Seconds in one phase of a test after which the user at the terminal is shown what the ranks are doing."""
 
-OnQuiet = Callable[[When, float, float, dict[int, str], list[str]], None]
-"""Called with the phase, its duration, its timeout, the ranks' places in the code, and lines on collectives."""
+OnQuiet = Callable[[When, float, float, Progress], None]
+"""Called with the phase, its duration, its timeout, and what the ranks are doing."""
 
 _LOG_INTERVAL = 0.05
 """Seconds between two reads of the ranks' output and logs, if these are passed on while the test runs."""
@@ -147,7 +148,7 @@ class World:
         for rank in self._ranks:
             problem = "" if rank.collected is None else rank.collected.problem
             ending: Ending = "unstarted" if problem else "passed"
-            headline = "" if problem else "could run the test"
+            headline = "" if problem else COULD_RUN
             rank.not_run = RankOutcome(rank.rank, ending, monotonic(), text=problem, headline=headline)
 
     def _prepare(self, answers: Sequence[Collected]) -> bool:
@@ -316,8 +317,8 @@ class World:
         """Show what the ranks are doing if they are in phase `when` for `QUIET` seconds, once in each phase."""
         if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
             self._quiet = self._monitor.serial, when
-            places, collectives = self._monitor.progress()
-            self._on_quiet(when, monotonic() - began, timeout, places, collectives)
+            progress = self._monitor.progress()
+            self._on_quiet(when, monotonic() - began, timeout, progress)
 
     def _extend_grace(self, since: float) -> None:
         """Extend the grace by the time since `since` if ranks waited for a processor, or this process itself did."""
@@ -371,5 +372,5 @@ class World:
 
         `timed_out` says what they did not do in time. If a grace is over instead, `spent` is that grace.
         """
-        stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.cause)
-        self._monitor.record_hung(pending, stopped if spent.cause else timed_out)
+        stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.event)
+        self._monitor.record_hung(pending, timed_out if spent.event is None else stopped)

@@ -19,9 +19,9 @@ from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world import World
-from pytest_accel.verdict import merged_subtests, remote_exceptions
+from pytest_accel.verdict import merged_subtests, remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
-from pytest_accel.verdict.phase_verdict import Verdict
+from pytest_accel.verdict.phase_verdict import Verdict, publish
 
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
@@ -64,15 +64,16 @@ class WorldRun:
             if when == "teardown":
                 self._world = None
         self._outcomes[when] = verdict.outcome
+        publish(verdict, self._test.item)
         return verdict
 
     def _judge_or_retry(self, when: When) -> Verdict:
         """Return the verdict on phase `when`; after a retry, on the first phase that did not pass if it is earlier."""
         __tracebackhide__ = True
         verdict = self._judge(when)
-        if verdict.infra_cause is not None and self._may_retry(when):
+        if verdict.outside_cause is not None and self._may_retry(when):
             self._retried = True
-            self._add_properties([(RETRIED, f"{verdict.message} ({verdict.infra_cause})")])
+            self._add_properties([(RETRIED, sentences.retried(verdict.message, verdict.outside_cause))])
             self._subtests.clear()
             self._start()
             for phase in PHASES:
@@ -130,7 +131,7 @@ class WorldRun:
         if when != "setup" or any(outcome.ending != "passed" for outcome in outcomes):
             reports = merged_subtests.merge(world.take_extras(when), phase)
             self._subtests.add(reports)
-            phase = structs.replace(phase, subtest_problem=merged_subtests.problem(reports))
+            phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))
         verdict = judge(phase)
         if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
             verdict = judge(structs.replace(phase, leak_errors=leak_errors))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.diagnosis import Examiner
+from pytest_accel.diagnostics.diagnosis import Examiner, Progress
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
@@ -224,19 +224,18 @@ class Pool:
             request = self._requests.get(request_id)
             return None if request is None or request.lease_request is None else request.lease_request.waiting()
 
-    def places(self, number: int) -> tuple[dict[int, str], list[str]]:
-        """Return the place in the code of each rank of world `number`, and lines on their collectives.
+    def progress(self, number: int) -> tuple[Sequence[int], Progress]:
+        """Return the living ranks of world `number`, and what they are doing.
 
-        This does not disturb the ranks, and may take a second. A place is empty if it is unknown.
+        This does not disturb the ranks, and may take a second.
         """
         with self._lock:
             world = self._manager.worlds.get(number)
             if world is None or world.state is not WorldState.IN_USE:
-                return {}, []
+                return (), Progress()
             spec, alive = world.spec, world.alive
         examiner = Examiner(WorldInspector(self._manager.directory, spec), grouped=spec.grouped)
-        known, collectives = examiner.progress(alive)
-        return {rank: known.get(rank, "") for rank in alive}, collectives
+        return sorted(alive), examiner.progress(alive)
 
     def cancel_waiting(self) -> list[str]:
         """Cancel all requests that wait for a lease; return the line of :meth:`waiting` for each."""

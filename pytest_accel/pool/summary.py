@@ -8,16 +8,14 @@ from dataclasses import replace
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
-from pytest_accel.core.frames import Folders
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit, exited
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK
 from pytest_accel.diagnostics.collectives import waiting_in
-from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
-from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit
+from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
+from pytest_accel.diagnostics.exit_status import LAST_OUTPUT
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
-from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
 
 
@@ -26,7 +24,7 @@ class PoolSummary:
 
     def __init__(self, directory: str) -> None:
         """`directory` is the session's private folder."""
-        self.errors: list[str] = []
+        self.errors: list[str | RankProblem] = []
         """Errors that belong to no test, such as one in the teardown of a session fixture."""
         self.notes: list[str] = []
         """Lines to show with ``-v``."""
@@ -52,28 +50,22 @@ class PoolSummary:
 
     def add_death(self, world: PooledWorld, rank: int, end: RankExit) -> None:
         """Report that a rank has died between tests, or in a test that has passed."""
-        self._add_error(world, rank, f"{describe_exit(end, 'was')} after its last test had passed", end=end)
+        self._add_problem(OutsideError.DIED_BETWEEN_TESTS, world, rank, end)
 
     def add_unknown_teardown(self, world: PooledWorld) -> None:
         """Report that the fork server has ended while the ranks tore down their session fixtures."""
-        killed = describe_exit(exited(-signal.SIGKILL), "was")
-        self._add_error(world, 0, f"{killed} and may not have torn down its session fixtures")
+        self._add_problem(OutsideError.NOT_TORN_DOWN, world, 0)
 
     def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
         """Report that a rank of a retiring world has not ended its session, or that its session has failed."""
         if end == exited(FAILED_BY_HOOK):
-            what = "has ended its session with a failing exit status although no test had failed in it"
-            self._add_error(world, rank, f"{what}: a hook has set it (session.exitstatus in pytest_sessionfinish)")
+            self._add_problem(OutsideError.FAILED_BY_HOOK, world, rank)
             return
         deadline = world.retire_deadline
         if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
-            self._add_error(world, rank, f"{describe_exit(end, 'was')} before the end of its session", end=end)
+            self._add_problem(OutsideError.DIED_IN_TEARDOWN, world, rank, end)
             return
-        stack = world.stacks.get(rank, "")
-        frame = where(frames_of_rank(stack))
-        place = f"; it was at {frame.where(Folders())}" if frame is not None else ""
-        what = f"did not end its session within {RETIRE_TIMEOUT:.0f} s and was killed{place}"
-        self._add_error(world, rank, what, stack_text(stack, Folders()))
+        self._add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
 
     def add_survivors(self, world: PooledWorld) -> None:
         """Report the processes of a world that live on although they were killed."""
@@ -96,7 +88,7 @@ class PoolSummary:
             if test and not recorded.test:
                 self._interrupted[world.spec.world] = replace(recorded, test=test)
             return
-        ends = {rank: describe_exit(end) for rank, end in world.exits.items()}
+        ends = dict(world.exits)
         examiner = Examiner(WorldInspector(self._directory, world.spec), grouped=world.spec.grouped)
         stacks, findings = examiner.hung(world.alive, world.alive, thoroughly=False)
         idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
@@ -105,9 +97,12 @@ class PoolSummary:
             return
         self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
-    def _add_error(self, world: PooledWorld, rank: int, *texts: str, end: RankExit | None = None) -> None:
+    def _add_problem(
+        self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
+    ) -> None:
+        """Add an error of a rank, with its log; `end` is the exit that is the error."""
         log = WorldInspector(self._directory, world.spec).ask(NodeInspector.logs, {rank: None}).get(rank, "")
-        about = f"rank {rank} of a world of {world.spec.ranks} "
-        output, stack = split_fault(log) if end is not None and end.is_crash else (log, "")
-        shown = (*texts, stack_text(stack, Folders()), output[-LAST_OUTPUT:])
-        self.errors.append(about + "\n".join(filter(None, shown)))
+        if end is not None and end.is_crash:
+            log, stack = split_fault(log)
+        output = log[-LAST_OUTPUT:]
+        self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))

@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import torch_api
+from pytest_accel.core.rank_messages import Leak, LeakKind
 from pytest_accel.core.shims import forget_failures
 from pytest_accel.rank import torch_devices
 
@@ -85,8 +86,8 @@ class MemoryGrowth:
             self._before_release = torch_devices.allocated_memory(self._context)
         self._ended_fixtures += made
 
-    def leaks(self) -> list[str]:
-        """Return a line for each device on which the test has left more memory allocated than is tolerated."""
+    def leaks(self) -> list[Leak]:
+        """Return a leak for each device on which the test has left more memory allocated than is tolerated."""
         grown = self._grown()
         # Tensors in reference cycles are no leak either: the garbage collector would free them later.
         for release in (clear_workspaces, collect):
@@ -94,7 +95,7 @@ class MemoryGrowth:
                 release()
                 grown = self._grown()
         return [
-            f"left {size / (1 << 20):.0f} MiB more allocated on {device} than it had found"
+            Leak(LeakKind.MEMORY, str(device), number=size, lasting=True)
             for device, size in grown.items()
             if size > _TOLERANCE
         ]

@@ -18,9 +18,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from msgspec import structs
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.rank_messages import Leak, LeakKind
 from pytest_accel.core.shims import requested_fixtures
 from pytest_accel.rank import (
     group_state,
@@ -48,7 +50,6 @@ _LONGEST_SEARCH = 1.0
 
 A search takes a tenth of a second in a large suite. What is left afterwards is not reported: it harms no test.
 """
-_REPLACED = "its processes have been replaced"
 _PACKAGES_OF_TOOLS = ("_pytest.", "pytest_accel.", "xdist.", "pytest_asyncio.", "anyio.")
 """Packages whose fixtures and collectors keep nothing for a test."""
 _PLAIN = (str, bytes, int, float, PurePath)
@@ -58,12 +59,18 @@ _PLAIN = (str, bytes, int, float, PurePath)
 class Leaks(NamedTuple):
     """The leaks of one test in one rank."""
 
-    lines: tuple[str, ...] = ()
-    """The text for the report, one line for each leak."""
-    kill_reason: str | None = None
-    """Why this process must be killed after the test; None: no reason."""
+    found: tuple[Leak, ...] = ()
+    device_error: str = ""
+    """See `Finished.device_error`."""
+    lost_default: bool = False
+    """See `Finished.lost_default`."""
     retire: bool = False
     """True if the process should not run another test, although the test did nothing wrong."""
+
+    @property
+    def must_be_killed(self) -> bool:
+        """True if this process must be killed after the test."""
+        return bool(self.device_error) or self.lost_default or any(leak.lasting for leak in self.found)
 
 
 class _Started(NamedTuple):
@@ -81,9 +88,7 @@ class _Started(NamedTuple):
 
 def check_failed(error: Exception) -> Leaks:
     """Return the result of a check that failed with `error`."""
-    what = f"{type(error).__name__}: {error}"
-    cause = f"could not be checked for leftovers ({what}): it may have replaced a function that its process needs"
-    return Leaks((f"{cause}; {_REPLACED}",), f"the test {cause}")
+    return Leaks((Leak(LeakKind.UNCHECKED, f"{type(error).__name__}: {error}", lasting=True),))
 
 
 class LeakCheck:
@@ -238,45 +243,36 @@ class LeakCheck:
         `closed_streams` is True if the test has closed pytest's capture streams. `failed_work` is work on a device that
         has failed, after which the device is unusable for this process.
         """
-        lines: list[str] = []
-        lasting: list[str] = []  # Leaks for which the ranks are replaced.
+        found: list[Leak] = []
         settings = self._read_settings()
         exempt = self._restored_settings.union(*self._wider_settings.values())
         if closed_streams:
-            lasting.append("closed its standard streams, which are pytest's own files")
+            found.append(Leak(LeakKind.STREAMS, lasting=True))
         for name, (old, new) in process_state.changed(self._settings, settings).items():
-            if (name, new) in exempt:
-                continue
-            change = f"left {process_state.describe_change(name, old, new)}"
-            if process_state.restore(name, old):
-                lines.append(f"{change}; it has been put back")
-            else:
-                lasting.append(change)
-        for text, is_lasting in self._judge_started():
-            (lasting if is_lasting else lines).append(text)
+            if (name, new) not in exempt:
+                change = process_state.change(name, old, new)
+                found.append(structs.replace(change, lasting=not process_state.restore(name, old)))
+        found += self._judge_started()
         initialised = torch_api.rpc_initialisations()
         runs = initialised > 0 and torch_api.rpc_is_running()
         if runs and initialised != self._rpc:
-            lasting.append("left torch.distributed.rpc running")
+            found.append(Leak(LeakKind.RPC, lasting=True))
         if failed_work is not None:
-            # The test has seen the error, or has failed because of it, so the error needs no line.
-            return Leaks((*lines, *_with_replacement(lasting)), f"the test left a device unusable: {failed_work}")
-        lasting += self._memory.leaks() if self._memory is not None else ()
+            # The test has seen the error, or has failed because of it, so the error is no leak.
+            return Leaks(_lasting_last(found), str(failed_work))
+        found += self._memory.leaks() if self._memory is not None else ()
         self._ended_clean = settings == self._settings
-        kill_reason = f"the test {lasting[0]}" if lasting else None
         most_groups = _MOST_GROUPS_OF_FIXTURES if self._used else _MOST_GROUPS
-        if self._context.spec.grouped and leaked_groups.has_lost_default(self._context):
-            kill_reason = kill_reason or "the test destroyed or replaced the world's default process group"
         return Leaks(
-            (*lines, *_with_replacement(lasting)),
-            kill_reason,
+            _lasting_last(found),
+            lost_default=self._context.spec.grouped and leaked_groups.has_lost_default(self._context),
             retire=self._context.store_keys.end()
             or (initialised > 0 and not runs)
             or self._left_groups + sum(len(one.groups) for one in self._started) > most_groups,
         )
 
-    def _judge_started(self) -> Iterator[tuple[str, bool]]:
-        """Yield the text about each thing that a test has started and left, and whether the ranks must be replaced.
+    def _judge_started(self) -> Iterator[Leak]:
+        """Yield each thing that a test has started and left.
 
         What may belong to a fixture or module that is still set up stays in `_started`.
         """
@@ -306,9 +302,9 @@ class LeakCheck:
             found += leaked_groups.left(one.groups) if one.groups else []
             self._left_groups += len(one.groups)
             for leftover in found:
-                if not leftover.lasting and (not self._is_on or monotonic() > deadline):
+                if not leftover.leak.lasting and (not self._is_on or monotonic() > deadline):
                     continue
-                holder = None if leftover.lasting else module_that_holds(leftover.handles)
+                holder = None if leftover.leak.lasting else module_that_holds(leftover.handles)
                 if holder is not None and holder is not getattr(one.module, "obj", None):
                     self._left_groups -= len(leftover.groups)
                 elif holder is not None and one.module in self._owners:
@@ -317,10 +313,7 @@ class LeakCheck:
                         _Started(one.test, one.module, [one.module], leftover.spawned, leftover.groups)
                     )
                 else:
-                    yield (
-                        f"{leftover.text}{'' if one.test == test else f', which {one.test} started'}",
-                        leftover.lasting,
-                    )
+                    yield leftover.leak if one.test == test else structs.replace(leftover.leak, test=one.test)
 
 
 def _is_of_tool(made: Any) -> bool:
@@ -328,6 +321,6 @@ def _is_of_tool(made: Any) -> bool:
     return str(getattr(made, "__module__", "")).startswith(_PACKAGES_OF_TOOLS)
 
 
-def _with_replacement(lasting: list[str]) -> list[str]:
-    """Return the lines for the report about leaks for which the ranks are replaced."""
-    return [f"{leak}; {_REPLACED}" for leak in lasting]
+def _lasting_last(leaks: list[Leak]) -> tuple[Leak, ...]:
+    """Return `leaks` with those last for which the ranks are replaced."""
+    return tuple(sorted(leaks, key=lambda leak: leak.lasting))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
+from pytest_accel.core.group_names import DEFAULT_GROUP
+from pytest_accel.core.rank_messages import Leak, LeakKind
 from pytest_accel.rank import group_state
 from pytest_accel.rank.leaked_processes import Leftover
 
@@ -24,10 +25,8 @@ def left(names: Collection[str]) -> list[Leftover]:
         if name in names and not group.group_desc.startswith("mesh_"):
             label = group_state.label(group)
             # A default process group is in the way of the next test that makes one.
-            lasting = label == DEFAULT_GROUP
-            found.append(
-                Leftover(f"did not destroy {group_label(label)}", [group], groups=frozenset([name]), lasting=lasting)
-            )
+            leak = Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP)
+            found.append(Leftover(leak, [group], groups=frozenset([name])))
     return found
 
 

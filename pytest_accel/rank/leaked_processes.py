@@ -18,6 +18,7 @@ import psutil
 from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import SHM_MANAGER, resource_tracker_pid
+from pytest_accel.core.rank_messages import Leak, LeakKind
 from pytest_accel.core.truncation import cut_end
 
 _INTERVAL = 0.005
@@ -66,15 +67,12 @@ class Spawned(NamedTuple):
 class Leftover(NamedTuple):
     """A process, a thread or a process group that outlives the test that has started it."""
 
-    text: str
-    """The text for the report."""
+    leak: Leak
     handles: list[object]
     """The objects by which code refers to it."""
     spawned: Spawned = Spawned()
     groups: frozenset[str] = frozenset()
     """The name of the group, if it is one."""
-    lasting: bool = False
-    """True if the next test must not find it."""
 
 
 def find() -> Spawned:
@@ -129,14 +127,14 @@ def left(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]:
     return [
         *(
             Leftover(
-                f"left process {child.pid} running ({_name(child)})",
+                Leak(LeakKind.PROCESS, _name(child), number=child.pid),
                 _handles(child.pid),
                 Spawned(children=frozenset([child.pid])),
             )
             for child in children
         ),
         *(
-            Leftover(f"left the thread {thread.name!r} running", [thread], Spawned(threads=frozenset([thread])))
+            Leftover(Leak(LeakKind.THREAD, thread.name), [thread], Spawned(threads=frozenset([thread])))
             for thread in threads
         ),
     ]

@@ -14,6 +14,7 @@ from signal import ITIMER_REAL, getitimer, setitimer
 from typing import Any, NamedTuple
 
 from pytest_accel.core import torch_api
+from pytest_accel.core.rank_messages import Leak, LeakKind
 
 _CWD = "the working directory"
 _USER = "the user (real and effective id)"
@@ -92,10 +93,10 @@ def read(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
     return found
 
 
-def describe_change(name: str | bytes, old: object, new: object) -> str:
-    """Return the text of a report about a setting whose value was `old` and is `new`."""
+def change(name: str | bytes, old: object, new: object) -> Leak:
+    """Return the leak of a setting whose value was `old` and is `new`."""
     setting = name if isinstance(name, str) else f"the environment variable {fsdecode(name)}"
-    return f"{setting} changed from {_text(old)} to {_text(new)}"
+    return Leak(LeakKind.SETTING, setting, _text(old), _text(new))
 
 
 def changed(before: Settings, after: Settings) -> dict[str | bytes, tuple[object, object]]:

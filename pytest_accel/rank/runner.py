@@ -238,7 +238,7 @@ class TestRunner:
             unawaited = context.pending_work.end()
             messages, groups_by_test = group_state.messages(context), self._leak_check.groups_by_test
             peaks = [torch_devices.peak_memory(device) for device in self._measured_devices]
-            if leaks.kill_reason is None:
+            if not leaks.must_be_killed:
                 device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
         except Exception as error:
             leaks, collectives, groups, peaks = check_failed(error), {}, 0, [None]
@@ -251,8 +251,9 @@ class TestRunner:
             collectives,
             warnings=(*test.warnings, *self._log.take_warnings()),
             late_teardown_error=test.late_teardown_error,
-            kill_reason=leaks.kill_reason,
-            leaks=leaks.lines,
+            leaks=leaks.found,
+            device_error=leaks.device_error,
+            lost_default=leaks.lost_default,
             groups=groups,
             groups_by_test=groups_by_test,
             messages=messages,

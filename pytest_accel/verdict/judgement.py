@@ -19,7 +19,6 @@ from typing import Any, Literal
 from msgspec import Struct, field, structs
 
 from pytest_accel.core.frames import Folders
-from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
@@ -27,29 +26,23 @@ from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
-from pytest_accel.diagnostics.rank_state import HangCause, RankOutcome
+from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
 from pytest_accel.rank import rank_data
-from pytest_accel.verdict import report_text
-from pytest_accel.verdict.infra_failures import outside_cause
-from pytest_accel.verdict.message_counts import are_pending, unawaited_collectives, unmatched_messages
-from pytest_accel.verdict.phase_verdict import Verdict
-from pytest_accel.verdict.remote_exceptions import (
-    LeftBehind,
-    RankDied,
-    RankError,
-    RankHung,
-    RanksDisagree,
-    RankUnstarted,
+from pytest_accel.verdict import sentences
+from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, is_consequence, outside_cause, wrong_outcomes
+from pytest_accel.verdict.mismatches import (
+    Mismatch,
+    are_pending,
+    compare_collectives,
+    compare_groups,
+    have_different_groups,
+    unawaited_collectives,
+    unmet_messages,
 )
-from pytest_accel.verdict.secondary_failures import is_consequence, wrong_outcomes
+from pytest_accel.verdict.phase_verdict import Verdict
+from pytest_accel.verdict.remote_exceptions import RAISED
 
-_ERRORS: dict[str, type[RankError]] = {
-    "failed": RankError,
-    "died": RankDied,
-    "hung": RankHung,
-    "unstarted": RankUnstarted,
-}
 _INTERNAL_ERROR = "INTERNALERROR>"
 """The beginning of a line with which pytest writes an internal error."""
 
@@ -68,8 +61,8 @@ class Phase(Struct, frozen=True, kw_only=True):
     findings: Findings = NOTHING
     is_subtest: bool = False
     """True if the outcomes are those of a subtest in this phase."""
-    subtest_problem: str | None = None
-    """Text on the subtests of the phase that have failed; None if none has."""
+    failed_subtests: Mapping[str, int] = field(default_factory=dict)
+    """The numbers of failed subtests and other checks of the phase, by the word for them; see `merged_subtests`."""
     failed_before: bool = False
     """True if an earlier phase of the test has failed. Leaks and mismatches are not reported in addition."""
     ended_before: frozenset[int] = frozenset()
@@ -93,11 +86,12 @@ def judge(phase: Phase) -> Verdict:
     if verdict.outcome == "failed":
         verdict = structs.replace(
             verdict,
-            infra_cause=outside_cause(outcomes),
+            outside_cause=outside_cause(outcomes),
             ended_ranks=frozenset(one.rank for one in outcomes if one.report is None or one.later),
         )
-    elif verdict.outcome == "passed" and phase.subtest_problem is not None:
-        verdict = _with_problems(verdict, RankError, [phase.subtest_problem], phase)
+    elif verdict.outcome == "passed" and phase.failed_subtests:
+        text = sentences.failed_subtests(phase.failed_subtests)
+        verdict = _with_problems(verdict, Cause(CauseKind.FAILED, "subtests"), [text], phase)
     if phase.finished:
         verdict = _add_end_of_test(verdict, phase)
     reports = [(one.rank, one.report.report) for one in outcomes if one.report is not None]
@@ -109,10 +103,7 @@ def judge(phase: Phase) -> Verdict:
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
         # If ranks end the phase, or a subtest, differently, one may have sent a message that its receiver has not read.
         # A wider fixture may have done so, too, and the next test that uses this world need not have this fixture.
-        retire=(
-            phase.when != "teardown"
-            and (len({one.ending for one in outcomes}) > 1 or phase.subtest_problem is not None)
-        )
+        retire=(phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
         or are_pending(phase.finished),
     )
 
@@ -139,23 +130,31 @@ def _rank_phase(outcome: RankOutcome) -> RankPhase:
 def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     """Return `verdict` with what follows from the ranks' last messages."""
     finished = phase.finished.values()
-    leaks = _leaks(phase.finished)
+    leaks = sentences.leak_lines(phase.finished)
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
-    mismatch = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
-    mismatch += unmatched_messages(phase.finished, phase.folders)
+    found: list[Mismatch] = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
+    found += unmet_messages(phase.finished)
+    mismatch = sentences.mismatch_lines(found, phase.folders)
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
-    unawaited = [] if mismatch else unawaited_collectives(phase.finished, phase.folders)
+    unawaited = [] if mismatch else sentences.unawaited_lines(unawaited_collectives(phase.finished), phase.folders)
     problems = mismatch + unawaited + [left.late_teardown_error for left in finished if left.late_teardown_error]
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
-        error = RanksDisagree if mismatch else RankError if problems else LeftBehind
-        verdict = _with_problems(verdict, error, problems + failing_leaks, phase)
+        if found:
+            cause = Cause(CauseKind.DISAGREED, found[0].detail)
+        elif problems:
+            cause = Cause(CauseKind.FAILED, "unawaited collective" if unawaited else "late teardown")
+        else:
+            leaking = [(rank, leak) for rank, left in sorted(phase.finished.items()) for leak in left.leaks]
+            kinds = dict.fromkeys(leak.kind.value for _, leak in leaking)
+            cause = Cause(CauseKind.LEAKED, ", ".join(kinds), tuple(dict.fromkeys(rank for rank, _ in leaking)))
+        verdict = _with_problems(verdict, cause, problems + failing_leaks, phase)
     kill_reason = next(iter(mismatch + unawaited), None)
     if kill_reason is None and len({left.groups for left in finished}) > 1:
-        kill_reason = "its ranks made different numbers of process groups"
+        kill_reason = sentences.OTHER_GROUP_NUMBERS
     if kill_reason is None and have_different_groups(phase.finished):
-        kill_reason = "some of its ranks have process groups that others have not"
+        kill_reason = sentences.OTHER_GROUPS
     if kill_reason is None and any(messages.failed for left in finished for messages in left.messages.values()):
-        kill_reason = "a point-to-point operation of the test failed, and its connection may be closed"
+        kill_reason = sentences.FAILED_MESSAGE
     return structs.replace(
         verdict,
         warnings=tuple(warning for left in finished for warning in left.warnings),
@@ -164,10 +163,11 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     )
 
 
-def _with_problems(verdict: Verdict, error: type[RankError], problems: Sequence[str], phase: Phase) -> Verdict:
+def _with_problems(verdict: Verdict, cause: Cause, problems: Sequence[str], phase: Phase) -> Verdict:
     """Return a failure because of `problems`, with the captured output of `verdict`, which has passed."""
     lines = "\n".join(problems).splitlines()
-    return Verdict("failed", lines[0], error, text_longrepr(lines[0], lines, phase.place), verdict.sections)
+    longrepr = text_longrepr(lines[0], lines, phase.place)
+    return Verdict("failed", lines[0], cause, longrepr=longrepr, sections=verdict.sections)
 
 
 def _merge(phase: Phase) -> Verdict:
@@ -175,7 +175,7 @@ def _merge(phase: Phase) -> Verdict:
     outcomes = phase.outcomes
     sections = _captured_output(outcomes)
     if all(outcome.ending == "passed" for outcome in outcomes):
-        unexpected = [text for outcome in outcomes if (text := report_text.wasxfail(outcome)) is not None]
+        unexpected = [text for outcome in outcomes if (text := sentences.wasxfail(outcome)) is not None]
         return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
     wrong = wrong_outcomes(outcomes)
     if wrong:
@@ -187,10 +187,10 @@ def _merge(phase: Phase) -> Verdict:
         return _disagreement(phase, sections)
     if hung:
         return _rank_failure(phase, min(hung, key=partial(_position, phase)), sections)
-    expected = [outcome for outcome in skipped if report_text.wasxfail(outcome) is not None]
+    expected = [outcome for outcome in skipped if sentences.wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
-        reason = report_text.wasxfail(expected[0]) or ""
+        reason = sentences.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
     if (skipped and len(skipped) < len(outcomes)) or any(outcome.ending == "absent" for outcome in outcomes):
         return _disagreement(phase, sections)
@@ -200,10 +200,9 @@ def _merge(phase: Phase) -> Verdict:
         return Verdict("skipped", reason_of_skip(longrepr), longrepr=longrepr, sections=sections)
     # For example an outcome that a plugin has added: anything unknown is not a pass.
     unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
-    who = ranks_text([outcome.rank for outcome in unknown])
-    message = f"{who} reported {unknown[0].ending!r} for the {phase.when} phase, which is no pass, failure or skip"
-    longrepr = text_longrepr(message, [message, "", *report_text.outcome_lines(outcomes, phase.folders)], phase.place)
-    return Verdict("failed", message, RanksDisagree, longrepr, sections)
+    message = sentences.unknown_outcome(unknown, phase.when)
+    longrepr = text_longrepr(message, [message, "", *sentences.outcome_lines(outcomes, phase.folders)], phase.place)
+    return Verdict("failed", message, Cause(CauseKind.DISAGREED, "outcome"), longrepr=longrepr, sections=sections)
 
 
 def _position(phase: Phase, hung: RankOutcome) -> tuple[bool, bool]:
@@ -235,62 +234,6 @@ def _end_properties(finished: Mapping[int, Finished], size: int) -> list[tuple[s
         for rank, left in sorted(finished.items())
         for name, value in left.properties.items()
     ]
-
-
-def compare_collectives(finished: Mapping[int, Finished]) -> list[str]:
-    """Return a line for each process group in which the ranks issued different numbers of collectives."""
-    lines = []
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
-    for rank, left in finished.items():
-        for name, (members, number) in left.collectives.items():
-            if number is not None:
-                groups.setdefault((name, members), {})[rank] = number
-    for (name, members), numbers in groups.items():
-        if len(set(numbers.values())) > 1:
-            lines.append(
-                f"the ranks issued different numbers of collectives in {group_label(name)} "
-                f"({ranks_text(members)}), counted since the group was made: {_by_rank(numbers)}"
-            )
-    return lines
-
-
-def compare_groups(finished: Mapping[int, Finished]) -> list[str]:
-    """Return a line if the ranks made different numbers of process groups in the test."""
-    numbers = {rank: left.groups_by_test for rank, left in finished.items()}
-    if len(set(numbers.values())) <= 1:
-        return []
-    return [
-        f"the ranks made different numbers of process groups: {_by_rank(numbers)}; every rank must call "
-        "dist.new_group, also one that is no member, unless use_local_synchronization=True"
-    ]
-
-
-def have_different_groups(finished: Mapping[int, Finished]) -> bool:
-    """Return whether some ranks have a process group that others should have, too, or that changes the next names.
-
-    torch numbers groups in all ranks, and derives the names of those that only their members make from their number.
-    """
-    held: dict[tuple[str, tuple[int, ...]], set[int]] = {}
-    for rank, left in finished.items():
-        for name, (members, _) in left.collectives.items():
-            held.setdefault((name, members), set()).add(rank)
-    return any(
-        not ranks >= finished.keys() & (members if name == DEFAULT_GROUP or name.isdigit() else finished.keys())
-        for (name, members), ranks in held.items()
-    )
-
-
-def _by_rank(numbers: Mapping[int, int]) -> str:
-    return ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
-
-
-def _leaks(finished: Mapping[int, Finished]) -> list[str]:
-    """Return a line for each leak of the test, with the ranks in which it occurred."""
-    ranks: dict[str, list[int]] = {}
-    for rank, message in sorted(finished.items()):
-        for line in message.leaks:
-            ranks.setdefault(line, []).append(rank)
-    return [f"{ranks_text(leaking)} {line}" for line, leaking in ranks.items()]
 
 
 def text_longrepr(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[str, Any]:
@@ -344,20 +287,21 @@ def _longrepr(entries: Sequence[dict[str, Any]], crash: dict[str, Any]) -> dict[
 def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, str], ...]) -> Verdict:
     """Return the failure of `phase` that the outcome `root` has caused."""
     outcomes = phase.outcomes
-    same = report_text.alike(root, outcomes)
+    same = sentences.alike(root, outcomes)
     label = ranks_text(same) if len(outcomes) > 1 else ""
     says_all = bool(root.headline) and len(same) == len(outcomes)  # There is nothing to say about single ranks.
-    error: type[RankError] | ExceptionSketch | None
+    error = None if root.report is None else root.report.exception
+    cause = cause_of(root, same)
     if root.report is not None:
-        error = root.report.exception
         longrepr, message = _labelled(root.report.report["longrepr"], error, label, phase.place)
     else:
-        error = _ERRORS[root.ending]
-        message, lines = (root.headline, root.text.splitlines()) if says_all else _describe(root, same, phase)
-        longrepr = _source_longrepr(root.stack, message, lines, error.__name__, phase)
+        message, lines = root.headline, root.text.splitlines()
+        if not says_all:
+            message, lines = sentences.failure_message(root, same, outcomes, phase.when, phase.findings, phase.folders)
+        longrepr = _source_longrepr(root.stack, message, lines, RAISED[cause.kind].__name__, phase)
     if len(outcomes) > 1 and not says_all:
         _put_above(longrepr, f"{label} of {phase.about}")
-        lines = report_text.summary(root, outcomes, phase.folders)
+        lines = sentences.summary(root, outcomes, phase.folders)
         longrepr["sections"] = [*longrepr["sections"], ("all ranks", "\n".join(lines), "-")]
     longrepr["sections"] += _diagnosis(phase, root)
     for outcome in outcomes:
@@ -367,8 +311,8 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
             log = "\n".join(line for line in log.splitlines() if not line.startswith(_INTERNAL_ERROR))
         if log.strip() and outcome.ending in ("died", "unstarted"):
             longrepr["sections"].append((f"{extra}last output", log, "-"))
-    place = report_text.place_of(root)
-    return Verdict("failed", message, error or RankError, longrepr, sections, failed_ranks=tuple(same), place=place)
+    place = sentences.place_of(root)
+    return Verdict("failed", message, cause, error, longrepr, sections, place=place)
 
 
 def _put_above(longrepr: Any, line: str) -> None:
@@ -390,53 +334,22 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     """
     ends = [outcome.later or outcome for outcome in phase.outcomes]
     stacks = {end.rank: end.stack for end in ends if end.stack}
-    sections = report_text.stacks(phase.outcomes, root, phase.findings, phase.folders)
-    if lines := report_text.collective_lines(stacks, phase.findings, phase.folders):
+    sections = sentences.stacks(phase.outcomes, root, phase.findings, phase.folders)
+    if lines := sentences.collective_lines(stacks, phase.findings, phase.folders):
         sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]
 
 
-def _describe(root: RankOutcome, ranks: Sequence[int], phase: Phase) -> tuple[str, list[str]]:
-    """Return the summary line and the text for `ranks`, which ended like `root` and did not report it themselves."""
-    who = ranks_text(ranks) if len(phase.outcomes) > 1 else report_text.ALONE
-    if root.hang is not None and root.hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.DEADLOCK):
-        ends = [one.later or one for one in phase.outcomes]
-        hung = [one for one in ends if one.hang is not None and one.hang.cause is root.hang.cause]
-        message = report_text.describe_timeout(phase.outcomes, hung, phase.findings, phase.folders)
-        return message, [message]
-    if root.hang is not None:
-        message = f"{who}: {report_text.describe_stop(root, phase.folders, len(ranks))}"
-        return message, [message]
-    if root.headline:
-        return f"{who}: {root.headline}", root.text.splitlines()
-    if root.ending == "unstarted":
-        *before, last = root.text.strip().splitlines() or ["no reason given"]
-        message = f"{who} could not run the test: {last}"
-        return message, root.text.splitlines() if before else [message]
-    if root.ending == "failed":
-        first, *rest = root.text.splitlines()
-        message = f"{who} failed in the {phase.when} phase: {first}"
-        return message, [message, *rest]
-    when = f" in the {phase.when} phase" if phase.when != "call" else ""
-    message = f"{who} {report_text.describe_death(root, phase.folders, len(ranks))}{when}"
-    return message, [message]
-
-
 def _disagreement(phase: Phase, sections: tuple[tuple[str, str], ...]) -> Verdict:
     """Return the failure of a phase or subtest that some ranks skipped or did not report, and others ran."""
-    ranks: dict[str, list[int]] = {}
-    for ending in ("skipped", "absent", None):
-        for outcome in phase.outcomes:
-            if ending == (outcome.ending if outcome.ending in ("skipped", "absent") else None):
-                did = outcome.text if ending == "absent" else ending or "ran"
-                ranks.setdefault(did, []).append(outcome.rank)
-    where = "this subtest" if phase.is_subtest else f"the {phase.when} phase"
-    message = f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {did}' for did, who in ranks.items())}"
+    message = sentences.disagreement(phase.outcomes, phase.when, is_subtest=phase.is_subtest)
     longrepr = text_longrepr(
-        message, [message, "", *report_text.outcome_lines(phase.outcomes, phase.folders)], phase.place
+        message, [message, "", *sentences.outcome_lines(phase.outcomes, phase.folders)], phase.place
     )
     longrepr["sections"] += _diagnosis(phase, None)
-    return Verdict("failed", message, RanksDisagree, longrepr, sections)
+    skips = any(outcome.ending == "skipped" for outcome in phase.outcomes)
+    cause = Cause(CauseKind.DISAGREED, "skip" if skips else "subtest")
+    return Verdict("failed", message, cause, longrepr=longrepr, sections=sections)
 
 
 def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: tuple[str, int]) -> tuple[Any, str]:
@@ -444,7 +357,7 @@ def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: t
     # Items other than functions (a doctest, a notebook cell) have plain text.
     if not isinstance(longrepr, dict):
         text = str(longrepr)
-        first = report_text.headline(error) or next((line for line in text.splitlines() if line.strip()), "failed")
+        first = sentences.headline(error) or next((line for line in text.splitlines() if line.strip()), "failed")
         message = f"{label}: {first}" if label else first
         return text_longrepr(message, text.splitlines(), place), message
     longrepr = copy.deepcopy(longrepr)
@@ -452,7 +365,7 @@ def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: t
     if longrepr.get("chain"):
         crashes.append(longrepr["chain"][-1][1])
     crashes = [crash for crash in crashes if crash is not None]  # There is none if all frames are hidden.
-    text = crashes[-1]["message"] if crashes else report_text.headline(error) or "failed"
+    text = crashes[-1]["message"] if crashes else sentences.headline(error) or "failed"
     message = f"{label}: {text}" if label else text
     for crash in crashes:
         crash["message"] = message

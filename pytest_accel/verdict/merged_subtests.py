@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pytest_accel.core.rank_messages import ExtraReport, PhaseReport
 from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.verdict import sentences
 from pytest_accel.verdict.judgement import Phase, judge
 
 _T = TypeVar("_T", bound=Hashable)
@@ -55,12 +56,9 @@ def merge(extras: Sequence[tuple[int, ExtraReport]], phase: Phase) -> list[dict[
     return merged
 
 
-def problem(merged: Iterable[dict[str, Any]]) -> str | None:
-    """Return a text on the failures among the `merged` reports, as pytest has it; None if there are none."""
-    failed = [data for data in merged if data["outcome"] == "failed"]
-    numbers = Counter("subtest" if _CONTEXT in data else "check" for data in failed)
-    parts = [f"{number} failed {what}{'s' if number > 1 else ''}" for what, number in numbers.items()]
-    return f"contains {' and '.join(parts)}" if parts else None
+def failed_numbers(merged: Iterable[dict[str, Any]]) -> Counter[str]:
+    """Return the numbers of failures among the `merged` reports, of subtests and of other checks."""
+    return Counter("subtest" if _CONTEXT in data else "check" for data in merged if data["outcome"] == "failed")
 
 
 def _match(reports: Iterable[tuple[int, dict[str, Any]]], ranks: int) -> list[_Subtest]:
@@ -122,8 +120,7 @@ def _has_failed(subtest: _Subtest) -> bool:
 
 def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
     """Return the report of `subtest` with the verdict on it; ranks without a report of it are named."""
-    before = subtest.number - 1
-    absence = f"reported it only {before} time{'s' if before > 1 else ''}" if before else "did not report it"
+    absence = sentences.absence(subtest.number - 1)
     outcomes = []
     for rank in (outcome.rank for outcome in phase.outcomes):
         data = subtest.reports.get(rank)

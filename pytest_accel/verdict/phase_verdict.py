@@ -12,8 +12,10 @@ from msgspec import Struct, field
 from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.shims import report_from_data
+from pytest_accel.core.stash_keys import CAUSE
 from pytest_accel.verdict import remote_exceptions
-from pytest_accel.verdict.remote_exceptions import RankError
+from pytest_accel.verdict.causes import Cause, OutsideCause
+from pytest_accel.verdict.remote_exceptions import RAISED, RankError
 
 
 class Verdict(Struct, frozen=True):
@@ -22,8 +24,10 @@ class Verdict(Struct, frozen=True):
     outcome: Literal["passed", "failed", "skipped", "xfailed"]
     message: str = ""
     """The line that pytest's short summary shows; for a skip the reason."""
-    error: type[RankError] | ExceptionSketch | None = None
-    """The exception to raise in the driver."""
+    cause: Cause | None = None
+    """The cause of a failure; None for another outcome, and for a test that was not sent to its ranks."""
+    error: ExceptionSketch | None = None
+    """The exception of the rank whose failure this is; None if no rank has reported one."""
     longrepr: Any = None
     """pytest's representation of the failure, serialized as pytest does it."""
     sections: tuple[tuple[str, str], ...] = ()
@@ -46,11 +50,9 @@ class Verdict(Struct, frozen=True):
     """True if the ranks must not run another test, but can shut down cleanly."""
     ranks: tuple[RankPhase, ...] = ()
     """The phase in each rank."""
-    failed_ranks: tuple[int, ...] = ()
-    """The ranks that the failure is about; empty if it is about none in particular."""
     place: tuple[str, int] | None = None
     """File and line of a failure that a rank has reported; None if they are those of `longrepr`."""
-    infra_cause: str | None = None
+    outside_cause: OutsideCause | None = None
     """The cause of a failure that lies outside of the test; None if there is no such cause."""
     ended_ranks: frozenset[int] = frozenset()
     """Ranks whose end is part of a reported failure."""
@@ -63,9 +65,14 @@ class Verdict(Struct, frozen=True):
             return pytest.skip.Exception(self.message)
         if self.outcome == "xfailed":
             return pytest.xfail.Exception(self.message.removeprefix("reason: "))
-        if isinstance(self.error, ExceptionSketch):
+        if self.error is not None:
             return remote_exceptions.stand_in(self.error)
-        return (self.error or RankError)(self.message)
+        return RankError(self.message) if self.cause is None else RAISED[self.cause.kind](self.message)
+
+    @property
+    def failed_ranks(self) -> tuple[int, ...]:
+        """The ranks that the failure is about; empty if it is about none in particular."""
+        return () if self.cause is None else self.cause.ranks
 
     def complete(self, report: pytest.TestReport, call: pytest.CallInfo[None], item: pytest.Item) -> None:
         """Put the ranks' results into pytest's `report` of the driver's phase, and their time into its `call`."""
@@ -104,3 +111,14 @@ class Verdict(Struct, frozen=True):
         for name, text, _ in self.longrepr["sections"]:
             lines += [f"--- {name} ---", text]
         return "\n".join(dict.fromkeys(lines))
+
+
+def publish(verdict: Verdict, item: pytest.Item) -> None:
+    """Add the cause of a failure to the properties of the reports of `item`, from the present phase on."""
+    if verdict.cause is not None:
+        item.user_properties.append((CAUSE, str(verdict.cause)))
+
+
+def retract(item: pytest.Item) -> None:
+    """Remove the causes of an earlier run of `item`, which a plugin has run again."""
+    item.user_properties[:] = [one for one in item.user_properties if one[0] != CAUSE]

@@ -11,6 +11,7 @@ import pytest
 from pytest_accel import LeftoverWarning, PreloadWarning
 from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.core.serialization import stand_in_type
+from pytest_accel.verdict.causes import CauseKind
 
 
 class RankError(Exception):
@@ -36,6 +37,16 @@ class RanksDisagree(RankError):
 class LeftBehind(RankError):
     """The test has leaked something in its ranks (``--accel-leaks``)."""
 
+
+RAISED: dict[CauseKind, type[RankError]] = {
+    CauseKind.FAILED: RankError,
+    CauseKind.DIED: RankDied,
+    CauseKind.HUNG: RankHung,
+    CauseKind.UNSTARTED: RankUnstarted,
+    CauseKind.DISAGREED: RanksDisagree,
+    CauseKind.LEAKED: LeftBehind,
+}
+"""The exception that is raised in the driver for each kind of cause if no rank has reported one."""
 
 _NOT_RUN = "accel_not_run"
 _REPORTED: pytest.StashKey[set[str]] = pytest.StashKey()

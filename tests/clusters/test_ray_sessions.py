@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from tests.background_suite import BackgroundSession, BackgroundSuite
-from tests.clusters.verdict_suite import TESTS, VERDICTS
 from tests.conftest import Surroundings
+from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
 from tests.launchers.launcher_sessions import suites
 from tests.nodes.autoscaled_machines import AutoscaledMachines
 from tests.nodes.ray_machines import RayMachines, needs_ray
-from tests.run import Run
+from tests.run import CAUSES, Run
 
 pytestmark = needs_ray
 
@@ -104,15 +104,12 @@ def test_verdicts_are_the_same_as_on_one_machine(
     suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", TESTS)
-    result = run(suite, machines)
+    result = run(suite, machines, CAUSES)
     result.expect(VERDICTS)
     assert "accel: sim, 4 devices: 4 x sim; on 3 nodes of a Ray cluster" in result.text
     assert "needs 9 GPU on one node; the largest node of the Ray cluster" in result.text
-    assert "rank 1 exited with status 0" in result.failure("test_exits_on_one_rank")
-    assert "rank 0 was killed by SIGKILL" in result.failure("test_killed_on_one_rank")
     assert f"--accel-cluster ray:{machines.address}" in result.failure("test_fails_on_one_rank")
     expect_free_nodes(surroundings)
-    suite.run("--accel", "sim:4").expect(VERDICTS)
 
 
 @pytest.mark.long

@@ -25,4 +25,5 @@ def test_the_progress_of_a_test_names_the_ranks_that_have_finished_it() -> None:
         for rank in range(3)
     }
     examiner = Examiner(cast(WorldInspector, FakeInspector(records)), grouped=True)
-    assert examiner.progress({}) == ({0: "test_x.py:3 in test_it"}, ["ranks 1-2 have finished the test"])
+    progress = examiner.progress({})
+    assert (progress.places, progress.finished) == ({0: "test_x.py:3 in test_it"}, [1, 2])

@@ -1,4 +1,4 @@
-"""Tests of the description of exit statuses, of the tail of a log, and of stacks taken from a process."""
+"""Tests of exit statuses, of the tail of a log, and of stacks taken from a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.signals import STACK_SIGNAL
-from pytest_accel.diagnostics.exit_status import OUT_OF_MEMORY, describe_exit, tail
+from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.python_stacks import take_stacks
 
 Start = Callable[[Path, str], "subprocess.Popen[str]"]
@@ -69,34 +69,10 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    ("end", "text"),
-    [
-        (exited(0), "exited with status 0"),
-        (exited(3), "exited with status 3"),
-        (exited(-signal.SIGSEGV), "killed by SIGSEGV"),
-        (exited(-signal.SIGKILL), "killed by SIGKILL"),
-        (exited(-250), "killed by signal 250"),
-        (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"killed by SIGKILL: {OUT_OF_MEMORY}"),
-        (
-            RankExit(ExitCause.NODE_LOST, about="far (its agent has ended)"),
-            "lost with the node far (its agent has ended)",
-        ),
-    ],
-)
-def test_the_exit_status_of_a_rank_is_described(end: RankExit, text: str) -> None:
-    assert describe_exit(end) == text
-    assert describe_exit(end, "were") == (f"were {text}" if text.startswith(("killed", "lost")) else text)
-
-
 @pytest.mark.parametrize(("status", "crash"), [(-signal.SIGSEGV, True), (-signal.SIGKILL, False), (11, False)])
 def test_a_crash_is_an_exit_by_a_signal_of_the_fault_handler(status: int, crash: bool) -> None:
     assert exited(status).is_crash is crash
     assert not RankExit(ExitCause.NODE_LOST).is_crash
-
-
-def test_each_cause_has_its_own_text() -> None:
-    assert len({describe_exit(RankExit(cause, -signal.SIGKILL)) for cause in ExitCause}) == len(ExitCause)
 
 
 def test_tail_returns_the_end_of_a_log(tmp_path: Path) -> None:

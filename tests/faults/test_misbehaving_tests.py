@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.run import CAUSES
+
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
@@ -21,7 +23,6 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
         import signal
         import socket
         import sys
-        import threading
         from multiprocessing import shared_memory
 
         import pytest
@@ -142,10 +143,6 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
                     signal.pause()
 
 
-        def test_child_program_stays():
-            os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
-
-
         def test_daemon_stays(rank):
             read, write = os.pipe()
             if os.fork() == 0:
@@ -160,10 +157,6 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
                 os._exit(0)
             assert os.read(read, 4) == b"here"
             os.wait()
-
-
-        def test_thread_stays():
-            threading.Thread(target=threading.Event().wait).start()
 
 
         def test_shares_a_tensor_in_torchs_way():
@@ -256,41 +249,39 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
             assert len(devices) == 1
         """,
     )
-    run = suite.run()
+    run = suite.run(CAUSES)
     run.expect(
         {
             "test_prints_megabytes": "PASSED",
-            "test_prints_megabytes_and_fails": "FAILED",
+            "test_prints_megabytes_and_fails": "FAILED failed: AssertionError; rank 1",
             "test_writes_what_is_no_text": "PASSED",
-            "test_writes_what_is_no_text_and_fails": "FAILED",
+            "test_writes_what_is_no_text_and_fails": "FAILED failed: AssertionError; rank 0",
             "test_closes_standard_streams": "PASSED",
             "test_closes_sys_streams": "FAILED ERROR",
             "test_after_closed_streams": "PASSED",
             "test_closes_every_descriptor": "FAILED",
             "test_closes_every_descriptor_and_opens_others": "FAILED",
-            "test_removes_its_directory": "PASSED ERROR",
+            "test_removes_its_directory": "PASSED ERROR leaked: setting; ranks 0-1",
             "test_has_no_directory": "PASSED",
-            "test_clears_the_environment": "PASSED ERROR",
+            "test_clears_the_environment": "PASSED ERROR leaked: setting; ranks 0-1",
             "test_has_an_environment": "PASSED",
             "test_deletes_modules": "PASSED",
-            "test_child_comes_back": "FAILED",
-            "test_child_comes_back_failing": "FAILED",
-            "test_child_exits_the_session": "FAILED",
-            "test_child_stays": "PASSED ERROR",
-            "test_child_program_stays": "PASSED ERROR",
-            "test_daemon_stays": "PASSED ERROR",
-            "test_thread_stays": "PASSED ERROR",
+            "test_child_comes_back": "FAILED failed: forked copy; rank 0",
+            "test_child_comes_back_failing": "FAILED failed: forked copy; rank 0",
+            "test_child_exits_the_session": "FAILED failed: forked copy; rank 0",
+            "test_child_stays": "PASSED ERROR leaked: process; ranks 0-1",
+            "test_daemon_stays": "PASSED ERROR leaked: process; ranks 0-1",
             "test_shares_a_tensor_in_torchs_way": "PASSED",
             "test_shares_another_one": "PASSED",
-            "test_shared_memory_stays": "FAILED",
+            "test_shared_memory_stays": "FAILED died: SIGKILL; rank 1",
             "test_shared_memory_stays_in_a_rank_that_lives_on": "PASSED",
             "test_leads_its_own_group": "PASSED",
             "test_raises_a_signal_that_python_turns_into_an_interrupt": "PASSED",
-            "test_alarms_later": "PASSED ERROR",
-            "test_recursion": "FAILED",
-            "test_last_leaves_no_directory": "PASSED ERROR",
+            "test_alarms_later": "PASSED ERROR leaked: setting; ranks 0-1",
+            "test_recursion": "FAILED failed: RecursionError; ranks 0-1",
+            "test_last_leaves_no_directory": "PASSED ERROR leaked: setting; ranks 0-1",
             "test_another_file": "PASSED",
-            "test_clears_the_variables_of_its_rank": "PASSED ERROR",
+            "test_clears_the_variables_of_its_rank": "PASSED ERROR leaked: setting; ranks 0-1",
             "test_has_the_variables_of_its_rank": "PASSED",
             "test_closes_every_descriptor_alone": "FAILED",
             "test_closes_every_descriptor_and_opens_others_alone": "FAILED",
@@ -300,21 +291,16 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
     assert "errors outside of any test" not in run.text
     assert "characters left out" in run.text
     assert list(suite.temporary.glob("torch-shm-*")) == []
-    expected_texts = {
-        "test_closes_every_descriptor": "rank 1 was killed by SIG",  # gloo aborts or segfaults.
-        "test_child_comes_back": "failed in the call phase: a process that it had forked has returned from the test",
+    # gloo aborts or segfaults; alone, the process exits.
+    assert run.causes["test_closes_every_descriptor"].startswith("died: SIG")
+    assert run.causes["test_closes_every_descriptor_alone"].startswith("died: status ")
+    shown = {
+        "test_child_comes_back": "a process that it had forked has returned from the test",
         "test_child_comes_back_failing": "assert (1 + 1) == 3",
-        "test_closes_every_descriptor_alone": "the test's process exited with status ",
         "test_writes_what_is_no_text_and_fails": "before \N{REPLACEMENT CHARACTER} after",
         "test_removes_its_directory": "to (removed); it has been put back",
-        "test_clears_the_environment": "left the environment variable RANK changed from '0' to unset",
-        "test_child_stays": "rank 1 left process ",
-        "test_child_program_stays": "running (sleep 1000)",
-        "test_daemon_stays": "left process ",
-        "test_thread_stays": "ranks 0-1 left the thread 'Thread-1 (wait)' running",
-        "test_alarms_later": "ranks 0-1 left the alarm timer changed from off to on; it has been put back",
     }
-    for test, text in expected_texts.items():
+    for test, text in shown.items():
         assert text in run.failure(test)
 
 
@@ -367,12 +353,15 @@ def test_what_a_rank_gives_up_is_a_leak_of_its_test(suite: BackgroundSuite) -> N
             os.seteuid(0)
         """,
     )
-    run = suite.run()
+    run = suite.run(CAUSES)
     healthy = ("test_after_user", "test_after_groups", "test_after_root", "test_takes_it_back")
-    leaking = {"test_user": "the user", "test_groups": "the group", "test_root": "the root folder"}
-    run.expect({**dict.fromkeys(healthy, "PASSED"), **dict.fromkeys(leaking, "PASSED ERROR")})
-    for test, what in leaking.items():
-        assert f"left {what} (" in run.failure(test)
+    leaking = {"test_user": "rank 1", "test_groups": "ranks 0-1", "test_root": "ranks 0-1"}
+    run.expect(
+        {
+            **dict.fromkeys(healthy, "PASSED"),
+            **{test: f"PASSED ERROR leaked: setting; {ranks}" for test, ranks in leaking.items()},
+        }
+    )
     assert "rank 1 left the user (real and effective id) changed from 0 and 0 to 65534 and 65534" in run.text
 
 
@@ -569,7 +558,7 @@ def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Background
             assert dist.get_process_group_ranks(None) == [0, 1]
         """,
     )
-    run = suite.run("-p", "no:randomly")
+    run = suite.run("-p", "no:randomly", CAUSES)
     not_passed = {
         "test_does_not_let_its_copy_end": "FAILED",
         "test_replaces_a_function_of_torch": "PASSED ERROR",
@@ -577,6 +566,5 @@ def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Background
     assert {name: word for name, word in run.outcomes().items() if word != "PASSED"} == not_passed, run.text
     assert len(run.outcomes()) == 2 * len(_REPLACED_FUNCTIONS) + 5
     assert "a process that it had forked has returned from the test" in run.failure("test_does_not_let_its_copy_end")
-    message = "ranks 0-1 could not be checked for leftovers (RuntimeError: replaced): it may have replaced a function"
-    assert message in run.failure("test_replaces_a_function_of_torch")
+    assert run.causes["test_replaces_a_function_of_torch"] == "leaked: unchecked; ranks 0-1"
     assert "errors outside of any test" not in run.text

@@ -7,7 +7,7 @@ first. A skip on some ranks only, and a rank that dies, are always failures of t
 from __future__ import annotations
 
 import os
-import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.run import Run
+from pytest_accel.core.rank_names import ranks_text
+from tests.background_suite import PYTEST, TORCHRUN
+from tests.core_verdicts import TESTS, VERDICTS
+from tests.run import CAUSES, Run, without_subtests
 
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
@@ -26,8 +29,8 @@ class OutcomeCase:
     """An outcome of a test on a rank: the code that causes it, and the expected report."""
 
     code: str
-    text: str
-    """A regular expression that the report of a failure must match."""
+    cause: str
+    """The cause of a failure, without the ranks."""
     dies: bool = False
     skips: bool = False
     everywhere: bool = True
@@ -36,21 +39,23 @@ class OutcomeCase:
 
 OUTCOMES = {
     "passes": OutcomeCase("pass", ""),
-    "fails": OutcomeCase("assert 1 == 2, 'by hand'", "AssertionError: by hand"),
-    "skips": OutcomeCase("pytest.skip('by hand')", "by hand", skips=True),
-    "xfails": OutcomeCase("pytest.xfail('by hand')", "by hand", skips=True, everywhere=False),
-    "memory": OutcomeCase("raise MemoryError('by hand')", "MemoryError: by hand", everywhere=False),
-    "recursion": OutcomeCase("again = lambda: again(); again()", "RecursionError", everywhere=False),
-    "unpicklable": OutcomeCase("raise Unpicklable(lambda: 1)", "Unpicklable", everywhere=False),
-    "unprintable": OutcomeCase("raise Unprintable", "Unprintable", everywhere=False),
-    "group": OutcomeCase("raise ExceptionGroup('by hand', [ValueError(1), KeyError(2)])", "by hand", everywhere=False),
-    "sys_exit_0": OutcomeCase("sys.exit(0)", r"SystemExit: 0"),
-    "exit_0": OutcomeCase("os._exit(0)", r"exited with status 0", dies=True),
-    "exit_3": OutcomeCase("os._exit(3)", r"exited with status 3", dies=True, everywhere=False),
-    "sigkill": OutcomeCase("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL", dies=True),
-    "sigsegv": OutcomeCase("faulthandler._sigsegv()", r"killed by SIGSEGV", dies=True, everywhere=False),
-    "sigabrt": OutcomeCase("os.abort()", r"killed by SIGABRT", dies=True, everywhere=False),
-    "sigterm": OutcomeCase("os.kill(os.getpid(), signal.SIGTERM)", r"killed by SIGTERM", dies=True, everywhere=False),
+    "fails": OutcomeCase("assert 1 == 2, 'by hand'", "failed: AssertionError"),
+    "skips": OutcomeCase("pytest.skip('by hand')", "disagreed: skip", skips=True),
+    "xfails": OutcomeCase("pytest.xfail('by hand')", "disagreed: skip", skips=True, everywhere=False),
+    "memory": OutcomeCase("raise MemoryError('by hand')", "failed: MemoryError", everywhere=False),
+    "recursion": OutcomeCase("again = lambda: again(); again()", "failed: RecursionError", everywhere=False),
+    "unpicklable": OutcomeCase("raise Unpicklable(lambda: 1)", "failed: Unpicklable", everywhere=False),
+    "unprintable": OutcomeCase("raise Unprintable", "failed: Unprintable", everywhere=False),
+    "group": OutcomeCase(
+        "raise ExceptionGroup('by hand', [ValueError(1), KeyError(2)])", "failed: ExceptionGroup", everywhere=False
+    ),
+    "sys_exit_0": OutcomeCase("sys.exit(0)", "failed: SystemExit"),
+    "exit_0": OutcomeCase("os._exit(0)", "died: status 0", dies=True),
+    "exit_3": OutcomeCase("os._exit(3)", "died: status 3", dies=True, everywhere=False),
+    "sigkill": OutcomeCase("os.kill(os.getpid(), signal.SIGKILL)", "died: SIGKILL", dies=True),
+    "sigsegv": OutcomeCase("faulthandler._sigsegv()", "died: SIGSEGV", dies=True, everywhere=False),
+    "sigabrt": OutcomeCase("os.abort()", "died: SIGABRT", dies=True, everywhere=False),
+    "sigterm": OutcomeCase("os.kill(os.getpid(), signal.SIGTERM)", "died: SIGTERM", dies=True, everywhere=False),
 }
 HEAD = """
 import faulthandler
@@ -187,7 +192,7 @@ def expected(test: str, size: int, acting_ranks: frozenset[int], plain: dict[str
     return plain[test]
 
 
-@pytest.mark.long(except_for="all of 1")
+@pytest.mark.long(except_for="1 of 2")
 @pytest.mark.parametrize(
     ("size", "acting_ranks"),
     [
@@ -204,19 +209,17 @@ def test_each_outcome_on_some_ranks_has_the_expected_verdict(
 ) -> None:
     for name, text in suite_files(size, frozenset(acting_ranks), plain=False).items():
         suite.write(name, text)
-    run = suite.run("--accel", "none")
+    run = suite.run("--accel", "none", CAUSES)
     outcomes = run.outcomes()
     tests = [name for name in outcomes if name != "test_last"]
     assert len(tests) == sum(len(SITES | FILE_SITES) if outcome.everywhere else 1 for outcome in OUTCOMES.values())
-    run.expect({"test_last": "PASSED"} | {name: expected(name, size, frozenset(acting_ranks), plain) for name in tests})
-    for name in tests:
-        if {"FAILED", "ERROR"} & set(outcomes[name].split()):
+    verdicts = {name: expected(name, size, frozenset(acting_ranks), plain) for name in tests}
+    for name, words in verdicts.items():
+        if {"FAILED", "ERROR"} & set(words.split()):
             outcome = next(outcome for ending, outcome in OUTCOMES.items() if name.endswith(f"_{ending}"))
-            report = run.failure(name)
-            assert re.search(outcome.text, report), f"the failure of {name} does not match {outcome.text!r}\n{report}"
-            if size > 1:
-                ranks = re.findall(r"^ranks? ([0-9, -]+)", report, re.MULTILINE)
-                assert ranks, f"the failure of {name} names no rank\n{report}"
+            who = "" if outcome.skips else f"; {ranks_text([*acting_ranks])}"
+            verdicts[name] += f" {outcome.cause}{who}"
+    run.expect({"test_last": "PASSED", **verdicts})
     suite.expect_nothing_left()
 
 
@@ -241,17 +244,16 @@ def test_passing_twins(head, tail):
 """
 
 
-@pytest.mark.long(except_for="one rank fails-main process")
-@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["main process", "-n 2"])
+@pytest.mark.long(except_for="one rank fails")
 @pytest.mark.parametrize(
-    "failure",
+    ("options", "failure"),
     [
-        pytest.param("assert (head, tail) != ('a', 'b-c') or os.environ['RANK'] == '0'", id="one rank fails"),
-        pytest.param("(head, tail) != ('a-b', 'c') or os._exit(0)", id="all ranks die"),
+        pytest.param((), "assert (head, tail) != ('a', 'b-c') or os.environ['RANK'] == '0'", id="one rank fails"),
+        pytest.param(("-n2",), "(head, tail) != ('a-b', 'c') or os._exit(0)", id="all ranks of a worker's world die"),
     ],
 )
 def test_of_two_tests_with_one_id_the_right_one_fails(
-    suite: BackgroundSuite, failure: str, options: tuple[str, ...]
+    suite: BackgroundSuite, options: tuple[str, ...], failure: str
 ) -> None:
     suite.write("test_it.py", _TWINS.replace("FAILURE", failure))
     run = suite.run("--accel", "none", *options)
@@ -264,4 +266,30 @@ def test_of_two_tests_with_one_id_the_right_one_fails(
         "test_passing_twins[x-z]": ["PASSED"],
         "test_passing_twins[x-y-y-z]": ["PASSED"],
     }
+    suite.expect_nothing_left()
+
+
+_MPIRUN = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2")
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "program"),
+    [
+        pytest.param((), PYTEST, id="here"),
+        pytest.param(("-n2",), PYTEST, id="workers"),
+        pytest.param((), TORCHRUN, id="torchrun"),
+        pytest.param((), (*_MPIRUN, *PYTEST), id="mpirun"),
+    ],
+)
+def test_the_core_rows_have_one_verdict_over_each_transport(
+    suite: BackgroundSuite, options: tuple[str, ...], program: tuple[str, ...]
+) -> None:
+    """`tests/clusters` has the same rows on a Ray cluster, and on two machines with torchrun and Ray."""
+    if shutil.which(program[0]) is None:
+        pytest.skip(f"there is no {program[0]} here")
+    suite.write("test_it.py", TESTS)
+    run = suite.start(CAUSES, *options, program=program, environment=_AS_ROOT).finish()
+    run.expect(without_subtests(VERDICTS) if options else VERDICTS)
     suite.expect_nothing_left()

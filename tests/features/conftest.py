@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from tests.deadline import Deadline
-from tests.run import OUTER_VARIABLES, Run
+from tests.run import OUTER_VARIABLES, Run, read_causes
 from tests.session_server import ForkedSession, SessionServer
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Suite:
         options = self._options if quiet else (*self._options, "-v")
         ret, text, errors = self._finish([*options, *args])
         assert "INTERNALERROR" not in text
-        return Run(ret, text, errors)
+        return Run(ret, text, errors, read_causes(self.path))
 
     def _finish(self, args: list[str]) -> tuple[int, str, str]:
         """Run a session and return its exit status, stdout and stderr; fail the test if it hangs."""

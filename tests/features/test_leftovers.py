@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.run import CAUSES
+
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -157,16 +159,15 @@ _PROCESS_TESTS = """
 @pytest.mark.long
 def test_processes_and_threads_that_a_test_leaves_are_reported_and_end_with_the_ranks(suite: Suite) -> None:
     suite.write("test_starts.py", _PROCESS_TESTS)
-    run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning", "-rP")
-    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
-        "test_process": "PASSED ERROR",
-        "test_thread": "PASSED ERROR",
-        "test_last_of_the_file": "PASSED ERROR",
-    }, run.text
+    run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning", "-rP", CAUSES)
+    leaks = {
+        "test_process": "PASSED ERROR leaked: process; rank 1",
+        "test_thread": "PASSED ERROR leaked: thread; ranks 0-1",
+        "test_last_of_the_file": "PASSED ERROR leaked: process; ranks 0-1",
+    }
+    run.expect(dict.fromkeys(run.outcomes(), "PASSED") | leaks)
     assert len(run.outcomes()) == 11
-    assert "rank 1 left process " in run.failure("test_process")
     assert "-c import signal; signal.pause())" in run.failure("test_process")
-    assert "ranks 0-1 left the thread 'forgotten' running" in run.failure("test_thread")
     assert "signal.pause()), which test_starts.py::test_keeps_a_process_in_a_global started" in run.text
     assert "outside of any test" not in run.text
     pids = [int(line.split()[1]) for line in run.text.splitlines() if line.startswith("pid ")]
@@ -255,16 +256,15 @@ def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -
             assert (SEEN, count(), total()) == ([], 1, 2)
         """,
     )
-    run = suite.run("--accel-leaks", "fail")
-    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
-        "test_group": "PASSED ERROR",
-        "test_group_named_after_its_ranks": "PASSED ERROR",
-        "test_group_of_one_rank": "PASSED ERROR",
-        "test_more_groups_than_a_rank_may_have": "PASSED ERROR",
-    }, run.text
+    run = suite.run("--accel-leaks", "fail", CAUSES)
+    leaks = {
+        "test_group": "PASSED ERROR leaked: process group; ranks 0-1",
+        "test_group_named_after_its_ranks": "PASSED ERROR leaked: process group; ranks 0-1",
+        "test_group_of_one_rank": "PASSED ERROR leaked: process group; rank 0",
+        "test_more_groups_than_a_rank_may_have": "PASSED ERROR leaked: process group; ranks 0-1",
+    }
+    run.expect(dict.fromkeys(run.outcomes(), "PASSED") | leaks)
     assert len(run.outcomes()) == 10
-    assert "ranks 0-1 did not destroy process group " in run.failure("test_group")
-    assert "rank 0 did not destroy process group " in run.failure("test_group_of_one_rank")
 
 
 @pytest.mark.long
@@ -343,17 +343,19 @@ def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> N
             assert SEEN == ["no rpc"]
         """,
     )
-    run = suite.run("--accel-leaks", "fail")
-    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_leaves_it_running": "PASSED ERROR"}, (
-        run.text
-    )
+    run = suite.run("--accel-leaks", "fail", CAUSES)
+    leaks = {"test_leaves_it_running": "PASSED ERROR leaked: rpc; ranks 0-1"}
+    run.expect(dict.fromkeys(run.outcomes(), "PASSED") | leaks)
     assert len(run.outcomes()) == 8
-    assert "ranks 0-1 left torch.distributed.rpc running; its processes have been replaced" in run.text
     assert "outside of any test" not in run.text
 
 
 @pytest.mark.long
-def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
+def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
+    """A wider fixture undoes them, a file makes them at its import, or a fixture when it is torn down late.
+
+    Each case has a world of its own size.
+    """
     suite.write(
         "test_wider.py",
         """
@@ -386,16 +388,10 @@ def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
             signal.alarm(0)  # As if the timer of the module had expired.
         """,
     )
-    run = suite.run("--accel-leaks", "fail")
-    assert run.count() == {"PASSED": 2}, run.text
-
-
-@pytest.mark.long
-def test_changes_made_by_the_import_of_a_test_file_are_no_leak(suite: Suite) -> None:
-    """The import changes a setting between two tests that change nothing."""
-    suite.write("test_a.py", "import pytest\n@pytest.mark.distributed(2, device='cpu')\ndef test_before(): pass\n")
+    template = "@pytest.mark.distributed({}, device='cpu')\ndef test_{}(): pass\n"
+    suite.write("test_before.py", "import pytest\n" + template.format(3, "before"))
     suite.write(
-        "test_b.py",
+        "test_import.py",
         """
         import pytest
         import torch
@@ -403,25 +399,18 @@ def test_changes_made_by_the_import_of_a_test_file_are_no_leak(suite: Suite) -> 
         torch.set_default_dtype(torch.float64)
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(3, device="cpu")
         @pytest.mark.parametrize("number", range(2))
-        def test_counts_in_doubles(number):
+        def test_counts_after_import(number):
             assert torch.ones(1).dtype == torch.float64
         """,
     )
-    run = suite.run("--accel-leaks", "fail")
-    assert run.count() == {"PASSED": 3}, run.text
-
-
-@pytest.mark.long
-def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -> None:
-    """The fixture was kept for a test that was never sent to the ranks."""
     suite.write(
-        "test_a.py",
+        "test_late.py",
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(1, device="cpu")
 
 
         @pytest.fixture(scope="module", autouse=True)
@@ -432,7 +421,7 @@ def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -
             torch.set_default_dtype(torch.float64)
 
 
-        def test_before():
+        def test_sets_late():
             pass
 
 
@@ -441,11 +430,11 @@ def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -
             pass
         """,
     )
-    template = "@pytest.mark.distributed(2, device='cpu')\ndef test_{}(): pass\n"
-    suite.write("test_b.py", "import pytest\n" + template.format("first") + template.format("after"))
-    # test_b.py is imported before test_a.py runs, so that no import changes settings just before test_after.
-    run = suite.run("--accel-leaks", "fail", "test_b.py::test_first", "test_a.py", "test_b.py::test_after")
-    assert run.count() == {"PASSED": 3, "SKIPPED": 1}, run.text
+    suite.write("test_after.py", "import pytest\n" + template.format(1, "first") + template.format(1, "after"))
+    # test_after.py is imported before test_late.py runs, so that no import changes settings just before test_after.
+    late = ("test_after.py::test_first", "test_late.py", "test_after.py::test_after")
+    run = suite.run("--accel-leaks", "fail", "test_wider.py", "test_before.py", "test_import.py", *late)
+    assert run.count() == {"PASSED": 8, "SKIPPED": 1}, run.text
 
 
 @pytest.mark.parametrize("widens", ["fixture", pytest.param("package", marks=pytest.mark.long)])
@@ -493,14 +482,14 @@ def test_a_change_is_a_leak_again_when_the_fixture_that_made_it_has_ended(suite:
             assert torch.get_default_dtype() == torch.float32
         """,
     )
-    run = suite.run("--accel-leaks", "fail")
-    assert run.outcomes() == {
-        "test_in_doubles": "PASSED",
-        "test_leaves_doubles": "PASSED ERROR",
-        "test_after": "PASSED",
-    }, run.text
-    text = "left torch's default dtype changed from torch.float32 to torch.float64; it has been put back"
-    assert text in run.failure("test_leaves_doubles")
+    run = suite.run("--accel-leaks", "fail", CAUSES)
+    run.expect(
+        {
+            "test_in_doubles": "PASSED",
+            "test_leaves_doubles": "PASSED ERROR leaked: setting; rank 0",
+            "test_after": "PASSED",
+        }
+    )
 
 
 def test_what_runs_before_a_file_that_is_skipped_in_the_ranks_is_no_leak(suite: Suite) -> None:

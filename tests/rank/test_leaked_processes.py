@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from pytest_accel.core.rank_messages import LeakKind
 from pytest_accel.rank import leaked_processes
 
 _COMPUTES = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
@@ -45,7 +46,7 @@ def test_a_process_that_runs_code_for_too_long_is_left_running(monkeypatch: pyte
         [leftover] = leaked_processes.left(leaked_processes.find() - known)
         assert child.poll() is None
         child.kill()
-    assert leftover.text.startswith(f"left process {child.pid} running (")
+    assert (leftover.leak.kind, leftover.leak.number) == (LeakKind.PROCESS, child.pid)
     assert leftover.handles == [child]
 
 
@@ -59,4 +60,4 @@ def test_a_warning_filter_that_names_a_library_does_not_hide_a_process() -> None
     ]
     with subprocess.Popen([*command, "-c", "input()"], stdin=subprocess.PIPE) as child:
         [leftover] = leaked_processes.left(leaked_processes.find() - known)
-    assert leftover.text.startswith(f"left process {child.pid} running (")
+    assert (leftover.leak.kind, leftover.leak.number) == (LeakKind.PROCESS, child.pid)

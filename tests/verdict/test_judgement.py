@@ -5,103 +5,47 @@ from __future__ import annotations
 import copy
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.group_names import DEFAULT_GROUP
-from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseReport, When
-from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.rank_messages import ExceptionSketch, Finished, Leak, LeakKind, When
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.diagnostics.collectives import Collective, Record
-from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
-from pytest_accel.diagnostics.exit_status import describe_exit
-from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
-from pytest_accel.verdict import report_text
-from pytest_accel.verdict.judgement import Phase, compare_collectives, judge, properties, text_longrepr
+from pytest_accel.diagnostics.diagnosis import Findings
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.verdict import sentences
+from pytest_accel.verdict.causes import Cause, CauseKind
+from pytest_accel.verdict.judgement import properties, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
-from pytest_accel.verdict.remote_exceptions import (
-    LeftBehind,
-    RankDied,
-    RankError,
-    RankHung,
-    RanksDisagree,
-    RankUnstarted,
+from pytest_accel.verdict.remote_exceptions import RankDied
+from tests.verdict.phases import (
+    OUTPUT,
+    PLACE,
+    STACK,
+    died,
+    failed,
+    hung,
+    judged,
+    passed,
+    reported,
+    sections,
+    skipped,
+    summary,
+    terminated,
+    traceback_lines,
 )
 
-PLACE = ("test_it.py", 3)
-FOLDERS = Folders("/home/me", "/home/me")
-OUTPUT = ("Captured stdout call", "the last words\n")
-STACK = """Thread 0x00007f (most recent call first):
-  File "/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
-  File "/home/me/test_it.py", line 12 in test_it
-"""
+THREAD = Leak(LeakKind.THREAD, "mine")
 
 
-def _reported(rank: int, ending: Ending, at: float, exception: ExceptionSketch | None, **report: Any) -> RankOutcome:
-    return RankOutcome(rank, ending, at, PhaseReport(1, "call", {"outcome": ending, **report}, at, exception))
-
-
-def passed(rank: int, **report: Any) -> RankOutcome:
-    return _reported(rank, "passed", 1.0, None, longrepr=None, **report)
-
-
-def failed(rank: int, text: str = "assert 0 == 1", at: float = 1.0, line: int = 7, **report: Any) -> RankOutcome:
-    longrepr = text_longrepr(text, ["the traceback"], ("test_it.py", line))
-    error = "AssertionError" if text.startswith("assert ") else "RuntimeError"
-    return _reported(rank, "failed", at, ExceptionSketch("builtins", error, text), longrepr=longrepr, **report)
-
-
-def skipped(rank: int, reason: str = "no network", **report: Any) -> RankOutcome:
-    return _reported(rank, "skipped", 1.0, None, longrepr=("test_it.py", 5, f"Skipped: {reason}"), **report)
-
-
-def died(rank: int, at: float = 1.0, number: signal.Signals = signal.SIGSEGV, **more: Any) -> RankOutcome:
-    end = exited(-number)
-    return RankOutcome(rank, "died", at, text=describe_exit(end), exit=end, **more)
-
-
-def hung(rank: int, stack: str = STACK) -> RankOutcome:
-    return RankOutcome(rank, "hung", 9.0, stack=stack, hang=Hang(HangCause.PHASE_TIMEOUT, 5, "call"))
-
-
-def terminated(rank: int, cause: str) -> RankOutcome:
-    """Return the outcome of a rank that was terminated after `cause`, an event of another rank."""
-    hang = Hang(HangCause.OTHER_RANK, 3, event=cause)
-    return RankOutcome(rank, "hung", 9.0, stack=STACK, sections=(OUTPUT,), hang=hang)
-
-
-def judged(*outcomes: RankOutcome, when: When = "call", **more: Any) -> Verdict:
-    """Return the verdict on a phase with `outcomes`, one of each rank. `more` are further fields of the phase."""
-    about = f"{len(outcomes)} on sim"
-    return judge(Phase(when=when, outcomes=outcomes, place=PLACE, about=about, folders=FOLDERS, **more))
-
-
-def traceback_lines(verdict: Verdict) -> list[str]:
-    """Return the lines of the failure's traceback, with the places of its frames."""
-    lines: list[str] = []
-    for traceback, *_ in verdict.longrepr["chain"]:
-        for entry in traceback["reprentries"]:
-            place = entry["data"].get("reprfileloc")
-            lines += [f"{place['path']}:{place['lineno']}: {place['message']}"] if place else []
-            lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
-        lines += traceback["extraline"].split("\n") if traceback["extraline"] else []
-    return lines
-
-
-def sections(verdict: Verdict) -> dict[str, str]:
-    """Return title and text of each section that a failure shows below its traceback."""
-    return {name: text for name, text, _ in verdict.longrepr["sections"]}
-
-
-def summary(verdict: Verdict) -> tuple[str, list[str]]:
-    """Return the first section: its title, and its lines, each about one rank or several."""
-    name, text, _ = verdict.longrepr["sections"][0]
-    return name, text.splitlines()
+def kind(*outcomes: RankOutcome) -> CauseKind | None:
+    """Return the kind of the cause of a failure with `outcomes`."""
+    cause = judged(*outcomes).cause
+    return None if cause is None else cause.kind
 
 
 def test_a_test_passes_if_all_ranks_have_passed() -> None:
@@ -117,6 +61,7 @@ def test_one_rank_that_has_not_passed_fails_the_test(outcome: RankOutcome) -> No
 def test_a_failure_has_the_message_and_traceback_of_its_rank() -> None:
     verdict = judged(passed(0), failed(1))
     assert verdict.message == "rank 1: assert 0 == 1"
+    assert verdict.cause == Cause(CauseKind.FAILED, "AssertionError", (1,))
     assert verdict.error == ExceptionSketch("builtins", "AssertionError", "assert 0 == 1")
     assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 7, "message": "rank 1: assert 0 == 1"}
     assert verdict.longrepr["chain"][-1][1]["message"] == "rank 1: assert 0 == 1"
@@ -139,7 +84,7 @@ def test_failures_of_which_all_frames_are_hidden_are_told_apart_by_their_excepti
     def hidden(rank: int, text: str) -> RankOutcome:
         longrepr = text_longrepr("", ["the traceback"], PLACE) | {"reprcrash": None}
         longrepr["chain"] = [(longrepr["reprtraceback"], None, None)]
-        return _reported(rank, "failed", rank, ExceptionSketch("builtins", "ValueError", text), longrepr=longrepr)
+        return reported(rank, "failed", rank, ExceptionSketch("builtins", "ValueError", text), longrepr=longrepr)
 
     verdict = judged(passed(0), hidden(1, "one"), hidden(2, "one"), hidden(3, "other"))
     assert (verdict.message, verdict.failed_ranks) == ("ranks 1-2: ValueError: one", (1, 2))
@@ -175,7 +120,7 @@ def test_failures_with_different_texts_are_not_equal() -> None:
 
 def test_the_earliest_failure_is_the_cause() -> None:
     assert judged(failed(0, "late", at=2), failed(1, "early", at=1)).message == "rank 1: early"
-    assert judged(failed(0, "late", at=2), died(1, at=1)).error is RankDied
+    assert kind(failed(0, "late", at=2), died(1, at=1)) is CauseKind.DIED
     assert judged(failed(0, "early", at=1), died(1, at=2)).message == "rank 0: early"
 
 
@@ -233,19 +178,19 @@ def test_an_error_about_a_lost_peer_is_the_cause_if_there_is_no_other() -> None:
 
 def test_precedence_is_death_failure_hang_disagreement() -> None:
     outcomes: list[RankOutcome] = [skipped(0), passed(1)]
-    assert judged(*outcomes).error is RanksDisagree
+    assert kind(*outcomes) is CauseKind.DISAGREED
     outcomes.append(hung(2))
-    assert judged(*outcomes).error is RankHung
+    assert kind(*outcomes) is CauseKind.HUNG
     # Ranks hang because another rank failed, although the hang was reported first.
     outcomes.append(failed(3, at=99))
     assert judged(*outcomes).message == "rank 3: assert 0 == 1"
     outcomes.append(died(4, at=98))
-    assert judged(*outcomes).error is RankDied
+    assert kind(*outcomes) is CauseKind.DIED
 
 
 def test_a_death_has_its_signal_and_the_last_output() -> None:
     verdict = judged(passed(0), died(1, number=signal.SIGABRT, log="terminate called"), when="setup")
-    assert verdict.error is RankDied
+    assert verdict.cause == Cause(CauseKind.DIED, "SIGABRT", (1,))
     assert verdict.message == "rank 1 was killed by SIGABRT in the setup phase"
     assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 3, "message": verdict.message}
     assert traceback_lines(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
@@ -259,7 +204,7 @@ def test_deaths_are_equal_if_their_output_is_equal() -> None:
 
 def test_a_hang_shows_where_every_rank_is() -> None:
     verdict = judged(passed(0), hung(1), hung(2))
-    assert verdict.error is RankHung
+    assert verdict.cause == Cause(CauseKind.HUNG, "phase timeout", (1, 2))
     assert verdict.message == "timed out after 5 s: ranks 1-2 are at test_it.py:12; rank 0 had finished"
     assert summary(verdict) == ("all ranks", ["ranks 1-2: timed out", "rank 0: passed"])
     assert traceback_lines(verdict) == [
@@ -277,27 +222,6 @@ def test_hangs_at_different_places_are_reported_separately() -> None:
     assert verdict.message == "timed out after 5 s: rank 0 is at test_it.py:12; rank 1 is at test_it.py:30"
     assert summary(verdict)[1] == ["rank 0: timed out", "rank 1: timed out after 5 s at test_it.py:30 in test_it"]
     assert sections(verdict)["[rank 1] stacks"].splitlines()[0] == "test_it.py:30 in test_it"
-
-
-def test_hung_ranks_without_a_stack_do_not_respond_to_signals() -> None:
-    starting = [RankOutcome(rank, "hung", 9.0, hang=Hang(HangCause.START_TIMEOUT, 120)) for rank in (0, 1)]
-    assert judged(*starting).message == "ranks 0-1: did not become ready within 120 s; do not respond to signals"
-    assert judged(hung(0, ""), hung(1, "")).message == "timed out after 5 s: ranks 0-1 do not respond to signals"
-    for stacks, line in (
-        ({0: "", 1: ""}, "ranks 0-1: do not respond to signals"),
-        ({0: ""}, "rank 0: does not respond to signals"),
-    ):
-        assert report_text.interrupted_lines(Interrupted("test_it", {}, stacks, Findings()), FOLDERS) == [line]
-
-
-def test_an_interrupt_names_ranks_that_have_finished_the_test() -> None:
-    """The stack of such a rank is that of this package, which receives the next test."""
-    receives = f"""Thread 0x00007f (most recent call first):
-  File "/venv/lib/python3.12/multiprocessing/connection.py", line 250 in recv
-  File "{PACKAGE}rank/driver_connection.py", line 31 in receive
-"""
-    lines = report_text.interrupted_lines(Interrupted("test_it", {}, {0: receives, 1: ""}, Findings()), FOLDERS)
-    assert lines == ["rank 0: finished the test", "rank 1: does not respond to signals"]
 
 
 def test_a_hang_names_the_difference_between_collectives() -> None:
@@ -360,19 +284,19 @@ def test_a_crash_shows_the_place_and_the_frames() -> None:
 
 
 def test_a_terminated_rank_is_reported_below_the_event_that_terminated_it() -> None:
-    verdict = judged(skipped(0), terminated(1, "rank 0 skipped"))
-    assert verdict.error is RanksDisagree
+    verdict = judged(skipped(0), terminated(1, RankEvent(0, "skipped")))
+    assert verdict.cause == Cause(CauseKind.DISAGREED, "skip")
     assert verdict.message == "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran"
     lines = verdict.plain_text().splitlines()
     running = "still running at test_it.py:12 in test_it when it was stopped 3 s after"
     assert f"rank 1: {running} rank 0 skipped" in lines
     assert sections(verdict)["[rank 1] stacks"].startswith("test_it.py:12 in test_it\n")
     assert verdict.sections == (("Captured stdout call [rank 1]", OUTPUT[1]),)
-    assert judged(hung(0), terminated(1, "rank 0 timed out")).message.startswith("timed out after 5 s: rank 0 is")
+    assert judged(hung(0), terminated(1, RankEvent(0, "hung"))).message.startswith("timed out after 5 s: rank 0 is")
 
 
 def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> None:
-    ended = passed(0)._replace(later=terminated(0, "rank 1 failed"))
+    ended = passed(0)._replace(later=terminated(0, RankEvent(1, "failed")))
     verdict = judged(ended, failed(1, sections=[OUTPUT]), passed(2)._replace(later=died(2)))
     assert verdict.message == "rank 1: assert 0 == 1"
     assert summary(verdict)[1] == [
@@ -382,29 +306,30 @@ def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> No
     ]
     assert sections(verdict)["[rank 0] stacks"].startswith("test_it.py:12 in test_it\n")
     assert verdict.sections == (("Captured stdout call [ranks 0-1]", OUTPUT[1]),)
-    both = [passed(rank)._replace(later=terminated(rank, "rank 2 failed")) for rank in range(2)]
+    both = [passed(rank)._replace(later=terminated(rank, RankEvent(2, "failed"))) for rank in range(2)]
     assert "when they were stopped 3 s after rank 2 failed" in summary(judged(*both, failed(2)))[1][1]
     assert judged(ended, passed(1)).outcome == "passed"  # The later phase fails.
 
 
 def test_a_failure_raised_by_the_plugin_itself_has_no_place() -> None:
-    plugin_error = text_longrepr("no marks", ["no marks"], (report_text.__file__, 3))
-    report = _reported(1, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "no marks"), longrepr=plugin_error)
+    plugin_error = text_longrepr("no marks", ["no marks"], (sentences.__file__, 3))
+    report = reported(1, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "no marks"), longrepr=plugin_error)
     assert summary(judged(failed(0, at=0.5), report))[1][1] == "rank 1: failed: no marks"
 
 
 def test_ranks_without_a_report_fail_the_test() -> None:
     verdict = judged(passed(0), RankOutcome(1, "unstarted", text="Traceback\nLookupError: no such test\n", log="noise"))
-    assert verdict.error is RankUnstarted
+    assert verdict.cause == Cause(CauseKind.UNSTARTED, "", (1,))
     assert verdict.message == "rank 1 could not run the test: LookupError: no such test"
     assert sections(verdict)["[rank 1] last output"] == "noise"
-    assert judged(RankOutcome(0, "unstarted")).message == "the test's process could not run the test: no reason given"
-    assert judged(passed(0), RankOutcome(1, "failed", text="a copy came back")).error is RankError
+    assert judged(RankOutcome(0, "unstarted")).message.endswith("run the test: it sent no report of the call phase")
+    copy_came_back = judged(passed(0), RankOutcome(1, "failed", text="a copy came back"))
+    assert copy_came_back.cause == Cause(CauseKind.FAILED, "forked copy", (1,))
+    assert copy_came_back.message == "rank 1 failed in the call phase: a copy came back"
 
 
 def test_a_skip_on_some_ranks_fails_the_test() -> None:
     verdict = judged(skipped(0), passed(1), skipped(2), passed(3))
-    assert verdict.error is RanksDisagree
     assert verdict.message == "the ranks disagree in the call phase: ranks 0, 2 skipped, ranks 1, 3 ran"
     assert verdict.plain_text().splitlines() == [
         verdict.message,
@@ -429,7 +354,7 @@ def test_a_test_xfails_only_if_it_does_on_all_ranks() -> None:
     verdict = judged(*expected)
     assert (verdict.outcome, verdict.message, verdict.wasxfail) == ("xfailed", "reason: known", "reason: known")
     assert judged(expected[0], skipped(1)).outcome == "skipped"
-    assert judged(expected[0], passed(1)).error is RanksDisagree
+    assert kind(expected[0], passed(1)) is CauseKind.DISAGREED
     assert judged(expected[0], failed(1)).message == "rank 1: assert 0 == 1"
 
 
@@ -440,8 +365,8 @@ def test_an_xpass_is_kept() -> None:
 
 def test_an_unknown_outcome_fails_the_test() -> None:
     unknown: Any = "rerun"
-    verdict = judged(passed(0), _reported(1, unknown, 1.0, None, longrepr=None))
-    assert verdict.error is RanksDisagree
+    verdict = judged(passed(0), reported(1, unknown, 1.0, None, longrepr=None))
+    assert verdict.cause == Cause(CauseKind.DISAGREED, "outcome")
     assert verdict.message == "rank 1 reported 'rerun' for the call phase, which is no pass, failure or skip"
 
 
@@ -468,8 +393,8 @@ def test_captured_output_is_labelled_by_rank() -> None:
     ],
 )
 def test_a_failure_may_be_plain_text(longrepr: str | None, message: str) -> None:
-    verdict = judged(passed(0), _reported(1, "failed", 1.0, None, longrepr=longrepr))
-    assert (verdict.message, verdict.error) == (message, RankError)
+    verdict = judged(passed(0), reported(1, "failed", 1.0, None, longrepr=longrepr))
+    assert (verdict.message, verdict.cause) == (message, Cause(CauseKind.FAILED, "", (1,)))
     assert verdict.longrepr["reprcrash"]["path"] == "test_it.py"
 
 
@@ -525,34 +450,6 @@ def finished(*counts: Mapping[str, tuple[tuple[int, ...], int | None]]) -> dict[
     return {rank: Finished(1, collectives) for rank, collectives in enumerate(counts)}
 
 
-def test_equal_numbers_of_collectives_have_no_message() -> None:
-    assert compare_collectives({}) == []
-    assert compare_collectives(finished({}, {})) == []
-    assert compare_collectives(finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 4)})) == []
-
-
-def test_different_numbers_of_collectives_are_reported() -> None:
-    world = (0, 1, 2)
-    message = (
-        "the ranks issued different numbers of collectives in the default process group (ranks 0-2), "
-        "counted since the group was made: rank 0: 4, rank 1: 3, rank 2: 4"
-    )
-    counts = {rank: Finished(1, {"default_pg": (world, 3 + (rank != 1))}) for rank in world}
-    assert compare_collectives(counts) == [message]
-
-
-def test_groups_with_the_same_name_and_different_members_are_different_groups() -> None:
-    """Give each pair of ranks its own group. A rank knows only the groups that it belongs to."""
-    left, right, world = (0, 1), (2, 3), (0, 1, 2, 3)
-    counts = [{"0": (world, 1), "1": (pair, number)} for pair, number in ((left, 5), (left, 5), (right, 6), (right, 6))]
-    assert compare_collectives(finished(*counts)) == []
-    counts[3]["1"] = (right, 7)
-    assert compare_collectives(finished(*counts)) == [
-        "the ranks issued different numbers of collectives in process group 1 (ranks 2-3), "
-        "counted since the group was made: rank 2: 6, rank 3: 7"
-    ]
-
-
 def at_the_end(*ends: Finished, **more: Any) -> Verdict:
     """Return the verdict on a teardown that has passed on all ranks, whose last messages are `ends`."""
     return judged(*map(passed, range(len(ends))), when="teardown", finished=dict(enumerate(ends)), **more)
@@ -560,51 +457,53 @@ def at_the_end(*ends: Finished, **more: Any) -> Verdict:
 
 def test_different_numbers_of_collectives_fail_the_teardown_and_end_the_world() -> None:
     verdict = at_the_end(*finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 5)}).values())
-    assert (verdict.outcome, verdict.error) == ("failed", RanksDisagree)
+    assert (verdict.outcome, verdict.cause) == ("failed", Cause(CauseKind.DISAGREED, "collectives"))
     assert verdict.message.startswith("the ranks issued different numbers of collectives")
     assert verdict.kill_reason == verdict.message
 
 
 def test_different_numbers_of_groups_fail_the_test_that_has_made_them() -> None:
     verdict = at_the_end(Finished(1, {}, groups=2, groups_by_test=1), Finished(1, {}, groups=1))
-    assert (verdict.outcome, verdict.error, verdict.kill_reason) == ("failed", RanksDisagree, verdict.message)
+    assert (verdict.outcome, verdict.cause) == ("failed", Cause(CauseKind.DISAGREED, "process groups"))
+    assert verdict.kill_reason == verdict.message
     assert verdict.message.startswith("the ranks made different numbers of process groups: rank 0: 1, rank 1: 0; ")
 
 
 def test_different_numbers_of_other_groups_end_the_world_without_a_failure() -> None:
     verdict = at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=2))
-    assert (verdict.outcome, verdict.kill_reason) == ("passed", "its ranks made different numbers of process groups")
+    assert (verdict.outcome, verdict.kill_reason) == ("passed", sentences.OTHER_GROUP_NUMBERS)
     assert at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=1)).kill_reason is None
 
 
 def test_an_error_in_a_late_fixture_teardown_fails_the_teardown() -> None:
     verdict = at_the_end(Finished(1, {}), Finished(1, {}, late_teardown_error="left by test_a:\nValueError: x"))
-    assert (verdict.outcome, verdict.error, verdict.message) == ("failed", RankError, "left by test_a:")
+    assert (verdict.message, verdict.cause) == ("left by test_a:", Cause(CauseKind.FAILED, "late teardown"))
     assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"][1:] == ["ValueError: x\n"]
     counts = finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 5)})
     ends = [structs.replace(one, late_teardown_error="left by test_a:\nValueError: x") for one in counts.values()]
-    assert at_the_end(*ends).error is RanksDisagree
+    assert at_the_end(*ends).cause == Cause(CauseKind.DISAGREED, "collectives")
 
 
 @pytest.mark.parametrize(
     ("leaks", "outcome", "warnings"), [("off", "passed", 0), ("warn", "passed", 1), ("fail", "failed", 0)]
 )
 def test_a_leak_is_ignored_or_is_a_warning_or_a_failure(leaks: str, outcome: str, warnings: int) -> None:
-    leak = Finished(1, {}, leaks=("left a thread running",))
+    leak = Finished(1, {}, leaks=(THREAD,))
     verdict = at_the_end(leak, leak, leaks=leaks)
     assert (verdict.outcome, len(verdict.leak_warnings)) == (outcome, warnings)
-    assert verdict.error is (LeftBehind if outcome == "failed" else None)
-    assert (*verdict.leak_warnings, verdict.message)[0] == ("" if leaks == "off" else "ranks 0-1 left a thread running")
+    assert verdict.cause == (Cause(CauseKind.LEAKED, "thread", (0, 1)) if outcome == "failed" else None)
+    text = "" if leaks == "off" else "ranks 0-1 left the thread 'mine' running"
+    assert (*verdict.leak_warnings, verdict.message)[0] == text
 
 
 def test_a_leak_whose_warning_is_an_error_fails_the_teardown() -> None:
-    leak = Finished(1, {}, leaks=("left this", "left that"))
+    leak = Finished(1, {}, leaks=(THREAD, Leak(LeakKind.RPC, lasting=True)))
     verdict = at_the_end(leak, leaks="warn", leak_errors=["rank 0 left that"])
     assert (verdict.outcome, verdict.message, len(verdict.leak_warnings)) == ("failed", "rank 0 left that", 2)
 
 
 def test_leaks_and_late_errors_are_not_reported_in_addition_to_a_failure() -> None:
-    bad = Finished(1, {}, leaks=("left a file",), late_teardown_error="an error")
+    bad = Finished(1, {}, leaks=(THREAD,), late_teardown_error="an error")
     assert at_the_end(bad, failed_before=True).outcome == "passed"
     verdict = judged(failed(0), when="teardown", finished={0: bad})
     assert verdict.message == "assert 0 == 1"
@@ -619,17 +518,18 @@ def test_the_end_of_a_rank_is_reported_once() -> None:
 
 @pytest.mark.parametrize("when", ["call", "teardown"])
 def test_failed_subtests_fail_their_phase(when: When) -> None:
-    problem = "contains 2 failed subtests"
-    verdict = judged(passed(0), passed(1), when=when, subtest_problem=problem)
-    assert (verdict.message, verdict.error) == (problem, RankError)
-    assert judged(failed(0), when=when, subtest_problem=problem).message == "assert 0 == 1"
+    numbers = {"subtest": 2, "check": 1}
+    verdict = judged(passed(0), passed(1), when=when, failed_subtests=numbers)
+    assert verdict.cause == Cause(CauseKind.FAILED, "subtests")
+    assert verdict.message == "contains 2 failed subtests and 1 failed check"
+    assert judged(failed(0), when=when, failed_subtests=numbers).message == "assert 0 == 1"
 
 
 def test_ranks_that_end_a_phase_differently_are_retired() -> None:
     assert judged(passed(0), failed(1)).retire
     assert not judged(failed(0), failed(1)).retire
     assert not judged(passed(0), failed(1), when="teardown").retire
-    assert judged(passed(0), passed(1), subtest_problem="contains 1 failed subtest").retire
+    assert judged(passed(0), passed(1), failed_subtests={"subtest": 1}).retire
 
 
 def test_the_verdict_has_the_slowest_time_and_the_data_of_all_ranks() -> None:
@@ -659,17 +559,3 @@ def test_exception_returns_the_exception_for_the_outcome() -> None:
     assert isinstance(error, AssertionError)
     assert str(error) == "assert 0 == 1"
     assert isinstance(judged(died(0)).exception(), RankDied)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([1], "rank 1"),
-        ([0, 1, 2, 3], "ranks 0-3"),
-        ([3, 1], "ranks 1, 3"),
-        ([7, 5, 2, 6, 0], "ranks 0, 2, 5-7"),
-        ([9, 10, 11], "ranks 9-11"),
-    ],
-)
-def test_consecutive_ranks_are_written_as_a_range(ranks: Sequence[int], text: str) -> None:
-    assert ranks_text(ranks) == text

@@ -9,7 +9,7 @@ import pytest
 from pytest_accel.core.rank_messages import ExtraReport, PhaseReport
 from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
 from pytest_accel.verdict.judgement import Phase, text_longrepr
-from pytest_accel.verdict.merged_subtests import merge, problem
+from pytest_accel.verdict.merged_subtests import failed_numbers, merge
 
 Sent = tuple[int, ExtraReport]
 
@@ -164,8 +164,7 @@ def test_a_check_that_only_some_ranks_make_is_no_disagreement() -> None:
     assert merged["longrepr"]["reprcrash"]["message"] == "rank 1: assert 1 == 9"
 
 
-def test_the_problem_counts_what_has_failed() -> None:
+def test_failed_subtests_and_checks_are_counted() -> None:
     reports = [sent(0, "failed", "a"), sent(1, "passed", "a"), sent(0, "passed", "b"), sent(1, "failed", None)]
-    assert problem(merge(reports, TWO_PASSED)) == "contains 2 failed subtests and 1 failed check"
-    assert problem(merge([sent(0, "failed", None)], TWO_PASSED)) == "contains 1 failed check"
-    assert problem(merge([sent(rank, "passed") for rank in (0, 1)], TWO_PASSED)) is None
+    assert failed_numbers(merge(reports, TWO_PASSED)) == {"subtest": 2, "check": 1}
+    assert failed_numbers(merge([sent(rank, "passed") for rank in (0, 1)], TWO_PASSED)) == {}

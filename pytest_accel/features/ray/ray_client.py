@@ -22,9 +22,8 @@ from typing import BinaryIO, Protocol
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
-from pytest_accel.core.rank_exit import exited
+from pytest_accel.core.signals import signal_name
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.features.launchers.agent_admission import Invitation
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
@@ -380,7 +379,8 @@ class RayCluster:
         except subprocess.TimeoutExpired:  # The helper has closed the connection, but Ray does not shut down in it.
             kill_tree(self._process.pid)
         try:
-            end = describe_exit(exited(self._process.wait(KILL_TIMEOUT)), "was")
+            status = self._process.wait(KILL_TIMEOUT)
+            end = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
         except subprocess.TimeoutExpired:
             end = f"could not be killed (pid {self._process.pid})"
         if self._closing:

@@ -27,10 +27,11 @@ from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.terminal_file import TerminalFile
 from pytest_accel.core.units import count_text
+from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.features.order.test_demand import Demand
 from pytest_accel.features.record.live_state import LIVE_EVENTS, LiveState, RunningTest
 from pytest_accel.pool.pool_client import waiting_text
-from pytest_accel.verdict.report_text import place_parts
+from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
@@ -253,9 +254,9 @@ def _counts(state: LiveState) -> list[str]:
 def _about(test: RunningTest, pool: Pool, now: float, folders: Folders) -> str:
     about = [*([test.worker] if test.worker else []), _duration(now - test.since), test.phase]
     text = f"{test.test} ({', '.join(about)})"
-    places, collectives = pool.places(test.world) if test.world else ({}, [])
-    parts = place_parts({rank: place for rank, place in places.items() if place}, collectives, folders)
-    if parts and (unknown := [rank for rank, place in places.items() if not place]):
+    ranks, progress = pool.progress(test.world) if test.world else ((), Progress())
+    parts = progress_parts(progress, folders)
+    if parts and (unknown := [rank for rank in ranks if rank not in progress.places]):
         parts.append(f"{ranks_text(unknown)} in the {test.phase} phase")
     return f"{text}: {'; '.join(parts)}" if parts else text
 

@@ -127,7 +127,7 @@ def _details_of_failure(excinfo: pytest.ExceptionInfo[BaseException], longrepr: 
     place, text = failure_place(excinfo, longrepr, folders), ""
     if place is not None and not hasattr(longrepr, "reprcrash"):  # It is a doctest.
         from pytest_accel.core.serialization import sketch
-        from pytest_accel.verdict.report_text import headline
+        from pytest_accel.verdict.sentences import headline
 
         text = headline(sketch(excinfo.value))
     return _Details(os.getpid(), place=place, headline=text)

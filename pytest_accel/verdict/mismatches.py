@@ -1,4 +1,4 @@
-"""Comparison of the messages that the ranks have sent and received in a test, and collectives left. Pure functions.
+"""Comparison of the ranks' last messages of a test: collectives, process groups and messages. Pure functions.
 
 Operations on one channel, and with one tag, meet in the order in which they were issued. So it is enough to compare
 numbers: those beyond the smaller one are without a counterpart.
@@ -8,17 +8,60 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from msgspec import Struct
 
-from pytest_accel.core.frames import Folders
-from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
+from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_messages import CallSite, Channel, Finished, GroupMessages
-from pytest_accel.core.rank_names import ranks_text
 
 _NO_MESSAGES = GroupMessages({})
-_SHOWN = 8
-"""Number of lines. In a large world, each rank may have left a message."""
+
+
+class UnequalCollectives(Struct, frozen=True):
+    """The ranks issued different numbers of collectives in a process group."""
+
+    detail: ClassVar[str] = "collectives"
+    """The `Cause.detail` of a failure for this."""
+    group: str
+    """Name of the group, or `DEFAULT_GROUP`."""
+    members: tuple[int, ...]
+    numbers: Mapping[int, int]
+    """By rank: the number since the group was made."""
+
+
+class UnequalGroups(Struct, frozen=True):
+    """The ranks made different numbers of process groups."""
+
+    detail: ClassVar[str] = "process groups"
+    numbers: Mapping[int, int]
+    """By rank."""
+
+
+class UnmetMessages(Struct, frozen=True):
+    """Messages that were sent and not received, or awaited and not sent."""
+
+    detail: ClassVar[str] = "messages"
+    number: int
+    """The number of messages that were not received; negative: of those that `receiver` awaits."""
+    receiver: int
+    senders: tuple[int, ...]
+    """The ranks that have sent them, or should have; empty if the receiver awaits a message of any rank."""
+    group: str
+    place: CallSite
+    """The place of the last operation."""
+
+
+Mismatch = UnequalCollectives | UnequalGroups | UnmetMessages
+
+
+class Unawaited(Struct, frozen=True):
+    """A collective for which a test has not waited, and that did not succeed, in some ranks."""
+
+    ranks: tuple[int, ...]
+    place: CallSite
+    error: str | None
+    """First line of the error; None: it has not completed."""
 
 
 class _Operations(Struct):
@@ -65,46 +108,65 @@ class _Receiver:
         pairs = [self.total] if self.from_any.issued else zip(self.sent.values(), self.received.values(), strict=True)
         return any(not (one.unclear or other.unclear) and one.issued != other.issued for one, other in pairs)
 
-    def lines(self, where: str, folders: Folders) -> list[str]:
-        """Return the lines about the messages of the test without a counterpart; `where` names the group."""
-        lines = []
+    def unmet(self, group: str) -> Iterator[UnmetMessages]:
+        """Yield the messages of the test without a counterpart; `group` is the group's name."""
         for sender, sent in self.sent.items():
             for number, place in _differences(sent, self.received[sender]):
-                at = _at(place, folders)
-                if number < 0:
-                    who = f"rank {self.rank} waits for {_messages(-number)} from rank {sender}"
-                    lines.append(f"{who} that rank {sender} did not send{where}: {at}")
-                elif not self.from_any.issued:
-                    who = f"rank {sender} sent {_messages(number)} to rank {self.rank}"
-                    lines.append(f"{who} that rank {self.rank} did not receive{where}: {at}")
+                if number < 0 or not self.from_any.issued:
+                    yield UnmetMessages(number, self.rank, (sender,), group, place)
         for number, place in _differences(*self.total) if self.from_any.issued else ():
-            at = _at(place, folders)
-            if number < 0:
-                lines.append(f"rank {self.rank} waits for {_messages(-number)} that no rank sent{where}: {at}")
-            else:
-                senders = ranks_text([one for one, sent in self.sent.items() if sent.by_tag])
-                who = f"{senders} sent {_messages(number)} to rank {self.rank}"
-                lines.append(f"{who} that rank {self.rank} did not receive{where}: {at}")
-        return lines
+            senders = [one for one, sent in self.sent.items() if sent.by_tag] if number > 0 else ()
+            yield UnmetMessages(number, self.rank, tuple(senders), group, place)
 
 
-def unmatched_messages(finished: Mapping[int, Finished], folders: Folders) -> list[str]:
-    """Return lines about the messages of the test that were sent and not received, or awaited and not sent."""
-    lines: list[str] = []
-    for name, receiver in _receivers(finished):
-        lines += receiver.lines("" if name == DEFAULT_GROUP else f" in {group_label(name)}", folders)
-    more = len(lines) - _SHOWN
-    return lines if more <= 0 else [*lines[:_SHOWN], f"... and {more} more of this kind"]
+def compare_collectives(finished: Mapping[int, Finished]) -> list[UnequalCollectives]:
+    """Return the process groups in which the ranks issued different numbers of collectives."""
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
+    for rank, left in finished.items():
+        for name, (members, number) in left.collectives.items():
+            if number is not None:
+                groups.setdefault((name, members), {})[rank] = number
+    return [
+        UnequalCollectives(name, members, numbers)
+        for (name, members), numbers in groups.items()
+        if len(set(numbers.values())) > 1
+    ]
 
 
-def unawaited_collectives(finished: Mapping[int, Finished], folders: Folders) -> list[str]:
-    """Return lines about the collectives of the test that it has not waited for, and that did not succeed."""
-    ranks: dict[str, list[int]] = {}
+def compare_groups(finished: Mapping[int, Finished]) -> list[UnequalGroups]:
+    """Return the numbers of process groups that the ranks made in the test; nothing if all are equal."""
+    numbers = {rank: left.groups_by_test for rank, left in finished.items()}
+    return [UnequalGroups(numbers)] if len(set(numbers.values())) > 1 else []
+
+
+def have_different_groups(finished: Mapping[int, Finished]) -> bool:
+    """Return whether some ranks have a process group that others should have, too, or that changes the next names.
+
+    torch numbers groups in all ranks, and derives the names of those that only their members make from their number.
+    """
+    held: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+    for rank, left in finished.items():
+        for name, (members, _) in left.collectives.items():
+            held.setdefault((name, members), set()).add(rank)
+    return any(
+        not ranks >= finished.keys() & (members if name == DEFAULT_GROUP or name.isdigit() else finished.keys())
+        for (name, members), ranks in held.items()
+    )
+
+
+def unmet_messages(finished: Mapping[int, Finished]) -> list[UnmetMessages]:
+    """Return the messages of the test that were sent and not received, or awaited and not sent."""
+    return [unmet for name, receiver in _receivers(finished) for unmet in receiver.unmet(name)]
+
+
+def unawaited_collectives(finished: Mapping[int, Finished]) -> list[Unawaited]:
+    """Return the collectives of the test that it has not waited for, and that did not succeed."""
+    ranks: dict[tuple[CallSite, str | None], list[int]] = {}
     for rank, left in sorted(finished.items()):
         for one in left.unawaited:
-            end = "has not completed" if one.error is None else f"failed: {one.error.strip().partition(chr(10))[0]}"
-            ranks.setdefault(f"{_at(one.place, folders)}, for which the test did not wait, {end}", []).append(rank)
-    return [f"{ranks_text(waiting)}: {line}" for line, waiting in ranks.items()]
+            error = None if one.error is None else one.error.strip().partition("\n")[0]
+            ranks.setdefault((one.place, error), []).append(rank)
+    return [Unawaited(tuple(waiting), place, error) for (place, error), waiting in ranks.items()]
 
 
 def are_pending(finished: Mapping[int, Finished]) -> bool:
@@ -158,11 +220,3 @@ def _differences(sent: _Operations, received: _Operations) -> Iterable[tuple[int
     for tag, number in numbers.items():
         if number:
             yield number, (sent if number > 0 else received).places[tag]
-
-
-def _messages(number: int) -> str:
-    return f"{number} message{'s' if number > 1 else ''}"
-
-
-def _at(place: CallSite, folders: Folders) -> str:
-    return f"{place.function} at {folders.shown(place.path)}:{place.line}"

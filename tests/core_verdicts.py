@@ -1,4 +1,4 @@
-"""A suite with tests of every outcome, and their verdicts, which are the same under a launcher and on a cluster."""
+"""The core rows of the verdict matrix: a test for each outcome, and its verdict, the same over each transport."""
 
 from __future__ import annotations
 
@@ -130,16 +130,16 @@ TESTS = """
     def test_unmarked():
         pass
     """
-VERDICTS = {
+VERDICTS = {  # With the causes that a session with the option `CAUSES` reports.
     "test_two_devices": "PASSED",
     "test_sum[1]": "PASSED",
     "test_sum[2]": "PASSED",
     "test_shares": "PASSED",
-    "test_fails_on_one_rank": "FAILED",
-    "test_exits_on_one_rank": "FAILED",
-    "test_killed_on_one_rank": "FAILED",
-    "test_hangs_on_one_rank": "FAILED",
-    "test_skipped_by_one_rank": "FAILED",
+    "test_fails_on_one_rank": "FAILED failed: AssertionError; rank 1",
+    "test_exits_on_one_rank": "FAILED died: status 0; rank 1",
+    "test_killed_on_one_rank": "FAILED died: SIGKILL; rank 0",
+    "test_hangs_on_one_rank": "FAILED hung: phase timeout; rank 1",
+    "test_skipped_by_one_rank": "FAILED disagreed: skip",
     "test_part_skipped_by_one_rank": "SUBFAILED FAILED" if pytest.version_tuple >= (9,) else "FAILED",
     "test_skipped": "SKIPPED",
     "test_expected_to_fail": "XFAIL",
@@ -147,7 +147,7 @@ VERDICTS = {
     "test_twins[a-b-c]": "FAILED PASSED",
     "test_twins[a-c]": "PASSED",
     "test_twins[a-b-b-c]": "PASSED",
-    "test_message_that_nobody_receives": "PASSED ERROR",
+    "test_message_that_nobody_receives": "PASSED ERROR disagreed: messages",
     "test_message_of_its_own": "PASSED",
     "test_too_large": "SKIPPED",
     "test_unmarked": "PASSED",

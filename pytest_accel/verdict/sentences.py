@@ -1,0 +1,719 @@
+"""All sentences about ranks that a user reads: in reports of failures, on the terminal, and in the session's summary.
+
+The other modules have causes, outcomes and findings as data, and ask this one for the text when a report is made.
+Pure functions, except that the source lines at which ranks stand are read from their files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from pytest_accel.core.frames import PACKAGE, Folders
+from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
+from pytest_accel.core.rank_exit import ExitCause, RankExit
+from pytest_accel.core.rank_messages import CallSite, ExceptionSketch, Finished, Leak, LeakKind, When
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.signals import signal_name
+from pytest_accel.core.skip_text import reason_of_skip
+from pytest_accel.core.truncation import cut_end, cut_gloo
+from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
+from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.diagnostics.source_lines import stack_text, threads_text
+from pytest_accel.verdict.causes import Consequence, OutsideCause, consequence
+from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups, UnmetMessages
+
+_WIDTH = 200
+"""Characters of a line. Longer lines are truncated."""
+ALONE = "the test's process"
+"""The name of the only rank of a test in its message."""
+_MORE_LINES = 6
+"""Lines of a rank's failure message that are shown after the first."""
+_MORE_MESSAGES = 8
+"""Lines on messages without a counterpart. In a large world, each rank may have left a message."""
+_MISSING_FIXTURE = (pytest.FixtureLookupError.__module__, pytest.FixtureLookupError.__qualname__)
+_THREAD_ID = re.compile(r"^Thread [0-9]+ ", re.MULTILINE)
+"""The process id in py-spy's line on a thread."""
+
+COULD_RUN = "could run the test"
+OTHER_GROUP_NUMBERS = "its ranks made different numbers of process groups"
+OTHER_GROUPS = "some of its ranks have process groups that others have not"
+FAILED_MESSAGE = "a point-to-point operation of the test failed, and its connection may be closed"
+
+# The end of a rank
+
+_OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
+_EXITS = {
+    ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
+    ExitCause.NODE_LOST: "lost with the node",
+    ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
+    ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
+}
+_PASSIVE = frozenset((ExitCause.NODE_LOST, ExitCause.LOCK_LOST))
+"""The causes whose text is a participle."""
+_LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
+_EVENTS = {
+    "died": "died",
+    "hung": "timed out",
+    "unstarted": "could not run the test",
+    "failed": "failed",
+    "skipped": "skipped",
+}
+
+
+def describe_exit(end: RankExit, be: str = "") -> str:
+    """Return the predicate of a sentence about a rank that ended like this: ``exited with status 3``.
+
+    `be` (``was`` or ``were``) is put before a participle such as ``killed``; leave it empty for a list.
+    """
+    be = f"{be} " if be else ""
+    if end.cause in _EXITS:
+        text = f"{be if end.cause in _PASSIVE else ''}{_EXITS[end.cause]}"
+        return f"{text} {end.about}" if end.about else text
+    assert end.status is not None
+    text = f"exited with status {end.status}" if end.status >= 0 else f"{be}killed by {signal_name(-end.status)}"
+    return f"{text}: {_OUT_OF_MEMORY}" if end.cause is ExitCause.OUT_OF_MEMORY else text
+
+
+def describe_hang(hang: Hang, be: str = "was") -> str:
+    """Return the predicate of a rank that hung: ``timed out after 5 s``, ``was stopped 3 s after rank 1 failed``.
+
+    `be` is the verb for one rank or for several.
+    """
+    match hang.cause:
+        case HangCause.PHASE_TIMEOUT:
+            phase = f" in the {hang.when} phase" if hang.when != "call" else ""
+            return f"timed out{phase} after {hang.seconds:g} s"
+        case HangCause.START_TIMEOUT:
+            return f"did not become ready within {hang.seconds:g} s"
+        case HangCause.COLLECTION_TIMEOUT:
+            return f"did not import and collect the test's file within {hang.seconds:g} s"
+        case HangCause.STALLED:
+            return f"stopped in the middle of a message for {hang.seconds:g} s"
+        case HangCause.UNREAD:
+            return f"did not read the driver's message within {hang.seconds:g} s"
+        case HangCause.OTHER_RANK:
+            assert hang.event is not None
+            return f"{be} stopped {hang.seconds:g} s after {describe_event(hang.event)}"
+        case HangCause.DEADLOCK:
+            return f"{be} in a deadlock"
+
+
+def describe_event(event: RankEvent) -> str:
+    """Return a short sentence on what a rank did: ``rank 1 failed``."""
+    return f"rank {event.rank} {_EVENTS.get(event.ending, 'ended')}"
+
+
+def exit_request(reason: str) -> str:
+    """Return the predicate of a rank in which ``pytest.exit`` was called."""
+    return f"asked for the end of the session: {reason}"
+
+
+def describe_end(end: RankOutcome) -> str:
+    """Return a sentence on a rank that has ended before its test, for the record: why its world is killed."""
+    if end.hang is not None:
+        return f"rank {end.rank} {describe_hang(end.hang)}"
+    return f"rank {end.rank} {_first_line(end) if end.exit is None else describe_exit(end.exit)}"
+
+
+def retried(message: str, cause: OutsideCause) -> str:
+    """Return why a test was retried: the `message` of its failure, and the cause outside of it."""
+    causes = {
+        OutsideCause.DEVICE_LOST: "a device was lost",
+        OutsideCause.OUT_OF_MEMORY: "a rank was killed: out of memory",
+        OutsideCause.SERVER_LOST: "the fork server was lost",
+        OutsideCause.NODE_LOST: "a node was lost",
+    }
+    return f"{message} ({causes[cause]})"
+
+
+def problem_lines(problem: RankProblem | str) -> str:
+    """Return the text of an error outside of any test."""
+    if isinstance(problem, str):
+        return problem
+    end = "" if problem.exit is None else describe_exit(problem.exit, "was")
+    match problem.error:
+        case OutsideError.DIED_BETWEEN_TESTS:
+            what = f"{end} after its last test had passed"
+        case OutsideError.DIED_IN_TEARDOWN:
+            what = f"{end} before the end of its session"
+        case OutsideError.NOT_TORN_DOWN:
+            what = "was killed by SIGKILL and may not have torn down its session fixtures"
+        case OutsideError.FAILED_BY_HOOK:
+            what = (
+                "has ended its session with a failing exit status although no test had failed in it: a hook has set it "
+                "(session.exitstatus in pytest_sessionfinish)"
+            )
+        case OutsideError.NOT_ENDED:
+            frame = where(frames_of_rank(problem.stack))
+            place = f"; it was at {frame.where(Folders())}" if frame is not None else ""
+            what = f"did not end its session within {problem.seconds:.0f} s and was killed{place}"
+    about = f"rank {problem.rank} of a world of {problem.size} {what}"
+    return "\n".join(filter(None, (about, stack_text(problem.stack, Folders()), problem.output)))
+
+
+# The message of a failure
+
+
+def failure_message(
+    root: RankOutcome,
+    ranks: Sequence[int],
+    outcomes: Sequence[RankOutcome],
+    when: When,
+    findings: Findings,
+    folders: Folders,
+) -> tuple[str, list[str]]:
+    """Return the summary line and the text for `ranks`, which ended like `root` and did not report it themselves."""
+    who = ranks_text(ranks) if len(outcomes) > 1 else ALONE
+    if root.hang is not None and root.hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.DEADLOCK):
+        ends = [one.later or one for one in outcomes]
+        hung = [one for one in ends if one.hang is not None and one.hang.cause is root.hang.cause]
+        message = _describe_timeout(outcomes, hung, findings, folders)
+        return message, [message]
+    if root.hang is not None:
+        message = f"{who}: {_describe_stop(root, folders, len(ranks))}"
+        return message, [message]
+    if root.headline:
+        return f"{who}: {root.headline}", root.text.splitlines()
+    if root.ending == "unstarted":
+        *before, last = root.text.strip().splitlines() or [f"it sent no report of the {when} phase"]
+        message = f"{who} could not run the test: {last}"
+        return message, root.text.splitlines() if before else [message]
+    if root.ending == "failed":
+        first, *rest = root.text.splitlines()
+        message = f"{who} failed in the {when} phase: {first}"
+        return message, [message, *rest]
+    phase = f" in the {when} phase" if when != "call" else ""
+    be = "was" if len(ranks) == 1 else "were"
+    text = _first_line(root) if root.exit is None else describe_exit(root.exit, be)
+    message = f"{who} {text}{_place(root, folders)}{phase}"
+    return message, [message]
+
+
+def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: bool) -> str:
+    """Return the message for a phase or subtest that some ranks skipped or did not report, and others ran."""
+    ranks: dict[str, list[int]] = {}
+    for ending in ("skipped", "absent", None):
+        for outcome in outcomes:
+            if ending == (outcome.ending if outcome.ending in ("skipped", "absent") else None):
+                did = outcome.text if ending == "absent" else ending or "ran"
+                ranks.setdefault(did, []).append(outcome.rank)
+    where = "this subtest" if is_subtest else f"the {when} phase"
+    return f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {did}' for did, who in ranks.items())}"
+
+
+def absence(reported: int) -> str:
+    """Return the predicate of a rank that reported a subtest of this description only `reported` times."""
+    return f"reported it only {reported} time{'s' if reported > 1 else ''}" if reported else "did not report it"
+
+
+def failed_subtests(numbers: Mapping[str, int]) -> str:
+    """Return the message for failed subtests and checks; `numbers` has how many there are of each, by this word."""
+    parts = [f"{number} failed {what}{'s' if number > 1 else ''}" for what, number in numbers.items()]
+    return f"contains {' and '.join(parts)}"
+
+
+def unknown_outcome(unknown: Sequence[RankOutcome], when: When) -> str:
+    """Return the message for ranks with an outcome that is none of pytest's."""
+    who = ranks_text([outcome.rank for outcome in unknown])
+    return f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
+
+
+# The end of a test
+
+
+def mismatch_lines(mismatches: Sequence[Mismatch], folders: Folders) -> list[str]:
+    """Return a line for each of `mismatches`, but only some of those of messages."""
+    unmet = [one for one in mismatches if isinstance(one, UnmetMessages)]
+    lines = [_describe_mismatch(one, folders) for one in mismatches if one not in unmet[_MORE_MESSAGES:]]
+    more = len(unmet) - _MORE_MESSAGES
+    return lines if more <= 0 else [*lines, f"... and {more} more of this kind"]
+
+
+def _describe_mismatch(one: Mismatch, folders: Folders) -> str:
+    match one:
+        case UnequalCollectives(group, members, numbers):
+            return (
+                f"the ranks issued different numbers of collectives in {group_label(group)} "
+                f"({ranks_text(members)}), counted since the group was made: {_by_rank(numbers)}"
+            )
+        case UnequalGroups(numbers):
+            return (
+                f"the ranks made different numbers of process groups: {_by_rank(numbers)}; every rank must call "
+                "dist.new_group, also one that is no member, unless use_local_synchronization=True"
+            )
+        case UnmetMessages(number, receiver, senders, group, place):
+            messages = f"{abs(number)} message{'s' if abs(number) > 1 else ''}"
+            if number > 0:
+                text = f"{ranks_text(senders)} sent {messages} to rank {receiver} that rank {receiver} did not receive"
+            elif senders:
+                text = (
+                    f"rank {receiver} waits for {messages} from rank {senders[0]} that rank {senders[0]} did not send"
+                )
+            else:
+                text = f"rank {receiver} waits for {messages} that no rank sent"
+            inside = "" if group == DEFAULT_GROUP else f" in {group_label(group)}"
+            return f"{text}{inside}: {_call(place, folders)}"
+
+
+def _by_rank(numbers: Mapping[int, int]) -> str:
+    return ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
+
+
+def _call(place: CallSite, folders: Folders) -> str:
+    return f"{place.function} at {folders.shown(place.path)}:{place.line}"
+
+
+def unawaited_lines(unawaited: Sequence[Unawaited], folders: Folders) -> list[str]:
+    """Return lines on collectives that a test has not waited for, and that did not succeed."""
+    return [
+        f"{ranks_text(one.ranks)}: {_call(one.place, folders)}, for which the test did not wait, "
+        f"{'has not completed' if one.error is None else f'failed: {one.error}'}"
+        for one in unawaited
+    ]
+
+
+def leak_lines(finished: Mapping[int, Finished]) -> list[str]:
+    """Return a line for each leak of a test, with the ranks in which it occurred, and what was done about it."""
+    ranks: dict[Leak, list[int]] = {}
+    for rank, message in sorted(finished.items()):
+        for leak in message.leaks:
+            ranks.setdefault(leak, []).append(rank)
+    return [f"{ranks_text(leaking)} {_describe_leak(leak)}{_remedy(leak)}" for leak, leaking in ranks.items()]
+
+
+def _describe_leak(leak: Leak) -> str:
+    match leak.kind:
+        case LeakKind.SETTING:
+            text = f"left {leak.name} changed from {leak.old} to {leak.new}"
+        case LeakKind.STREAMS:
+            text = "closed its standard streams, which are pytest's own files"
+        case LeakKind.PROCESS:
+            text = f"left process {leak.number} running ({leak.name})"
+        case LeakKind.THREAD:
+            text = f"left the thread {leak.name!r} running"
+        case LeakKind.GROUP:
+            text = f"did not destroy {group_label(leak.name)}"
+        case LeakKind.RPC:
+            text = "left torch.distributed.rpc running"
+        case LeakKind.MEMORY:
+            text = f"left {leak.number / (1 << 20):.0f} MiB more allocated on {leak.name} than it had found"
+        case LeakKind.UNCHECKED:
+            text = (
+                f"could not be checked for leftovers ({leak.name}): it may have replaced a function that its process "
+                "needs"
+            )
+    return f"{text}, which {leak.test} started" if leak.test else text
+
+
+def _remedy(leak: Leak) -> str:
+    if leak.lasting:
+        return "; its processes have been replaced"
+    return "; it has been put back" if leak.kind is LeakKind.SETTING else ""
+
+
+def kill_reason(finished: Finished) -> str | None:
+    """Return why a rank must be killed after a test that it has finished like this; None: no reason."""
+    if finished.device_error:
+        return f"the test left a device unusable: {finished.device_error}"
+    if lasting := next((leak for leak in finished.leaks if leak.lasting), None):
+        return f"the test {_describe_leak(lasting)}"
+    return "the test destroyed or replaced the world's default process group" if finished.lost_default else None
+
+
+# A line for each rank
+
+
+def alike(root: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[int]:
+    """Return the ranks with the same outcome as `root`."""
+    return [outcome.rank for outcome in outcomes if _key(outcome) == _key(root) or _repeats(outcome, root)]
+
+
+def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
+    """Return lines on all ranks: first `root`, then other outcomes, last the consequences of a lost rank.
+
+    The line on `root` does not repeat the message above it.
+    """
+    same = alike(root, outcomes)
+    rest = [outcome for outcome in outcomes if outcome.rank not in same]
+    consequences = [outcome for outcome in rest if consequence(root) is None and consequence(outcome) is not None]
+    rest = [outcome for outcome in rest if outcome not in consequences]
+    return [
+        f"{ranks_text(same)}: {_describe_root(root, folders, len(same))}",
+        *outcome_lines(rest, folders),
+        *_consequence_lines(consequences, f"{ranks_text(same)} {_EVENTS.get(root.ending, root.ending)}", folders),
+    ]
+
+
+def _repeats(outcome: RankOutcome, root: RankOutcome) -> bool:
+    """Return whether the rank of `outcome` has failed in the same example as `root`, in the same way."""
+    error = None if outcome.report is None else outcome.report.exception
+    return error is not None and error.own and error.peer == root.rank
+
+
+def _key(outcome: RankOutcome) -> object:
+    """Return a value that is equal for outcomes that the same text describes."""
+    if outcome.report is None:
+        place = where(frames_of_rank(outcome.stack))
+        return (outcome.ending, outcome.exit, outcome.text, outcome.hang, outcome.log, place)
+    longrepr = outcome.report.report.get("longrepr")
+    crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
+    later = _key(outcome.later) if outcome.later is not None else None
+    if crash is None:
+        return (outcome.ending, headline(outcome.report.exception), later)
+    return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash, later)
+
+
+def outcome_lines(outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
+    """Return lines on `outcomes`; ranks with the same outcome share them."""
+    groups: dict[object, list[RankOutcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(_key(outcome), []).append(outcome)
+    lines = []
+    for group in groups.values():
+        first, *more = _describe(group[0], folders, len(group))
+        lines += [f"{ranks_text([outcome.rank for outcome in group])}: {first}", *(f"    {line}" for line in more)]
+    return lines
+
+
+def _consequence_lines(outcomes: Sequence[RankOutcome], cause: str, folders: Folders) -> list[str]:
+    """Return a line for each place in the code at which ranks failed because of the `cause`, such as ``rank 1 died``.
+
+    The texts of these errors contain addresses, and so differ between ranks.
+    """
+    groups: dict[str, list[RankOutcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(_describe_consequence(outcome, cause, folders, 1), []).append(outcome)
+    return [
+        f"{ranks_text([one.rank for one in group])}: {_describe_consequence(group[0], cause, folders, len(group))}"
+        for group in groups.values()
+    ]
+
+
+def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders, number: int) -> str:
+    """Return the text of a line about this `number` of ranks."""
+    meaning, place = consequence(outcome), _crash_place(outcome, folders)
+    if meaning is Consequence.JOB_ENDED and outcome.exit is not None:
+        return f"failed as a consequence: {describe_exit(outcome.exit)}"
+    if meaning is Consequence.FAILED_EXAMPLE and outcome.report is not None and outcome.report.exception is not None:
+        return f"failed as a consequence: an example failed on rank {outcome.report.exception.peer}{place}"
+    if meaning is Consequence.LOST_CONNECTION:
+        text = "lost its connection" if number == 1 else "lost their connection"
+    else:
+        broken = meaning is Consequence.BROKEN_BARRIER
+        text = "found a broken barrier" if broken else "timed out waiting for another rank"
+    return f"{text} after {cause}{',' if place else ''}{place}"
+
+
+def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
+    """Return the place of the failure, after "at", or "" if the report has none."""
+    if (place := place_of(outcome)) is None:
+        return ""
+    path, line = place
+    return f" at {folders.shown(path)}:{line}"
+
+
+def place_of(outcome: RankOutcome) -> tuple[str, int] | None:
+    """Return the file and line of the failure that the rank has reported; None if it has reported none."""
+    if outcome.report is None:
+        return None
+    if (place := outcome.report.report.get("accel_place")) is not None:
+        return place[0], place[1]
+    crash = _crash_of(outcome)
+    return None if crash is None else (crash["path"], crash["lineno"])
+
+
+def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
+    """Return the text of `_describe` without what the message of the failure says."""
+    text = root.ending if root.report is None else _without_message(root, folders)
+    if wasxfail(root) is not None:
+        text = _describe_briefly(root, folders, number)
+    elif root.ending == "hung":
+        assert root.hang is not None
+        text = {HangCause.PHASE_TIMEOUT: "timed out", HangCause.DEADLOCK: "in a deadlock"}.get(root.hang.cause, "hung")
+    elif root.ending == "unstarted":
+        text = "could not run the test"
+    return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
+
+
+def _without_message(outcome: RankOutcome, folders: Folders) -> str:
+    """Return the outcome and its place; the messages of this package's fixtures are enough without a place."""
+    crash = _crash_of(outcome)
+    place = "" if crash is not None and crash["path"].startswith(PACKAGE) else _crash_place(outcome, folders)
+    return f"{outcome.ending}{place}"
+
+
+def _crash_of(outcome: RankOutcome) -> Mapping[str, Any] | None:
+    longrepr = outcome.report.report.get("longrepr") if outcome.report is not None else None
+    crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else None
+    return crash or None
+
+
+def _describe(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
+    """Return a line on the outcome of this `number` of ranks, and for a failure the next lines of its message."""
+    first, *more = _describe_report(outcome, folders, number)
+    if outcome.later is not None:
+        first += f"; {_describe_end(outcome.later, folders, number)}"
+    return [first, *more]
+
+
+def _describe_report(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
+    """Return the lines of `_describe`, without the end of the rank in a later phase."""
+    if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
+        if (crash := _crash_of(outcome)) is not None:
+            first, *more = [line for line in crash["message"].splitlines() if line.strip()] or [""]
+            lines = [f"{_without_message(outcome, folders)}: {first}", *more[:_MORE_LINES]]
+            return [cut_end(line, _WIDTH) for line in lines]
+        if text := headline(outcome.report.exception):
+            return [f"{_without_message(outcome, folders)}: {text}"]
+    return [_describe_briefly(outcome, folders, number)]
+
+
+def headline(error: ExceptionSketch | None) -> str:
+    """Return type and first line of an exception, like the last line of a traceback; empty if there is none.
+
+    Without the type for a missing fixture, as in pytest's report of it.
+    """
+    if error is None:
+        return ""
+    name, first = error.qualname.rpartition(".")[2], next(iter(cut_gloo(error.text).splitlines()), "")
+    if (error.module, error.qualname) == _MISSING_FIXTURE:
+        return cut_end(first, _WIDTH)
+    return cut_end(f"{name}: {first}" if first else name, _WIDTH)
+
+
+def _describe_briefly(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    if outcome.report is None:
+        if outcome.hang is not None:
+            return _describe_stop(outcome, folders, number)
+        if outcome.ending == "died":
+            text = _first_line(outcome) if outcome.exit is None else describe_exit(outcome.exit)
+            return f"{text}{_place(outcome, folders)}"
+        if outcome.headline:
+            return outcome.headline
+        lines = outcome.text.strip().splitlines() or [outcome.ending]
+        return lines[-1] if outcome.ending == "unstarted" else lines[0]
+    longrepr = outcome.report.report.get("longrepr")
+    if (expected := wasxfail(outcome)) is not None:
+        return f"xfailed: {expected.removeprefix('reason: ')}" if outcome.ending == "skipped" else "passed unexpectedly"
+    if outcome.ending == "skipped":
+        return f"skipped: {reason_of_skip(longrepr)}"
+    return outcome.ending
+
+
+def _describe_end(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    """Return how a rank ended in a later phase than the judged one."""
+    text = _describe_briefly(outcome, folders, number)
+    return text if outcome.hang is not None or outcome.ending == "died" else f"{outcome.ending}: {text}"
+
+
+def _place(outcome: RankOutcome, folders: Folders) -> str:
+    """Return `` at file:line in function`` of a rank that reported its stack; empty if there is no such place."""
+    frame = where(frames_of_rank(outcome.stack), folders)
+    return "" if frame is None else f" at {frame.where(folders)}"
+
+
+def _first_line(outcome: RankOutcome) -> str:
+    unknown = _LOST_CONNECTION if outcome.ending == "died" else outcome.ending
+    return next(iter(outcome.text.strip().splitlines()), unknown)
+
+
+def _describe_stop(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    """Return the predicate of this `number` of ranks that hung."""
+    assert outcome.hang is not None
+    text, place = describe_hang(outcome.hang, "was" if number == 1 else "were"), _place(outcome, folders)
+    if not outcome.stack:
+        return f"{text}; {_describe_silence(number)}"
+    if outcome.secondary and place:
+        return f"still running{place} when {'it' if number == 1 else 'they'} {text}"
+    return f"{text}{place}"
+
+
+def _describe_silence(number: int) -> str:
+    """Return the predicate of this `number` of ranks whose stacks could not be taken."""
+    return f"{'does' if number == 1 else 'do'} not respond to signals"
+
+
+def _describe_timeout(
+    outcomes: Sequence[RankOutcome], hung: Sequence[RankOutcome], findings: Findings, folders: Folders
+) -> str:
+    """Return the message for ranks that timed out or are in a deadlock.
+
+    It says where each of `hung` is, those first that wait in no collective. If all wait in collectives that differ, it
+    says only how.
+    """
+    assert hung[0].hang is not None
+    is_deadlock = hung[0].hang.cause is HangCause.DEADLOCK
+    about = "deadlock" if is_deadlock else describe_hang(hung[0].hang)
+    found = [_describe_difference(one.difference) for one in waits(findings.records) if one.difference is not None]
+    if found and all(waiting_in(findings.records.get(outcome.rank, {})) for outcome in hung):
+        return f"{about}: {'; '.join(found)}"
+    by_position: dict[_Position, list[int]] = {}
+    for outcome in hung:
+        frame, one = where(frames_of_rank(outcome.stack), folders), waiting_in(findings.records.get(outcome.rank, {}))
+        place = "" if frame is None else frame.place(folders)
+        position = _Position("" if one is None else one.name, place, not outcome.stack)
+        by_position.setdefault(position, []).append(outcome.rank)
+    parts = [
+        f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {position.predicate(len(ranks))}"
+        for position, ranks in sorted(by_position.items(), key=lambda item: bool(item[0].collective))
+    ]
+    for ending, what in (("passed", "finished"), ("skipped", "skipped")):
+        if ranks := [one.rank for one in outcomes if one.ending == ending and one.later not in hung]:
+            has = "had" if not is_deadlock else "has" if len(ranks) == 1 else "have"
+            parts.append(f"{ranks_text(ranks)} {has} {what}{' the test' if is_deadlock else ''}")
+    return f"{about}: {'; '.join(parts + found)}"
+
+
+class _Position(NamedTuple):
+    """The position of a rank when it timed out."""
+
+    collective: str
+    """The collective in which it waited; empty if it waited in none."""
+    place: str
+    """File and line of the test; empty if it ran no code of the test."""
+    silent: bool
+    """True if its stack could not be taken."""
+
+    def predicate(self, number: int) -> str:
+        """Return the predicate of this `number` of ranks."""
+        be, at = "is" if number == 1 else "are", f" at {self.place}" if self.place else ""
+        if self.collective:
+            return f"{be} stuck in {self.collective}{at}"
+        if self.silent:
+            return _describe_silence(number)
+        return f"{be}{at or ' in no code of the test'}"
+
+
+def wasxfail(outcome: RankOutcome) -> str | None:
+    """Return the reason of an xfail mark that the rank added while the test ran; None if there is none."""
+    return None if outcome.report is None else outcome.report.report.get("wasxfail")
+
+
+def collective_lines(stacks: Mapping[int, str], findings: Findings, folders: Folders) -> list[str]:
+    """Return lines on the collectives in which ranks wait, and on the ranks that have not reached them."""
+    if findings.unrecorded_by:
+        return [f"the collectives are unknown: torch {findings.unrecorded_by} does not record them; torch 2.8 does"]
+    frames = {rank: where(frames_of_rank(stack), folders) for rank, stack in stacks.items()}
+    places = {rank: frame.where(folders) for rank, frame in frames.items() if frame is not None}
+    return _wait_lines(findings.records, places)
+
+
+def _wait_lines(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
+    """Return lines on each group in which a rank waits. `places` has the ranks' known places in the code.
+
+    The lines say "unknown" about a rank without a record, such as a dead one.
+    """
+    lines: list[str] = []
+    for wait in waits(records):
+        if wait.difference is not None:
+            hint = "with --accel-debug, such a call raises an error on every rank"
+            lines += [_describe_difference(wait.difference), hint]
+        complete = not wait.missing and not wait.unknown and len(wait.inside) == 1
+        suffix = f"{_of_group(wait.group)}{'; all ranks of the group have reached it' if complete else ''}"
+        for one, ranks in wait.inside.items():
+            lines.append(f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} in {one}{suffix}")
+        wanted = next(iter(wait.inside)).name
+        for rank, last in wait.missing.items():
+            at = f"; is at {places[rank]}" if places.get(rank) else ""
+            before = "none" if last is None else last.name
+            lines.append(f"rank {rank} has not reached {wanted} (last collective: {before}){at}")
+        if wait.unknown:
+            lines.append(f"unknown whether {ranks_text(wait.unknown)} reached {wanted}")
+    return lines
+
+
+def _describe_difference(one: Difference) -> str:
+    group = _of_group(one.group)
+    if one.what == ("operations",):
+        each = [
+            f"rank {rank} {call.operation}{f' ({call.tensors})' if call.types else ''}"
+            for rank, call in one.calls.items()
+        ]
+        return f"the ranks called different operations as collective #{one.number}{group}: {', '.join(each)}"
+    each = [f"rank {rank} {call.tensors}" for rank, call in one.calls.items()]
+    operation = next(iter(one.calls.values())).operation
+    return (
+        f"the ranks called {operation} #{one.number}{group} with different {' and '.join(one.what)}: {', '.join(each)}"
+    )
+
+
+def _of_group(group: str) -> str:
+    return "" if group == DEFAULT_GROUP else f" of {group_label(group)}"
+
+
+def stacks(
+    outcomes: Sequence[RankOutcome], shown: RankOutcome | None, findings: Findings, folders: Folders
+) -> list[tuple[str, str]]:
+    """Return title and text of each place at which ranks hung, crashed, or were when another rank died.
+
+    The frames of the rank of `shown` are left out: they are the traceback of the failure.
+    """
+    ends = [outcome.later or outcome for outcome in outcomes]
+    own = {end.rank: stack_text(end.stack, folders) for end in ends if end.stack}
+    threads = {end.rank: text for end in ends if (text := threads_text(end.stack, folders))}
+    seen = {rank: stack_text(stack, folders) for rank, stack in findings.at_death.items() if rank not in own}
+    if shown is not None:
+        above = stack_text(shown.stack, folders)
+        own = {rank: text for rank, text in own.items() if text != above}
+    found = (
+        ("stacks", own),
+        ("stacks of other threads", threads),
+        ("stacks at that time", seen),
+        ("native frames", findings.native),
+    )
+    return [
+        (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, texts[ranks[0]])
+        for title, texts in found
+        for ranks in _alike(texts)
+    ]
+
+
+def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
+    """Return the lines about a test that ran when the session was interrupted."""
+    by_text: dict[str, list[int]] = {}
+    finished = {rank for rank, stack in world.stacks.items() if has_finished(frames_of_rank(stack))}
+    for rank in sorted({**world.ends, **world.stacks}):
+        stack = world.stacks.get(rank, "")
+        frame = where(frames_of_rank(stack), folders)
+        at = "in no code of the test" if frame is None else f"at {frame.where(folders)}"
+        at = "finished the test" if rank in finished else at
+        text = describe_exit(world.ends[rank]) if rank in world.ends else at if stack else ""
+        by_text.setdefault(text, []).append(rank)
+    lines = [f"{ranks_text(ranks)}: {text or _describe_silence(len(ranks))}" for text, ranks in by_text.items()]
+    lines += collective_lines(world.stacks, world.findings, folders)
+    texts = {rank: stack_text(stack, folders) for rank, stack in world.stacks.items() if stack and rank not in finished}
+    for ranks in _alike(texts):
+        lines += [f"--- [{ranks_text(ranks)}] stacks ---", texts[ranks[0]]]
+    return lines
+
+
+def progress_line(test: str, when: When, seconds: float, timeout: float, progress: Progress, folders: Folders) -> str:
+    """Return a line on a `test` that has spent `seconds` in one phase."""
+    details = "; ".join(progress_parts(progress, folders))
+    text = f"accel: {test} has been in its {when} phase for {seconds:.0f} s (timeout: {timeout:g} s)"
+    return f"{text}: {details}" if details else text
+
+
+def progress_parts(progress: Progress, folders: Folders) -> list[str]:
+    """Return texts on the places of the ranks in the code, on those that have finished, and on their collectives."""
+    by_text: dict[str, list[int]] = {}
+    for rank, place in progress.places.items():
+        by_text.setdefault(folders.shown(place), []).append(rank)
+    parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in by_text.items()]
+    if finished := progress.finished:
+        parts.append(f"{ranks_text(finished)} {'has' if len(finished) == 1 else 'have'} finished the test")
+    return parts + _wait_lines(progress.records, {})
+
+
+def _alike(texts: Mapping[int, str]) -> list[list[int]]:
+    """Return groups of ranks whose texts are the same except for process ids."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        groups.setdefault(_THREAD_ID.sub("", text), []).append(rank)
+    return list(groups.values())

@@ -1,0 +1,391 @@
+"""Tests of the sentences about ranks: each is asserted here once, and tests of sessions assert causes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pytest_accel.core.frames import PACKAGE
+from pytest_accel.core.group_names import DEFAULT_GROUP
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.core.rank_messages import CallSite, Finished, Leak, LeakKind
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.diagnostics.collectives import Collective, Record, read_record
+from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.verdict import sentences
+from pytest_accel.verdict.causes import OutsideCause
+from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups, UnmetMessages
+from tests.verdict.phases import FOLDERS, STACK, hung, judged
+
+OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([1], "rank 1"),
+        ([0, 1, 2, 3], "ranks 0-3"),
+        ([3, 1], "ranks 1, 3"),
+        ([7, 5, 2, 6, 0], "ranks 0, 2, 5-7"),
+        ([9, 10, 11], "ranks 9-11"),
+    ],
+)
+def test_consecutive_ranks_are_written_as_a_range(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        (exited(0), "exited with status 0"),
+        (exited(-signal.SIGSEGV), "{}killed by SIGSEGV"),
+        (exited(-250), "{}killed by signal 250"),
+        (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"{{}}killed by SIGKILL: {OUT_OF_MEMORY}"),
+        (RankExit(ExitCause.SERVER_ENDED), "ended with the fork server, which is gone"),
+        (
+            RankExit(ExitCause.NODE_LOST, about="far (its agent has ended)"),
+            "{}lost with the node far (its agent has ended)",
+        ),
+        (
+            RankExit(ExitCause.JOB_ENDED),
+            "ended with its MPI job, since a rank has called MPI_Abort or has died",
+        ),
+        (
+            RankExit(ExitCause.LOCK_LOST),
+            "{}killed by this session: the lock of its devices was lost, and another session may use them",
+        ),
+    ],
+)
+def test_the_end_of_a_rank(end: RankExit, text: str) -> None:
+    assert sentences.describe_exit(end) == text.format("")
+    assert sentences.describe_exit(end, "were") == text.format("were ")
+
+
+@pytest.mark.parametrize(
+    ("hang", "text"),
+    [
+        (Hang(HangCause.PHASE_TIMEOUT, 5, "call"), "timed out after 5 s"),
+        (Hang(HangCause.PHASE_TIMEOUT, 0.5, "setup"), "timed out in the setup phase after 0.5 s"),
+        (Hang(HangCause.START_TIMEOUT, 120), "did not become ready within 120 s"),
+        (Hang(HangCause.COLLECTION_TIMEOUT, 9), "did not import and collect the test's file within 9 s"),
+        (Hang(HangCause.STALLED, 3), "stopped in the middle of a message for 3 s"),
+        (Hang(HangCause.UNREAD, 3), "did not read the driver's message within 3 s"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(1, "failed")), "was stopped 3 s after rank 1 failed"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(0, "hung")), "was stopped 3 s after rank 0 timed out"),
+        (Hang(HangCause.OTHER_RANK, 3, event=RankEvent(0, "rerun")), "was stopped 3 s after rank 0 ended"),
+        (Hang(HangCause.DEADLOCK, 0), "was in a deadlock"),
+    ],
+)
+def test_the_hang_of_a_rank(hang: Hang, text: str) -> None:
+    assert sentences.describe_hang(hang) == text
+    assert sentences.describe_end(RankOutcome(7, "hung", hang=hang)) == f"rank 7 {text}"
+
+
+def test_the_end_of_a_rank_whose_exit_status_is_unknown() -> None:
+    lost = RankOutcome(1, "died")
+    assert judged(hung(0), lost).message == "rank 1 lost its connection to the driver (exit status unknown)"
+    assert sentences.describe_end(lost) == "rank 1 lost its connection to the driver (exit status unknown)"
+    asked = RankOutcome(1, "died", text=sentences.exit_request("enough"))
+    assert sentences.describe_end(asked) == "rank 1 asked for the end of the session: enough"
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (OutsideCause.DEVICE_LOST, "a device was lost"),
+        (OutsideCause.OUT_OF_MEMORY, "a rank was killed: out of memory"),
+        (OutsideCause.SERVER_LOST, "the fork server was lost"),
+        (OutsideCause.NODE_LOST, "a node was lost"),
+    ],
+)
+def test_the_reason_of_a_retry(cause: OutsideCause, text: str) -> None:
+    assert sentences.retried("rank 1 died", cause) == f"rank 1 died ({text})"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OutsideError.DIED_BETWEEN_TESTS, "exited with status 3 after its last test had passed"),
+        (OutsideError.DIED_IN_TEARDOWN, "exited with status 3 before the end of its session"),
+        (OutsideError.NOT_TORN_DOWN, "was killed by SIGKILL and may not have torn down its session fixtures"),
+        (
+            OutsideError.FAILED_BY_HOOK,
+            "has ended its session with a failing exit status although no test had failed in it: a hook has set it "
+            "(session.exitstatus in pytest_sessionfinish)",
+        ),
+        (OutsideError.NOT_ENDED, "did not end its session within 5 s and was killed"),
+    ],
+)
+def test_an_error_outside_of_any_test(error: OutsideError, text: str) -> None:
+    problem = RankProblem(error, 1, 2, exited(3), 5.0, output="the last words")
+    assert sentences.problem_lines(problem) == f"rank 1 of a world of 2 {text}\nthe last words"
+    assert sentences.problem_lines("the lock of sim-0 was lost") == "the lock of sim-0 was lost"
+
+
+PLACE = CallSite("dist.isend", "test_a.py", 3)
+IN_ALL = ", counted since the group was made: rank 0: 4, rank 1: 3"
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "line"),
+    [
+        (
+            UnequalCollectives(DEFAULT_GROUP, (0, 1), {0: 4, 1: 3}),
+            f"the ranks issued different numbers of collectives in the default process group (ranks 0-1){IN_ALL}",
+        ),
+        (
+            UnequalCollectives("1", (0, 1), {0: 4, 1: 3}),
+            f"the ranks issued different numbers of collectives in process group 1 (ranks 0-1){IN_ALL}",
+        ),
+        (
+            UnequalGroups({0: 1, 1: 0}),
+            "the ranks made different numbers of process groups: rank 0: 1, rank 1: 0; every rank must call "
+            "dist.new_group, also one that is no member, unless use_local_synchronization=True",
+        ),
+        (
+            UnmetMessages(2, 2, (0, 1), DEFAULT_GROUP, PLACE),
+            "ranks 0-1 sent 2 messages to rank 2 that rank 2 did not receive: dist.isend at test_a.py:3",
+        ),
+        (
+            UnmetMessages(-1, 1, (0,), "1", PLACE),
+            "rank 1 waits for 1 message from rank 0 that rank 0 did not send in process group 1: "
+            "dist.isend at test_a.py:3",
+        ),
+        (
+            UnmetMessages(-1, 1, (), DEFAULT_GROUP, PLACE),
+            "rank 1 waits for 1 message that no rank sent: dist.isend at test_a.py:3",
+        ),
+    ],
+)
+def test_a_difference_between_the_ranks_at_the_end_of_a_test(mismatch: Mismatch, line: str) -> None:
+    assert sentences.mismatch_lines([mismatch], FOLDERS) == [line]
+
+
+def test_many_lines_on_messages_are_cut() -> None:
+    unmet = [UnmetMessages(1, rank, (0,), DEFAULT_GROUP, PLACE) for rank in range(1, 21)]
+    lines = sentences.mismatch_lines([UnequalGroups({0: 1, 1: 0}), *unmet], FOLDERS)
+    assert (len(lines), lines[-1]) == (10, "... and 12 more of this kind")
+
+
+def test_a_collective_for_which_the_test_did_not_wait() -> None:
+    at = "dist.isend at test_a.py:3, for which the test did not wait,"
+    unawaited = [Unawaited((0, 1), PLACE, None), Unawaited((1,), PLACE, "Broken pipe")]
+    assert sentences.unawaited_lines(unawaited, FOLDERS) == [
+        f"ranks 0-1: {at} has not completed",
+        f"rank 1: {at} failed: Broken pipe",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("leak", "text"),
+    [
+        (Leak(LeakKind.SETTING, "the mode", "1", "2"), "left the mode changed from 1 to 2; it has been put back"),
+        (Leak(LeakKind.SETTING, "the mode", "1", "2", lasting=True), "left the mode changed from 1 to 2{}"),
+        (Leak(LeakKind.STREAMS, lasting=True), "closed its standard streams, which are pytest's own files{}"),
+        (Leak(LeakKind.PROCESS, "sleep 9", number=7), "left process 7 running (sleep 9)"),
+        (
+            Leak(LeakKind.THREAD, "mine", test="test_a.py::test_1"),
+            "left the thread 'mine' running, which test_a.py::test_1 started",
+        ),
+        (Leak(LeakKind.GROUP, DEFAULT_GROUP, lasting=True), "did not destroy the default process group{}"),
+        (Leak(LeakKind.RPC, lasting=True), "left torch.distributed.rpc running{}"),
+        (
+            Leak(LeakKind.MEMORY, "cuda:0", number=90 << 20, lasting=True),
+            "left 90 MiB more allocated on cuda:0 than it had found{}",
+        ),
+        (
+            Leak(LeakKind.UNCHECKED, "KeyError: 1", lasting=True),
+            "could not be checked for leftovers (KeyError: 1): it may have replaced a function that its process "
+            "needs{}",
+        ),
+    ],
+)
+def test_a_leak(leak: Leak, text: str) -> None:
+    finished = Finished(1, {}, leaks=(leak,))
+    replaced = "; its processes have been replaced"
+    assert sentences.leak_lines({0: finished, 1: finished}) == [f"ranks 0-1 {text.format(replaced)}"]
+    reason = f"the test {text.removesuffix('{}')}" if leak.lasting else None
+    assert sentences.kill_reason(finished) == reason
+
+
+def test_other_reasons_to_kill_a_rank() -> None:
+    assert sentences.kill_reason(Finished(1, {})) is None
+    lost = Finished(1, {}, lost_default=True)
+    assert sentences.kill_reason(lost) == "the test destroyed or replaced the world's default process group"
+    unusable = Finished(1, {}, device_error="device-side assert")
+    assert sentences.kill_reason(unusable) == "the test left a device unusable: device-side assert"
+
+
+def entry(
+    number: int, operation: str = "all_reduce", *, done: bool = True, group: str = "0", **more: Any
+) -> dict[str, Any]:
+    """Return one entry of a record, as torch's flight recorder writes it."""
+    description = "default_pg" if group == "0" else "undefined"
+    return {
+        "collective_seq_id": number,
+        "input_dtypes": ["Float"],
+        "input_sizes": [[2, 3]],
+        "is_p2p": False,
+        "process_group": [group, description],
+        "profiling_name": f"gloo:{operation}",
+        "retired": done,
+        "state": "scheduled",
+        **more,
+    }
+
+
+def record(*entries: object, **numbers: int) -> dict[str, dict[int, Collective]]:
+    """Return the collectives in a record of `entries`. `numbers`: how many collectives each group has issued."""
+    document = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "numbers": numbers}
+    return read_record(json.dumps(document).encode())
+
+
+HINT = "with --accel-debug, such a call raises an error on every rank"
+OPEN = record(entry(3), entry(4, done=False))
+
+
+def wait_lines(records: Mapping[int, Record], stacks: dict[int, str]) -> list[str]:
+    return sentences.collective_lines(stacks, Findings(records), FOLDERS)
+
+
+@pytest.mark.parametrize(
+    ("records", "lines"),
+    [
+        ({}, []),
+        ({0: record(entry(4)), 1: record(entry(4))}, []),
+        (
+            {0: OPEN, 1: OPEN, 2: OPEN},
+            ["ranks 0-2 are in all_reduce #4 (float32[2, 3]); all ranks of the group have reached it"],
+        ),
+        (
+            {0: OPEN, 1: OPEN, 2: record(entry(3, "barrier"))},
+            [
+                "the ranks called different operations as collective #3: rank 0 all_reduce (float32[2, 3]), "
+                "rank 1 all_reduce (float32[2, 3]), rank 2 barrier (float32[2, 3])",
+                HINT,
+                "ranks 0-1 are in all_reduce #4 (float32[2, 3])",
+                "rank 2 has not reached all_reduce #4 (last collective: barrier #3); is at test_it.py:12 in test_it",
+            ],
+        ),
+        (
+            {0: OPEN, 2: {}},
+            [
+                "rank 0 is in all_reduce #4 (float32[2, 3])",
+                "rank 2 has not reached all_reduce #4 (last collective: none); is at test_it.py:12 in test_it",
+                "unknown whether rank 1 reached all_reduce #4",
+            ],
+        ),
+        (
+            {0: OPEN},
+            [
+                "rank 0 is in all_reduce #4 (float32[2, 3])",
+                "unknown whether ranks 1-2 reached all_reduce #4",
+            ],
+        ),
+        (
+            {0: OPEN, 1: record(entry(4, "broadcast", done=False)), 2: OPEN},
+            [
+                "the ranks called different operations as collective #4: rank 0 all_reduce (float32[2, 3]), "
+                "rank 1 broadcast (float32[2, 3]), rank 2 all_reduce (float32[2, 3])",
+                HINT,
+                "ranks 0, 2 are in all_reduce #4 (float32[2, 3])",
+                "rank 1 is in broadcast #4 (float32[2, 3])",
+            ],
+        ),
+        (
+            {0: OPEN, 1: record(entry(3, done=False)), 2: OPEN},
+            [
+                "ranks 0, 2 are in all_reduce #4 (float32[2, 3])",
+                "rank 1 has not reached all_reduce #4 (last collective: all_reduce #3)",
+            ],
+        ),
+        (
+            {0: record(entry(2, done=False, group="7")), 1: record(entry(1, group="7")), 2: {}},
+            [
+                "rank 0 is in all_reduce #2 (float32[2, 3]) of process group 7",
+                "rank 1 has not reached all_reduce #2 (last collective: all_reduce #1)",
+            ],
+        ),
+    ],
+)
+def test_waiting_and_missing_ranks_are_described(records: dict[int, Record], lines: list[str]) -> None:
+    assert sentences.collective_lines({2: STACK}, Findings(records), FOLDERS) == lines
+
+
+def test_different_shapes_and_types_of_a_collective_are_described() -> None:
+    waits = record(entry(1, done=False, input_sizes=[[4]]))
+    start = "the ranks called all_reduce #1 with different "
+    tail = [HINT, "rank 1 is in all_reduce #1 (float32[4]); all ranks of the group have reached it"]
+
+    def first_lines(**rank_0: Any) -> list[str]:
+        lines = wait_lines({0: record(entry(1, **rank_0)), 1: waits, 2: waits}, {})
+        assert lines[1:] == [tail[0], tail[1].replace("rank 1 is", "ranks 1-2 are")]
+        return lines[:1]
+
+    assert first_lines(input_sizes=[[3]]) == [f"{start}shapes: rank 0 float32[3], rank 1 float32[4], rank 2 float32[4]"]
+    assert first_lines(input_dtypes=["Double"], input_sizes=[[4]]) == [
+        f"{start}types: rank 0 float64[4], rank 1 float32[4], rank 2 float32[4]"
+    ]
+    assert first_lines(input_dtypes=["Half"]) == [
+        f"{start}shapes and types: rank 0 float16[2, 3], rank 1 float32[4], rank 2 float32[4]"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "sizes"),
+    [("all_gather", ([[3]], [[4]])), ("all_to_all", ([[3]], [[9]])), ("scatter", ([[2, 3]], []))],
+)
+def test_uneven_shapes_are_not_reported_if_the_operation_allows_them(
+    operation: str, sizes: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    types = [["Float"] * len(size) for size in sizes]
+    records = {
+        rank: record(entry(1, operation, done=False, input_sizes=size, input_dtypes=kinds))
+        for rank, (size, kinds) in enumerate(zip(sizes, types, strict=True))
+    }
+    assert not [line for line in wait_lines(records, {}) if "different" in line]
+
+
+def test_collectives_that_torch_does_not_record() -> None:
+    assert sentences.collective_lines({}, Findings(unrecorded_by="2.4"), FOLDERS) == [
+        "the collectives are unknown: torch 2.4 does not record them; torch 2.8 does"
+    ]
+
+
+def test_the_progress_of_a_test() -> None:
+    progress = Progress({0: "test_x.py:3 in test_it"}, [1, 2], {0: OPEN})
+    parts = (
+        "rank 0 at test_x.py:3 in test_it; ranks 1-2 have finished the test; rank 0 is in all_reduce #4 "
+        "(float32[2, 3]); unknown whether ranks 1-2 reached all_reduce #4"
+    )
+    line = sentences.progress_line("test_x.py::test_it", "call", 30, 300, progress, FOLDERS)
+    assert line == f"accel: test_x.py::test_it has been in its call phase for 30 s (timeout: 300 s): {parts}"
+    assert sentences.progress_line("test_it", "setup", 31, 60, Progress(), FOLDERS).endswith("(timeout: 60 s)")
+
+
+def test_hung_ranks_without_a_stack_do_not_respond_to_signals() -> None:
+    starting = [RankOutcome(rank, "hung", 9.0, hang=Hang(HangCause.START_TIMEOUT, 120)) for rank in (0, 1)]
+    assert judged(*starting).message == "ranks 0-1: did not become ready within 120 s; do not respond to signals"
+    assert judged(hung(0, ""), hung(1, "")).message == "timed out after 5 s: ranks 0-1 do not respond to signals"
+
+
+def test_an_interrupt_says_where_the_ranks_are() -> None:
+    """The stack of a rank that has finished the test is that of this package, which receives the next test."""
+    receives = f"""Thread 0x00007f (most recent call first):
+  File "/venv/lib/python3.12/multiprocessing/connection.py", line 250 in recv
+  File "{PACKAGE}rank/driver_connection.py", line 31 in receive
+"""
+    world = Interrupted("test_it", {2: exited(3)}, {0: receives, 1: "", 3: STACK}, Findings())
+    assert sentences.interrupted_lines(world, FOLDERS)[:4] == [
+        "rank 0: finished the test",
+        "rank 1: does not respond to signals",
+        "rank 2: exited with status 3",
+        "rank 3: at test_it.py:12 in test_it",
+    ]
+    silent = Interrupted("test_it", {}, {0: "", 1: ""}, Findings())
+    assert sentences.interrupted_lines(silent, FOLDERS) == ["ranks 0-1: do not respond to signals"]
