@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
 
+_CRASH = "        ctypes.string_at(0)"
+
+
 def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: BackgroundSuite) -> None:
     """The verdict matrix has the ways in which a rank can die, and the sites."""
     suite.write(
         "test_deaths.py",
         """
         import ctypes
+        import multiprocessing
         import os
         import signal
 
@@ -93,6 +97,15 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
                 os._exit(3)
 
 
+        def test_with_a_manager(rank, gather):
+            manager = multiprocessing.Manager()
+            assert manager.dict() == {}
+            gather(rank)
+            if rank == 1:
+                kill_self()
+            signal.pause()
+
+
         def test_last(tests_of_this_world):
             assert tests_of_this_world == []
         """,
@@ -111,48 +124,27 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
             "test_no_ranks": "FAILED died: status 0; rank 0",
             "test_crash": "FAILED died: SIGSEGV; rank 1",
             "test_child_crashes": "FAILED died: status 3; rank 1",
+            "test_with_a_manager": "FAILED died: SIGKILL; rank 1",
             "test_last": "PASSED",
         }
     )
+    assert list(suite.temporary.glob("pymp-*")) == []  # The sockets of multiprocessing.
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "errors outside of any test" not in run.text
     report = run.failure("test_crash")
-    message = "rank 1 was killed by SIGSEGV at test_deaths.py:63 in crash"
+    lines = (suite.path / "test_deaths.py").read_text().splitlines()
+    crash, call = (f"test_deaths.py:{lines.index(line) + 1}" for line in (_CRASH, "    crash(rank)"))
+    message = f"rank 1 was killed by SIGSEGV at {crash} in crash"
     assert f"FAILED test_deaths.py::test_crash - {message}" in run.text
     assert "rank 1 of 2 on sim\n\n    def test_crash(rank):\n" in report
-    assert ">       crash(rank)\n\ntest_deaths.py:57: \n" in report
-    assert ">           ctypes.string_at(0)\n\ntest_deaths.py:63: \n" in report
+    assert f">       crash(rank)\n\n{call}: \n" in report
+    assert f">   {_CRASH}\n\n{crash}: \n" in report
     assert f"E   {message}\n" in report
     assert "before the crash of 1" in report
     for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "last output"):
         assert text not in report.partition("- Captured log call")[0]
     child_report = run.failure("test_child_crashes")
     assert "Fatal Python error: Segmentation fault" in child_report.partition("[rank 1] last output")[2]
-
-
-def test_the_sockets_of_multiprocessing_do_not_outlive_killed_ranks(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import multiprocessing
-        import os
-        import signal
-
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_dies(rank, gather):
-            manager = multiprocessing.Manager()
-            assert manager.dict() == {}
-            gather(rank)
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            signal.pause()
-        """,
-    )
-    suite.run().expect({"test_dies": "FAILED"})
-    assert list(suite.temporary.glob("pymp-*")) == []
 
 
 @pytest.mark.long

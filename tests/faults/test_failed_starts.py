@@ -72,6 +72,7 @@ _CONFTEST = f"""
 """
 
 
+@pytest.mark.long(except_for="1")
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundSuite, workers: str) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_wait = 5\n")

@@ -305,7 +305,7 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
-def test_what_a_rank_gives_up_is_a_leak_of_its_test(suite: BackgroundSuite) -> None:
+def test_a_rank_that_gives_up_rights_leaks_them_and_a_forked_driver_ends_nothing(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -351,10 +351,22 @@ def test_what_a_rank_gives_up_is_a_leak_of_its_test(suite: BackgroundSuite) -> N
         def test_takes_it_back():
             os.seteuid(65534)
             os.seteuid(0)
+
+
+        def test_forked_copy_of_the_driver():
+            child = os.fork()
+            if child:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+        @pytest.mark.distributed(2)
+        def test_after_the_copy():
+            pass
         """,
     )
     run = suite.run(CAUSES)
-    healthy = ("test_after_user", "test_after_groups", "test_after_root", "test_takes_it_back")
+    healthy = ["test_after_user", "test_after_groups", "test_after_root", "test_takes_it_back"]
+    healthy += ["test_forked_copy_of_the_driver", "test_after_the_copy"]
     leaking = {"test_user": "rank 1", "test_groups": "ranks 0-1", "test_root": "ranks 0-1"}
     run.expect(
         {
@@ -362,38 +374,8 @@ def test_what_a_rank_gives_up_is_a_leak_of_its_test(suite: BackgroundSuite) -> N
             **{test: f"PASSED ERROR leaked: setting; {ranks}" for test, ranks in leaking.items()},
         }
     )
-    assert "rank 1 left the user (real and effective id) changed from 0 and 0 to 65534 and 65534" in run.text
-
-
-def test_a_forked_copy_of_the_driver_does_not_end_the_session(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_first():
-            pass
-
-
-        def test_child_comes_back():
-            child = os.fork()
-            if child:
-                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-
-
-        @pytest.mark.distributed(2)
-        def test_last():
-            pass
-        """,
-    )
-    run = suite.run()
-    assert run.ret == 0
-    assert "3 passed" in run.text
     assert "errors outside of any test" not in run.text
+    assert "rank 1 left the user (real and effective id) changed from 0 and 0 to 65534 and 65534" in run.text
 
 
 _REPLACED_FUNCTIONS = (

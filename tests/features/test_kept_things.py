@@ -308,14 +308,14 @@ def test_the_process_of_an_asynchronous_checkpoint_stays_alive(suite: Suite) -> 
     assert _plain(suite).count(" 3 passed") == 2
 
 
-def test_a_default_group_does_not_wait_for_the_end_of_a_fixture(suite: Suite) -> None:
-    """The next test could not make one."""
+def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None:
+    """A default group does not wait for the end of a wider fixture: the next test could not make one."""
     suite.write(
-        "conftest.py",
+        "own/conftest.py",
         "import pytest\n\n\n@pytest.fixture(scope='session', autouse=True)\ndef policy():\n    return object()\n",
     )
     suite.write(
-        "test_it.py",
+        "own/test_own_group.py",
         """
         import pytest
         import torch.distributed as dist
@@ -327,11 +327,6 @@ def test_a_default_group_does_not_wait_for_the_end_of_a_fixture(suite: Suite) ->
             dist.init_process_group("gloo")
         """,
     )
-    run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning")
-    run.expect({"test_init[0]": "PASSED", "test_init[1]": "PASSED"})
-
-
-def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None:
     suite.write("unimportable.py", "raise RuntimeError('imported')\n")
     suite.write(
         "test_it.py",
@@ -379,5 +374,7 @@ def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None
         {
             "test_leaves_a_group": "PASSED ERROR leaked: process group; ranks 0-1",
             "test_leaves_a_process": "PASSED ERROR leaked: process; ranks 0-1",
+            "test_init[0]": "PASSED ERROR leaked: process group; ranks 0-1",
+            "test_init[1]": "PASSED ERROR leaked: process group; ranks 0-1",
         }
     )

@@ -14,7 +14,7 @@ from msgspec import structs
 from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, Leak, LeakKind, When
 from pytest_accel.core.record_events import RankPhase
-from pytest_accel.diagnostics.collectives import Collective, Record
+from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.verdict import sentences
@@ -97,19 +97,6 @@ def test_a_failure_of_a_single_process_has_no_rank_number() -> None:
     assert verdict.message == "assert 0 == 1"
     assert verdict.longrepr["sections"] == []
     assert judged(died(0)).message == "the test's process was killed by SIGSEGV"
-
-
-def test_equal_failures_are_reported_once() -> None:
-    verdict = judged(passed(0), *(failed(rank, at=rank) for rank in (1, 2, 3)), failed(4, line=8, at=5))
-    assert verdict.message == "ranks 1-3: assert 0 == 1"
-    assert summary(verdict) == (
-        "all ranks",
-        [
-            "ranks 1-3: failed at test_it.py:7",
-            "rank 0: passed",
-            "rank 4: failed at test_it.py:8: assert 0 == 1",
-        ],
-    )
 
 
 def test_failures_with_different_texts_are_not_equal() -> None:
@@ -240,29 +227,6 @@ def test_a_hung_rank_without_a_stack_does_not_respond_to_signals() -> None:
     assert verdict.message == "timed out after 5 s: rank 1 does not respond to signals; rank 0 had finished"
     assert traceback_lines(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
     assert list(sections(verdict)) == ["all ranks"]
-
-
-def in_collective(number: int, *, done: bool = False) -> Record:
-    """Return the record of a rank whose last collective is barrier `number`; it waits there unless `done`."""
-    return {DEFAULT_GROUP: {number: Collective(DEFAULT_GROUP, number, "barrier", (), (), done, (0, 1, 2))}}
-
-
-def test_a_hang_names_the_missing_rank_first_and_then_the_collective() -> None:
-    findings = Findings({0: in_collective(2), 1: in_collective(1, done=True), 2: in_collective(2)})
-    verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")), hung(2), findings=findings)
-    waits = "ranks 0, 2 are stuck in barrier #2 at test_it.py:12"
-    assert verdict.message == f"timed out after 5 s: rank 1 is at test_it.py:30; {waits}"
-    assert verdict.failed_ranks == (1,)
-    assert sections(verdict)["collectives"].splitlines() == [
-        "ranks 0, 2 are in barrier #2",
-        "rank 1 has not reached barrier #2 (last collective: barrier #1); is at test_it.py:30 in test_it",
-    ]
-
-
-def test_a_hang_in_setup_or_teardown_names_the_phase() -> None:
-    late = RankOutcome(1, "hung", 9.0, stack=STACK, hang=Hang(HangCause.PHASE_TIMEOUT, 5, "teardown"))
-    message = judged(passed(0), late, when="teardown").message
-    assert message.startswith("timed out in the teardown phase after 5 s: rank 1 is at test_it.py:12; rank 0 had")
 
 
 def test_a_hang_of_a_single_process_has_no_rank_number() -> None:
@@ -419,17 +383,6 @@ def test_pytest_can_deserialize_the_longrepr(pytestconfig: pytest.Config) -> Non
         "rank 2: killed by SIGSEGV",
     ]
     assert lines[-1] == "out of memory"
-
-
-def test_plain_text_has_the_message_and_all_sections() -> None:
-    assert judged(passed(0), died(1, log="out of memory")).plain_text().splitlines() == [
-        "rank 1 was killed by SIGSEGV",
-        "--- all ranks ---",
-        "rank 1: died",
-        "rank 0: passed",
-        "--- [rank 1] last output ---",
-        "out of memory",
-    ]
 
 
 def test_properties_are_labelled_by_rank_if_the_ranks_differ() -> None:
