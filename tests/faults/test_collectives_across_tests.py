@@ -122,7 +122,7 @@ def test_collectives_for_which_a_test_does_not_wait_are_judged_with_it(suite: Ba
     if run.outcomes().get("test_different_shapes") == "FAILED":  # gloo has aborted before the end of the call.
         expected["test_different_shapes"] = f"FAILED {ERRORS['test_different_shapes']}"
     run.expect(expected)
-    at = "ranks 0-1: dist.broadcast at test_it.py:16, for which the test did not wait, "
-    assert f"{at}has not completed" in run.failure("test_does_not_complete")
+    at = "dist.broadcast at test_it.py:16, for which the test did not wait, "
+    assert f"ranks 0-1: {at}has not completed" in run.failure("test_does_not_complete")
     assert f"{at}failed: " in run.failure("test_does_not_see_the_failure")
     suite.expect_nothing_left()

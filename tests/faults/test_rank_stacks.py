@@ -51,8 +51,8 @@ def test_a_death_and_a_hang_show_the_stacks_in_every_traceback_style(suite: Back
     )
     run = suite.run(f"--tb={style}", CAUSES)
     run.expect({"test_death": "FAILED died: SIGKILL; rank 2", "test_hang": "FAILED hung: phase timeout; rank 1"})
-    line = (suite.path / "test_it.py").read_text().splitlines().index("        threading.Event().wait()") + 1
-    message = f"timed out after 4 s: rank 1 is at test_it.py:{line}; rank 0 had finished"
+    number = (suite.path / "test_it.py").read_text().splitlines().index("        threading.Event().wait()") + 1
+    message = f"timed out after 4 s: rank 1 is at test_it.py:{number}; rank 0 had finished"
     assert f"FAILED test_it.py::test_hang - {message}" in run.text
     assert (f"E   {message}" in run.text) == (style != "no")
     if style in ("line", "no"):
