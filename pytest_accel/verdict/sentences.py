@@ -41,6 +41,10 @@ _THREAD_ID = re.compile(r"^Thread [0-9]+ ", re.MULTILINE)
 """The process id in py-spy's line on a thread."""
 
 COULD_RUN = "could run the test"
+"""The predicate of a rank in a test that another rank cannot run."""
+
+# Why a world is killed although its test has passed
+
 OTHER_GROUP_NUMBERS = "its ranks made different numbers of process groups"
 OTHER_GROUPS = "some of its ranks have process groups that others have not"
 FAILED_MESSAGE = "a point-to-point operation of the test failed, and its connection may be closed"
@@ -57,6 +61,7 @@ _EXITS = {
 _PASSIVE = frozenset((ExitCause.NODE_LOST, ExitCause.LOCK_LOST))
 """The causes whose text is a participle."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
+"""The predicate of a rank that died, and whose end is unknown."""
 _EVENTS = {
     "died": "died",
     "hung": "timed out",
@@ -64,6 +69,7 @@ _EVENTS = {
     "failed": "failed",
     "skipped": "skipped",
 }
+"""What a rank did, by its ending."""
 
 
 def describe_exit(end: RankExit, be: str = "") -> str:
@@ -115,7 +121,7 @@ def exit_request(reason: str) -> str:
 
 
 def describe_end(end: RankOutcome) -> str:
-    """Return a sentence on a rank that has ended before its test, for the record: why its world is killed."""
+    """Return a sentence on the end of a rank: why its world is killed, for the record."""
     if end.hang is not None:
         return f"rank {end.rank} {describe_hang(end.hang)}"
     return f"rank {end.rank} {_first_line(end) if end.exit is None else describe_exit(end.exit)}"

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.background_suite import BackgroundSuite
+from tests.run import CAUSES
 
 CONFTEST = """
     import os
@@ -175,6 +176,9 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Background
     recording_suite.write(
         "test_it.py",
         """
+        import os
+        from pathlib import Path
+
         import pytest
 
         pytestmark = pytest.mark.distributed(2)
@@ -187,6 +191,13 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Background
 
         def test_next():
             pass
+
+
+        @pytest.mark.flaky(reruns=1)
+        def test_dies_once(rank):
+            if rank == 1 and not Path("died").exists():
+                Path("died").touch()
+                os._exit(0)
         """,
     )
     recording_suite.write(
@@ -207,10 +218,12 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Background
             return result
         """,
     )
-    run = recording_suite.run("-p", "driver", "-p", "rerunfailures")
-    assert "1 rerun" in run.text
+    run = recording_suite.run("-p", "driver", "-p", "rerunfailures", CAUSES)
+    assert "2 rerun" in run.text
     assert run.ret == 0, run.text
-    assert start_counts(recording_suite) == {"test_again 0": 2, "test_again 1": 2, "test_next 0": 1, "test_next 1": 1}
+    numbers = {"test_again": 2, "test_next": 1, "test_dies_once": 2}
+    assert start_counts(recording_suite) == {f"{test} {rank}": n for test, n in numbers.items() for rank in range(2)}
+    assert run.causes == {}  # A test that passes has none of its earlier failures.
 
 
 @pytest.mark.long(except_for="plain")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,12 +101,20 @@ def start_waiting_session(suite: BackgroundSuite, *args: str, in_teardown: bool 
     return session
 
 
-@pytest.mark.long(except_for="plain")
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
-def test_an_interrupt_leaves_nothing_behind(suite: BackgroundSuite, workers: list[str]) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("workers", "send"),
+    [
+        pytest.param([], os.killpg, id="plain"),  # A terminal sends the signal to the process group.
+        pytest.param(["-n2"], os.killpg, id="xdist"),
+        pytest.param(["-n2"], os.kill, id="xdist controller"),
+    ],
+)
+def test_an_interrupt_leaves_nothing_behind(
+    suite: BackgroundSuite, workers: list[str], send: Callable[[int, int], None]
+) -> None:
     session = start_waiting_session(suite, *workers)
-    # A terminal sends the signal to the process group.
-    os.killpg(session.process.pid, signal.SIGINT)
+    send(session.process.pid, signal.SIGINT)
     run = session.finish()
     assert run.ret == pytest.ExitCode.INTERRUPTED
     check_places(run)
@@ -138,6 +147,7 @@ def write_driver_hooks(suite: BackgroundSuite, hooks: str) -> None:
     )
 
 
+@pytest.mark.long(except_for="plain")
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
 def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them(
     suite: BackgroundSuite, workers: list[str]
@@ -158,13 +168,6 @@ def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them
     check_places(run)
     if not workers:  # A worker may name its test only after the interrupted controller has ended all ranks.
         assert "- accel: the interrupted ranks of test_it.py::test_endless -" in run.text
-
-
-@pytest.mark.long
-def test_an_interrupt_of_the_xdist_controller_leaves_nothing_behind(suite: BackgroundSuite) -> None:
-    session = start_waiting_session(suite, "-n2")
-    session.process.send_signal(signal.SIGINT)
-    check_places(session.finish())
 
 
 def check_places(run: Run) -> None:
@@ -202,10 +205,15 @@ def test_a_second_interrupt_leaves_nothing_behind(suite: BackgroundSuite) -> Non
 
 
 @pytest.mark.long
-def test_a_terminated_controller_leaves_nothing_behind(suite: BackgroundSuite) -> None:
-    session = start_waiting_session(suite)
-    session.process.terminate()
-    assert session.finish().ret == -signal.SIGTERM
+@pytest.mark.parametrize(("workers", "number"), [((), signal.SIGTERM), (("-n2",), signal.SIGKILL)])
+def test_a_terminated_or_killed_controller_leaves_nothing_behind(
+    suite: BackgroundSuite, workers: tuple[str, ...], number: signal.Signals
+) -> None:
+    session = start_waiting_session(suite, *workers)
+    session.process.send_signal(number)
+    session.process.wait()
+    suite.expect_nothing_left()
+    assert session.process.returncode == -number
 
 
 def test_a_killed_session_leaves_a_complete_record_and_nothing_else(suite: BackgroundSuite) -> None:
@@ -311,12 +319,6 @@ def test_devices_of_a_killed_worker_are_returned(suite: BackgroundSuite) -> None
     run.expect({"test_endless": "FAILED", "test_next": "PASSED"})
     assert "crashed while running" in run.text
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.mark.long
-def test_a_killed_controller_with_workers_leaves_nothing_behind(suite: BackgroundSuite) -> None:
-    session = start_waiting_session(suite, "-n2")
-    session.process.kill()
 
 
 EXCLUSIVE_TESTS = """

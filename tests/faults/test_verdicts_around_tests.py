@@ -157,13 +157,8 @@ def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Backgrou
     ("code", "ranks", "status", "text"),
     [
         pytest.param("pytest.exit('by hand', returncode=7)", {1}, 7, "by hand", id="status-one"),
-        pytest.param(
-            "pytest.exit('by hand', returncode=7)", {0, 1}, 7, "by hand", id="status-all", marks=pytest.mark.long
-        ),
-        pytest.param("pytest.exit('by hand')", {1}, 2, "by hand", id="exit-one", marks=pytest.mark.long),
         pytest.param("pytest.exit('by hand')", {0, 1}, 2, "by hand", id="exit-all"),
         pytest.param("raise KeyboardInterrupt", {1}, 2, "KeyboardInterrupt", id="interrupt-one"),
-        pytest.param("raise KeyboardInterrupt", {0, 1}, 2, "KeyboardInterrupt", id="interrupt-all"),
     ],
 )
 def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(

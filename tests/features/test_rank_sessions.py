@@ -680,58 +680,6 @@ def test_no_file_is_opened_without_an_encoding(suite: Suite, monkeypatch: pytest
     assert "EncodingWarning" not in run.text
 
 
-def test_a_file_whose_import_fails_only_in_ranks_is_an_error(suite: Suite) -> None:
-    suite.write(
-        "test_imports.py",
-        """
-        import os
-
-        import pytest
-
-        if "RANK" in os.environ:
-            raise ImportError("no such thing in a rank")
-
-
-        @pytest.mark.distributed(2)
-        def test_never_runs():
-            pass
-
-
-        @pytest.mark.distributed(2)
-        def test_neither():
-            pass
-        """,
-    )
-    suite.write(
-        "test_names.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        @pytest.mark.parametrize("number", [int(os.environ.get("RANK", 7))])
-        def test_number(number):
-            pass
-
-
-        @pytest.mark.distributed(2)
-        def test_next():
-            pass
-        """,
-    )
-    run = suite.run()
-    assert run.result("test_never_runs") == "ERROR"
-    assert run.result("test_neither") == "ERROR"
-    assert "ImportError: no such thing in a rank" in run.failure("test_never_runs")
-    assert run.result("test_number[7]") == "ERROR"
-    assert (
-        "test_names.py: this rank has not collected test_number[7], as the driver has; it has test_number[" in run.text
-    )
-    assert run.result("test_next") == "PASSED"
-
-
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
 @pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
