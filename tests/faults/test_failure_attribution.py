@@ -253,6 +253,26 @@ def test_frames_of_the_plugin_are_hidden(suite: BackgroundSuite) -> None:
         """,
     )
     suite.write("test_other.py", "import pytest\n\n\n@pytest.mark.distributed(2)\ndef test_after():\n    pass\n")
+    # In a world of one rank, the file of the test that is not sent to it is never collected.
+    (suite.path / "pkg").mkdir()
+    suite.write("pkg/__init__.py", "")
+    suite.write(
+        "pkg/conftest.py",
+        """
+        import pytest
+
+
+        @pytest.fixture(scope="package")
+        def broken_package_end():
+            yield
+            raise ValueError("broken end")
+        """,
+    )
+    one = "import pytest\n\n\n@pytest.mark.distributed(1)\ndef {}:\n    pass\n"
+    never = one.format("test_never_collected()").replace("def", "@pytest.mark.skip(reason='never')\ndef")
+    suite.write("pkg/test_a.py", one.format("test_package(broken_package_end)"))
+    suite.write("pkg/test_b.py", never)
+    suite.write("test_alone.py", one.format("test_after_package()"))
     run = suite.run("--tb=long")
     run.expect(
         {
@@ -262,8 +282,13 @@ def test_frames_of_the_plugin_are_hidden(suite: BackgroundSuite) -> None:
             "test_end": "PASSED",
             "test_never": "SKIPPED",
             "test_after": "PASSED ERROR",
+            "test_package": "PASSED",
+            "test_never_collected": "SKIPPED",
+            "test_after_package": "PASSED ERROR",
         }
     )
+    text = "teardown of the fixtures kept for pkg/test_b.py::test_never_collected failed:"
+    assert text in run.failure("test_after_package")
     assert "pytest_accel" not in run.text.partition("= ERRORS =")[2]
     assert "ranks 0-1: failed at conftest.py:16\n" in run.failure("test_fixture")
     assert "ERROR test_it.py::test_fixture - ranks 0-1: ValueError: broken fixture" in run.text
@@ -274,30 +299,3 @@ def test_frames_of_the_plugin_are_hidden(suite: BackgroundSuite) -> None:
     assert 'conftest.py", line 22, in broken_end' in teardown_failure
     assert "_pytest" not in teardown_failure
     assert "\nthe fixture 'process_group' needs" in run.failure("test_no_group")
-
-
-@pytest.mark.long
-def test_an_error_in_a_late_teardown_names_the_test_that_was_expected(suite: BackgroundSuite) -> None:
-    """The file of this test is never collected in the ranks."""
-    (suite.path / "pkg").mkdir()
-    suite.write("pkg/__init__.py", "")
-    suite.write(
-        "pkg/conftest.py",
-        """
-        import pytest
-
-
-        @pytest.fixture(scope="package")
-        def broken_end():
-            yield
-            raise ValueError("broken end")
-        """,
-    )
-    one = "import pytest\n\n\n@pytest.mark.distributed(1)\ndef {}:\n    pass\n"
-    suite.write("pkg/test_a.py", one.format("test_end(broken_end)"))
-    suite.write("pkg/test_b.py", one.format("test_never()").replace("def", "@pytest.mark.skip(reason='never')\ndef"))
-    suite.write("test_other.py", one.format("test_after()"))
-    run = suite.run("--accel", "none", "pkg", "test_other.py")
-    run.expect({"test_end": "PASSED", "test_never": "SKIPPED", "test_after": "PASSED ERROR"})
-    text = "teardown of the fixtures kept for pkg/test_b.py::test_never failed:"
-    assert text in run.failure("test_after")
