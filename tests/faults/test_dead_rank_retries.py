@@ -60,9 +60,9 @@ _TESTS = """
 
 
     @pytest.fixture
-    def lost_in_teardown(rank):
+    def lost_in_teardown(rank, request):
         yield
-        lose_the_server(rank, "teardown")
+        lose_the_server(rank, request.node.name)
 
 
     def test_setup(lost_in_setup):

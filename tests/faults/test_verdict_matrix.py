@@ -71,7 +71,8 @@ if sys.version_info < (3, 11):
 
 
 class Unpicklable(Exception):
-    pass
+    def __str__(self):
+        return "the same text in each rank"
 
 
 class Unprintable(Exception):
