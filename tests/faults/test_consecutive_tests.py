@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
 import pytest
@@ -223,7 +224,9 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Background
     assert run.ret == 0, run.text
     numbers = {"test_again": 2, "test_next": 1, "test_dies_once": 2}
     assert start_counts(recording_suite) == {f"{test} {rank}": n for test, n in numbers.items() for rank in range(2)}
-    assert run.causes == {}  # A test that passes has none of its earlier failures.
+    # The junit file has a case for each attempt. The one that passed has no cause of the one that did not.
+    cases = ElementTree.parse(recording_suite.path / "causes.xml").findall(".//testcase[@name='test_dies_once']")
+    assert ["accel_cause" in ElementTree.tostring(case, "unicode") for case in cases] == [True, False]
 
 
 @pytest.mark.long(except_for="plain")
