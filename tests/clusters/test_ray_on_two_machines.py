@@ -15,7 +15,6 @@ from tests.conftest import Surroundings
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.launchers.launcher_sessions import suites
 from tests.launchers.machines import ADDRESSES, Machines, machines
-from tests.launchers.test_several_machines import torchrun
 from tests.nodes.ray_machines import StartedNode, needs_ray, start_node
 from tests.run import CAUSES
 
@@ -83,11 +82,8 @@ def start(suite: BackgroundSuite, two_machines: Machines) -> BackgroundSession:
     return suite.start("--accel-cluster", f"ray:{ADDRESSES[0]}:{_PORT}", CAUSES, program=(*two_machines.on(0), *PYTEST))
 
 
-def test_tests_run_on_both_machines_with_the_same_verdicts_as_under_torchrun(
-    suite: BackgroundSuite, two_machines: Machines
-) -> None:
+def test_tests_run_on_both_machines_with_the_core_verdicts(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", TESTS)
-    suite.start(CAUSES, program=torchrun(two_machines, 1)).finish().expect(VERDICTS)
     suite.write(
         "test_places.py",
         """

@@ -146,6 +146,7 @@ def test_logs_on_a_full_disk_change_no_verdict_and_are_named(suite: BackgroundSu
     assert re.search(log, run.text)
 
 
+@pytest.mark.long
 def test_logs_in_a_folder_that_cannot_be_made_change_no_verdict_and_are_named(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(2)\ndef test_passes(): print('printed')\n")
     run = suite.run("--accel-logs=test_it.py/logs")

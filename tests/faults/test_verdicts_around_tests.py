@@ -189,7 +189,7 @@ def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
     suite.expect_nothing_left()
 
 
-@pytest.mark.long(except_for="exit")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "status", "text"),
     [

@@ -20,11 +20,12 @@ from pathlib import Path
 import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite
+from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
 from tests.launchers import slurm
 from tests.launchers.launcher_sessions import launched_process, suites
 from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
-from tests.run import Run
+from tests.run import CAUSES, Run
 from tests.torch_release import RECORDS_COLLECTIVES
 
 SECRET = "a secret that nobody guesses"
@@ -221,6 +222,8 @@ def test_torchrun_starts_one_session_on_two_machines(suite: BackgroundSuite, two
 def test_failures_on_the_remote_machine_are_reported_like_local_ones(
     suite: BackgroundSuite, two_machines: Machines
 ) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    suite.write("test_core.py", TESTS)
     suite.write(
         "test_it.py",
         """
@@ -234,16 +237,6 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(
         pytestmark = pytest.mark.distributed(2, nodes=2)
 
 
-        def test_fails(rank):
-            assert rank == 0
-
-
-        def test_exits(rank):
-            if rank == 1:
-                os._exit(0)
-            dist.barrier()
-
-
         def test_dies(rank, capfd):
             with capfd.disabled():
                 os.write(2, b"a last word of rank %d\\n" % rank)
@@ -252,48 +245,23 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(
             dist.barrier()
 
 
-        @pytest.mark.distributed(2, nodes=2, timeout=4)
-        def test_hangs(rank):
-            if rank == 1:
-                threading.Event().wait()
-            dist.barrier()
-
-
-        def test_differs(rank):
-            if rank == 1:
-                pytest.skip("not here")
-
-
         def test_leaves_a_process(rank):
             if rank == 1 and not os.fork():
                 threading.Event().wait()
-
-
-        def test_passes(gather):
-            assert gather(1) == [1, 1]
         """,
     )
 
-    run = suite.start(program=srun(two_machines)).finish()
+    run = suite.start(CAUSES, program=torchrun(two_machines, 1)).finish()
 
-    run.expect(
-        {
-            "test_fails": "FAILED",
-            "test_exits": "FAILED",
-            "test_dies": "FAILED",
-            "test_hangs": "FAILED",
-            "test_differs": "FAILED",
-            "test_leaves_a_process": "PASSED ERROR",
-            "test_passes": "PASSED",
-        }
-    )
-    assert "rank 1: failed at test_it.py:13\n" in run.failure("test_fails")
-    assert "rank 1 exited with status 0" in run.failure("test_exits")
-    assert "rank 1 was killed by SIGKILL" in run.failure("test_dies")
+    own = {
+        "test_dies": "FAILED died: SIGKILL; rank 1",
+        "test_leaves_a_process": "PASSED ERROR leaked: process; rank 1",
+    }
+    run.expect({**VERDICTS, **own})
     assert "a last word of rank 1" in run.failure("test_dies")
-    assert ("rank 1 has not reached barrier" in run.failure("test_hangs")) is RECORDS_COLLECTIVES
-    assert "threading.py" in run.failure("test_hangs")
-    assert "rank 1: skipped: not here" in run.failure("test_differs")
+    hang = run.failure("test_hangs_on_one_rank")
+    assert ("rank 1 has not reached barrier" in hang) is RECORDS_COLLECTIVES
+    assert "time.sleep(1000)" in hang
     assert run.ret == 1
 
 
