@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -19,10 +20,12 @@ from statistics import median, quantiles
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.policy import Lease, Request
 
 UNCONTENDED = 10_000
 """Leases without contention."""
@@ -32,6 +35,7 @@ CLIENTS = 8
 LEASES = 100
 """Leases of each client."""
 DEVICES = tuple(f"sim-{number}" for number in range(8))
+DEMAND = WorldDemand(WorldKey("sim", None, 1, grouped=False), Holder.here("benchmarks/broker.py"))
 HOLD = 0.004
 """Seconds for which a client keeps a lease."""
 
@@ -39,13 +43,12 @@ HOLD = 0.004
 def uncontended(locks: DeviceLocks | None) -> float:
     """Return the median time to take and return a lease without contention, in milliseconds."""
     broker = Broker(DEVICES, 0, locks, lambda _: None)
-    granted: SimpleQueue[Lease] = SimpleQueue()
-    holder = Holder.here("benchmarks/broker.py")
+    granted: SimpleQueue[Lease | Exception] = SimpleQueue()
     times: list[float] = []
-    for _ in range(UNCONTENDED):
+    for number in range(UNCONTENDED):
         start = time.perf_counter()
-        broker.submit(DEVICES, 1, holder, granted.put)
-        broker.release(granted.get().id)
+        broker.submit(Request(number, DEVICES, 1), DEMAND, granted.put)
+        broker.release(number)
         times.append(time.perf_counter() - start)
     broker.close()
     return median(times) * 1e3
@@ -83,17 +86,18 @@ def session(start: Connection, folder: Path, log: Path, number: int, sizes: Sequ
         theirs.close()
         connections.append(mine)
     broker = Broker(DEVICES, 0, DeviceLocks(folder), lambda _: None)
-    holder = Holder.here("benchmarks/broker.py")
+    numbers = itertools.count(1)
     leases: dict[Connection, int] = {}
     start.send(None)
     start.recv()
 
     def serve(connection: Connection, count: int) -> None:
-        def on_grant(lease: Lease) -> None:
+        def answer(lease: Lease | Exception) -> None:
+            assert isinstance(lease, Lease)
             leases[connection] = lease.id
             connection.send(lease.devices)
 
-        broker.submit(DEVICES, count, holder, on_grant)
+        broker.submit(Request(next(numbers), DEVICES, count), DEMAND, answer)
 
     for connection in connections:
         connection.send(None)

@@ -15,8 +15,8 @@ from statistics import median
 import psutil
 
 from benchmarks.measure import PLUGINS, WITH, Effort, Figure, clean_environment
-from pytest_accel.leases.device_lock import who_holds
-from pytest_accel.leases.lock_dir import VARIABLE
+from pytest_accel.leases.device_locks import who_holds
+from pytest_accel.leases.shared_folder import VARIABLE
 
 DEVICES = 4
 ROUNDS = 20

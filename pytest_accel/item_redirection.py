@@ -17,7 +17,7 @@ from pytest_accel.core.stash_keys import MARKED, OWNERS
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
-from pytest_accel.pool.placement import RemoteDevicesError
+from pytest_accel.leases.demand import RemoteDevicesError
 from pytest_accel.settings.options import planned_machine
 from pytest_accel.verdict import remote_exceptions
 

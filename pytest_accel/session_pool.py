@@ -24,7 +24,8 @@ from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
-from pytest_accel.pool.pool import Pool, SingleNode
+from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.world_leases import SingleNode
 from pytest_accel.rank import coverage
 from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_accel.leases.lock_dir import VARIABLE
+from pytest_accel.leases.shared_folder import VARIABLE
 from pytest_accel.rank.context import RANK
 
 with contextlib.suppress(ImportError):  # The tests for GPUs do not need Hypothesis.

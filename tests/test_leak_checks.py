@@ -42,7 +42,7 @@ def test_tests_that_leave_nothing_behind_pass(inner: pytest.Pytester) -> None:
         import sys
 
         from pytest_accel.leases.holder import Holder
-        from pytest_accel.leases.locks import DeviceLocks
+        from pytest_accel.leases.device_locks import DeviceLocks
 
         def test_tidy(pytestconfig, monkeypatch, tmp_path):
             monkeypatch.setenv("SET", "1")
@@ -52,9 +52,8 @@ def test_tests_that_leave_nothing_behind_pass(inner: pytest.Pytester) -> None:
             with open(pytestconfig.rootpath / "shm" / "accel-1", "a") as file:
                 os.unlink(file.name)
             locks = DeviceLocks()
-            assert locks.try_acquire("GPU-1", Holder.here("this"))
-            locks.retain("GPU-1")
-            locks.unlock()
+            assert locks.acquire("GPU-1", Holder.here("this"))
+            locks.unlock("GPU-1")
         """
     )
     run(inner).assert_outcomes(passed=1)
@@ -104,7 +103,7 @@ def test_leaks_of_the_session_are_reported_at_its_end(inner: pytest.Pytester) ->
         import time
 
         from pytest_accel.leases.holder import Holder
-        from pytest_accel.leases.locks import DeviceLocks
+        from pytest_accel.leases.device_locks import DeviceLocks
 
         LEFT = []
 
@@ -132,7 +131,7 @@ def test_leaks_of_the_session_are_reported_at_its_end(inner: pytest.Pytester) ->
 
         def test_lock():
             LEFT.append(DeviceLocks())
-            assert LEFT[-1].try_acquire("GPU-1", Holder.here("this"))
+            assert LEFT[-1].acquire("GPU-1", Holder.here("this"))
 
         def test_shared_memory():
             open("shm/accel-1", "a").close()

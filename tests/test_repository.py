@@ -35,8 +35,6 @@ KERNEL = (
 PUBLIC_NAMES = {"fixtures.py", "launch.py"}
 """Modules that name a feature's classes because users do."""
 STILL_WOVEN = {
-    "pool/node_lease.py imports features/launchers/remote_leases.py",
-    "pool/pool.py imports features/launchers/remote_leases.py",
     "pool/world_manager.py imports features/launchers/mpi.py",
     "session.py imports features/launchers/launched_session.py",
     "session.py imports features/ray/ray_session.py",
@@ -68,9 +66,9 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/rank_connection"),
     *("driver/debugger_relay", "driver/debugger_terminal", "driver/log_tail", "driver/relayed_logs"),
     *("pool/pool", "pool/pool_client", "pool/world_manager", "pool/pooled_world", "pool/lease_request"),
-    *("pool/node_lease", "pool/world_request", "pool/summary", "forkserver/server_client"),
-    *("leases/allocator", "leases/broker", "leases/device_lock", "leases/holder", "leases/lease_table", "leases/locks"),
-    *("leases/obstacles", "leases/polling", "leases/request_queue", "leases/shared_files", "leases/wait_queue"),
+    *("pool/world_leases", "pool/world_request", "pool/summary", "forkserver/server_client"),
+    *("leases/allocator", "leases/broker", "leases/device_locks", "leases/holder", "leases/lease_table"),
+    *("leases/polling", "leases/request_queue", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/exit_status", "diagnostics/collectives", "diagnostics/pyspy"),
     *("core/connect", "core/prctl", "core/readable", "core/at_work"),
 )

@@ -23,7 +23,7 @@ from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.relayed_logs import relayed_logs
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.world_request import AcquiredWorld, PoolError
+from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.options import is_distributed
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
@@ -140,13 +140,13 @@ class Driver:
 
     def _acquire(self, marked: MarkedTest) -> World:
         """Return a world from the pool whose ranks are ready. Raise the test's failure if there is none."""
-        holder = Holder.here(marked.item.nodeid)
+        demand = marked.plan.demand(Holder.here(marked.item.nodeid))
         step("%s: requests a world: %s", marked.item.nodeid, marked.key.about)
         try:
             # Only this session uses the CPU slots, so the wait for them has no limit.
             is_limited = marked.key.need is not None or (self.settings.cluster is not None and marked.key.in_cluster)
             timeout = self.settings.wait if is_limited else None
-            grant = self._pool_client.acquire(marked.key, holder, timeout)
+            grant = self._pool_client.acquire(demand, timeout)
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
@@ -179,11 +179,11 @@ class Driver:
             raise remote_exceptions.not_run(verdict.plain_text())
         return world
 
-    def _debugger_relay(self, grant: AcquiredWorld) -> DebuggerRelay:
+    def _debugger_relay(self, grant: WorldGrant) -> DebuggerRelay:
         terminal = None if hasattr(self.config, "workerinput") else partial(lend_terminal, self.config)
         return DebuggerRelay(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
-    def _tails(self, grant: AcquiredWorld) -> list[Tail]:
+    def _tails(self, grant: WorldGrant) -> list[Tail]:
         """Return the objects that pass on the output and the logs of the ranks, as far as the session has them."""
         inspector, spec, config = WorldInspector(grant.directory, grant.spec), grant.spec, self.config
         tails: list[Tail] = [*relayed_logs(inspector, spec, config)]

@@ -13,7 +13,7 @@ from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.readable import is_readable
 from pytest_accel.diagnostics.rank_state import RankState
-from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.pool.world_request import WorldGrant
 
 STALL_TIMEOUT = 30
 """Seconds after which a rank that has sent part of a message counts as hung."""
@@ -33,7 +33,7 @@ class RankConnection(RankState):
     """Readable when the process has ended (`prctl.end_of`). None if that is impossible."""
 
     @classmethod
-    def open(cls, grant: AcquiredWorld, rank: int) -> RankConnection:
+    def open(cls, grant: WorldGrant, rank: int) -> RankConnection:
         """Connect to `rank` of the world of `grant`. Raise OSError if this process cannot open more files."""
         pid = grant.pids[rank]
         call = partial(call_rank, grant.directory, grant.spec, rank, pid)

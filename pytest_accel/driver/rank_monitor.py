@@ -37,7 +37,7 @@ from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.pool.world_request import WorldGrant
 from pytest_accel.verdict import sentences
 
 _EXIT_STATUS_TIMEOUT = 30.0
@@ -50,7 +50,7 @@ class RankMonitor:
     """Receives the messages of a world's ranks, and records how the ranks end. Owned by the driver's `World`."""
 
     def __init__(
-        self, grant: AcquiredWorld, pool_client: PoolClient, condition: WorldCondition, debugger: DebuggerRelay
+        self, grant: WorldGrant, pool_client: PoolClient, condition: WorldCondition, debugger: DebuggerRelay
     ) -> None:
         """Connect to the ranks of `grant`. Requests of the ranks for a debugger go to `debugger`."""
         self._number = grant.spec.world

@@ -34,7 +34,7 @@ from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.pool.world_request import WorldGrant
 from pytest_accel.verdict.sentences import COULD_RUN
 
 _INTERVAL = 0.2
@@ -63,7 +63,7 @@ class World:
 
     def __init__(
         self,
-        grant: AcquiredWorld,
+        grant: WorldGrant,
         pool_client: PoolClient,
         debugger: DebuggerRelay,
         tails: Sequence[Tail] = (),

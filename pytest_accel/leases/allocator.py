@@ -1,13 +1,17 @@
-"""The allocator: a broker for each kind of device that tests name, and one for the CPU slots."""
+"""The allocator: the devices and CPU slots of this machine, with a broker for each kind that tests name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pytest_accel.core.device import DeviceNeed, PretendVendor
+import psutil
+
+from pytest_accel.core.device import Device, DeviceNeed, PretendVendor
+from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.hardware.availability import Guard
 from pytest_accel.hardware.device_order import ties
 from pytest_accel.hardware.health import HealthVendor
@@ -15,18 +19,17 @@ from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import candidates, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
 from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.lock_dir import default_folder
-from pytest_accel.leases.locks import DeviceLocks
-from pytest_accel.leases.policy import Request
+from pytest_accel.leases.demand import MachineDemand, RemoteDevicesError, UnfitDevicesError
+from pytest_accel.leases.device_locks import DeviceLocks
+from pytest_accel.leases.policy import Lease, Request
+from pytest_accel.leases.shared_folder import default_folder
 
 
-def request_for(need: DeviceNeed, inventory: Inventory) -> Request:
-    """Return the request for `need` to submit to a broker, which then assigns its id (here 0)."""
+def request_for(number: int, need: DeviceNeed, inventory: Inventory) -> Request:
+    """Return the request with the id `number` for devices of `inventory`."""
     fitting = candidates(need, inventory)
     return Request(
-        0,
+        number,
         tuple(device.id for device in fitting),
         need.count,
         ties=tuple(ties(fitting, need.near)) if need.count > 1 and need.share is None else (),
@@ -36,105 +39,116 @@ def request_for(need: DeviceNeed, inventory: Inventory) -> Request:
 
 
 class Allocator:
-    """A broker for each kind, created at its first use. Not thread-safe: the pool calls it under its own lock.
+    """The :class:`~pytest_accel.leases.demand.LeaseSource` of this machine. Not thread-safe: the pool has a lock.
 
-    The kind None means the CPU slots, which need no device.
+    It has a broker for each kind, created at its first use. The kind None means the CPU slots, which need no device.
     """
+
+    name = ""
 
     def __init__(
         self,
         machine: Machine,
         slots: int,
-        on_wanted: Callable[[str | None, int], None],
-        on_lost: Callable[[str | None, int, str], None],
+        on_wanted: Callable[[int], None],
+        on_lost: Callable[[int, str], None],
         *,
         waits_for_busy: bool,
     ) -> None:
         """`slots` is the number of CPU slots. `waits_for_busy` is True for ``--accel-busy wait``.
 
-        ``on_wanted(kind, lease)`` and ``on_lost(kind, lease, why)`` are called like those of :class:`Broker`.
+        ``on_wanted(number)`` and ``on_lost(number, why)`` are called like those of :class:`Broker`.
         """
-        self._slots = slots
+        self.slots = slots
         self._machine = machine
         self._on_wanted = on_wanted
         self._on_lost = on_lost
         self._waits_for_busy = waits_for_busy
         self._brokers: dict[str | None, Broker] = {}
         self._guards: dict[str | None, Guard] = {}
+        self._kinds: dict[int, str | None] = {}
+        """The kind of each request and lease, by its number."""
 
-    def broker(self, kind: str | None) -> Broker:
-        """Return the broker of the devices of `kind`."""
-        if kind not in self._brokers:
-            wanted = partial(self._on_wanted, kind)
-            if kind is None:
-                self._brokers[kind] = Broker((), self._slots, None, wanted)
+    def submit(self, demand: MachineDemand, answer: Callable[[tuple[Device, ...] | Exception], None]) -> None:
+        """Request a lease, see :meth:`LeaseSource.submit`. Raise any error that is known at once."""
+        number, need, kind = demand.number, demand.need, demand.kind
+        by_id: dict[str, Device] = {}
+        if need is None or kind is None:
+            request = Request(number, (), 0, slots=min(demand.world.key.ranks, self.slots))
+        else:
+            inventory = self._inventory(kind)
+            if demand.mask is not None:
+                inventory = self._shown(demand.mask, need, inventory)
+            by_id = {device.id: device for device in inventory.devices}
+            request = request_for(number, need, inventory)
+
+        def answered(lease: Lease | Exception) -> None:
+            if isinstance(lease, Exception):
+                self._kinds.pop(number, None)
+                answer(lease)
             else:
-                devices, vendor = self._machine.of(kind).devices, self._machine.vendor(kind)
-                if isinstance(vendor, HealthVendor):
-                    self._guards[kind] = Guard(vendor, devices, self._machine.main_pid, waits=self._waits_for_busy)
-                private = isinstance(vendor, PretendVendor) and not vendor.shared
-                locks = None if private else DeviceLocks(self._lock_folder(kind), partial(self._refuses, kind))
-                names = [device.id for device in devices]
-                self._brokers[kind] = Broker(names, 0, locks, wanted, on_lost=partial(self._on_lost, kind))
-        return self._brokers[kind]
+                answer(tuple(by_id[name] for name in lease.devices))
 
-    def submit(
-        self,
-        kind: str,
-        need: DeviceNeed,
-        holder: Holder,
-        on_grant: Callable[[Lease], None],
-        on_failure: Callable[[Exception], None],
-        only: Collection[str] | None = None,
-    ) -> int:
-        """Request the devices for `need`; return the id of the request at the kind's broker.
+        broker = self._broker(kind)
+        self._kinds[number] = kind
+        broker.submit(request, demand.world, answered)
 
-        `only` has the ids of the devices that may be granted; None: all of the session.
-        """
-        inventory = self._inventory(kind)
-        if only is not None:
-            inventory = replace(inventory, devices=tuple(one for one in inventory.devices if one.id in only))
-        request = request_for(need, inventory)
-        return self.broker(kind).submit(
-            request.candidates,
-            request.count,
-            holder,
-            on_grant,
-            ties=request.ties,
-            parts=dict(zip(request.candidates, request.parts, strict=True)) if request.parts else None,
-            sets=request.sets,
-            on_failure=on_failure,
-        )
+    def cancel(self, number: int) -> bool:
+        """Cancel a request; return False if it does not wait (it was granted, has failed or was cancelled)."""
+        if number not in self._kinds or not self._broker(self._kinds[number]).cancel(number):
+            return False
+        del self._kinds[number]
+        return True
 
-    def unavailable(self, kind: str, need: DeviceNeed) -> str | None:
-        """Return why `need` cannot be met any more because devices were set aside in this session, or None."""
-        set_aside = self._set_aside(kind)
-        missing = shortfall(need, self._inventory(kind)) if set_aside else None
-        if missing is None:
-            return None
-        return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in set_aside.items())])
-
-    def obstacles(self, kind: str | None, request: int) -> list[str] | None:
+    def obstacles(self, number: int) -> list[str] | None:
         """Return a line for each reason why a request waits: holders, refused devices, and earlier requests.
 
         Return None if the request does not wait (any more).
         """
-        obstacles = self.broker(kind).obstacles(request)
+        kind = self._kinds.get(number)
+        obstacles = self._broker(kind).obstacles(number)
         if obstacles is None:
             return None
         others = () if kind is None else self._inventory(kind).devices
         reasons = {one.id: self._refuses(kind, one.id) for one in others if one.id not in obstacles.holders}
         return obstacles.lines({name: why for name, why in reasons.items() if why is not None})
 
-    def give_back(self, kind: str | None, lease: Lease, *, killed: bool) -> None:
+    def unavailable(self, demand: MachineDemand) -> str | None:
+        """Return why `demand` cannot be met any more because devices were set aside in this session, or None."""
+        if demand.need is None or demand.kind is None:
+            return None
+        set_aside = self._set_aside(demand.kind)
+        missing = shortfall(demand.need, self._inventory(demand.kind)) if set_aside else None
+        if missing is None:
+            return None
+        return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in set_aside.items())])
+
+    def pass_on(self, lease: int, request: int) -> bool:
+        """Transfer a lease to a request, see :meth:`Broker.pass_on`."""
+        kind = self._kinds.get(lease)
+        if kind is None or self._kinds.get(request) != kind or not self._broker(kind).pass_on(lease, request):
+            return False
+        del self._kinds[request]
+        return True
+
+    def describe(self, number: int, *, pids: Sequence[int] | None = None, test: str | None = None) -> None:
+        """Record in the lock files which processes or which test use a lease, see :meth:`Broker.describe`."""
+        processes = None if pids is None else [(pid, made) for pid in pids if (made := _created(pid)) is not None]
+        if number in self._kinds:
+            self._broker(self._kinds[number]).describe(number, processes=processes, test=test)
+
+    def give_back(self, number: int, *, killed: bool) -> None:
         """Release a lease after its processes have ended.
 
         If they were `killed`, its devices are not leased again before these processes have released their memory.
         """
-        broker = self.broker(kind)
+        if number not in self._kinds:
+            return
+        kind = self._kinds.pop(number)
+        broker = self._broker(kind)
         if killed and kind in self._guards:
-            self._guards[kind].suspect(lease.devices, broker.processes(lease.id))
-        broker.release(lease.id)
+            self._guards[kind].suspect(*broker.users(number))
+        broker.release(number)
 
     @property
     def missing(self) -> list[str]:
@@ -146,6 +160,20 @@ class Allocator:
         """Release all leases."""
         for broker in self._brokers.values():
             broker.close()
+
+    def _broker(self, kind: str | None) -> Broker:
+        if kind not in self._brokers:
+            if kind is None:
+                self._brokers[kind] = Broker((), self.slots, None, self._on_wanted)
+            else:
+                devices, vendor = self._machine.of(kind).devices, self._machine.vendor(kind)
+                if isinstance(vendor, HealthVendor):
+                    self._guards[kind] = Guard(vendor, devices, self._machine.main_pid, waits=self._waits_for_busy)
+                private = isinstance(vendor, PretendVendor) and not vendor.shared
+                locks = None if private else DeviceLocks(self._lock_folder(kind), partial(self._refuses, kind))
+                names = [device.id for device in devices]
+                self._brokers[kind] = Broker(names, 0, locks, self._on_wanted, on_lost=self._on_lost)
+        return self._brokers[kind]
 
     def _lock_folder(self, kind: str) -> Path:
         folder, held = default_folder(), self._machine.held
@@ -163,3 +191,29 @@ class Allocator:
         if not set_aside:
             return inventory
         return replace(inventory, devices=tuple(device for device in inventory.devices if device.id not in set_aside))
+
+    def _shown(self, mask: str, need: DeviceNeed, inventory: Inventory) -> Inventory:
+        """Return `inventory` with only the devices that `mask` shows.
+
+        Raise :class:`~pytest_accel.leases.demand.UnfitDevicesError` if they do not suffice for `need`.
+        """
+        vendor = self._machine.vendor(inventory.kind)
+        variable = next((name for name in vendor.mask_variables if name != PJRT_DEVICE), None)
+        if variable is None:
+            raise RemoteDevicesError(f"{inventory.kind} devices have no mask, by which a cluster could name them")
+        # The other variables may set the order in which the mask counts devices (CUDA_DEVICE_ORDER).
+        environ = {name: value for name, value in os.environ.items() if name not in vendor.mask_variables}
+        names = {device.id for device in vendor.visible(vendor.discover(), {**environ, variable: mask})}
+        shown = replace(inventory, devices=tuple(device for device in inventory.devices if device.id in names))
+        missing = shortfall(need, shown)
+        if missing is not None:
+            raise UnfitDevicesError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
+        return shown
+
+
+def _created(pid: int) -> float | None:
+    """Return the creation time of a process; None if it cannot be found out."""
+    try:
+        return psutil.Process(pid).create_time()
+    except (psutil.Error, OSError):
+        return None  # The process has ended and uses no device; or this process has run out of file descriptors.

@@ -1,14 +1,7 @@
-"""The broker, the only place in a session that grants leases: applies the policy and takes the locks of devices.
-
-Sessions share devices by the policy's rule: first come, first served. A request that waits for a device of another
-session is published in the lock folder with its arrival time (`wait_queue.py`), and no session takes a device for a
-request that arrived later than a published request for that device. So a busy session cannot keep a device by taking
-it again each time it releases it, and two sessions that each wait for several devices cannot deadlock.
-"""
+"""The broker, the only place in a session that grants leases: applies the policy and takes the locks of devices."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -17,14 +10,14 @@ from threading import Lock, current_thread
 from traceback import format_exception
 
 from pytest_accel.core.clock import monotonic, wall_clock
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lease_table import Lease, LeaseTable
-from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.leases.locks import DeviceLocks
-from pytest_accel.leases.obstacles import Obstacles
-from pytest_accel.leases.policy import Grant, Request, Shortage, check_request, decide, shortages, wanted
+from pytest_accel.leases.lease_table import LeaseTable
+from pytest_accel.leases.policy import Lease, Request, Shortage, check_request, decide, shortages, wanted
 from pytest_accel.leases.polling import Callback, PollingThread, PollSchedule
-from pytest_accel.leases.request_queue import RequestQueue, WaitingRequest
+from pytest_accel.leases.request_queue import Obstacles, RequestQueue, WaitingRequest
+from pytest_accel.leases.shared_folder import LockFolderError
 
 
 class BrokerError(Exception):
@@ -68,52 +61,31 @@ class Broker:
         self._thread = PollingThread(self._lock, self._poll, self._run_callbacks, self._fail_all)
         self._unavailable: set[str] = set()
         """Devices that could not be locked at the last attempt, or for which another session has waited longer."""
-        self._ids = itertools.count(1)
         self._last_change = 0.0
         """Time of the last request, cancellation or release (`clock.monotonic`)."""
         self._closed = False
 
-    def submit(
-        self,
-        candidates: Sequence[str],
-        count: int,
-        holder: Holder,
-        on_grant: Callable[[Lease], None],
-        *,
-        slots: int = 0,
-        ties: Sequence[tuple[str, str, float]] = (),
-        parts: Mapping[str, int] | None = None,
-        sets: int = 1,
-        on_failure: Callable[[Exception], None] | None = None,
-    ) -> int:
-        """Request `count` of the devices `candidates` and `slots` CPU slots; return the request's id.
+    def submit(self, request: Request, demand: WorldDemand, answer: Callable[[Lease | Exception], None]) -> None:
+        """Queue `request`, which is a part of `demand`. The lease has the id of the request.
 
-        `parts` gives the number of requested parts of each candidate (None: whole devices); see
-        :class:`~pytest_accel.leases.policy.Request` for `ties` and `sets`.
-
-        ``on_grant(lease)`` is called when the lease is granted: before this method returns, if that is possible now.
-        ``on_failure(error)`` is called instead if the lock folder cannot be used
-        (:class:`~pytest_accel.leases.lock_dir.LockFolderError`) or the broker's thread has ended with an error
-        (:class:`BrokerError`); without it the error is raised in the thread in which it occurred. Raises ValueError for
-        a request that could never be granted, RuntimeError if the broker is closed.
+        `answer` gets the lease when it is granted: before this method returns, if that is possible now. Instead it gets
+        an error if the lock folder cannot be used (:class:`~pytest_accel.leases.shared_folder.LockFolderError`) or the
+        broker's thread has ended with an error (:class:`BrokerError`). Raises ValueError for a request that could never
+        be granted, RuntimeError if the broker is closed.
         """
-        chosen = tuple(name for name in self._table.devices if name in set(candidates))
-        taken = tuple(parts[name] for name in chosen) if parts else ()
-        if unknown := set(candidates).difference(chosen):
+        if unknown := set(request.candidates).difference(self._table.devices):
             raise ValueError(
                 f"candidates {sorted(unknown)} are not among the session's devices {list(self._table.devices)}"
             )
-        request = Request(next(self._ids), chosen, count, slots, tuple(ties), taken, sets)
         check_request(request, self._slots)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the broker is closed: no lease can be requested any more")
             if not self._queue:
                 self._unavailable.clear()  # Outdated: nothing has updated it while no request waited.
-            self._queue.add(request, holder, on_grant, on_failure or _raise, self._clock())
+            self._queue.add(request, demand, answer, self._clock())
             callbacks = self._react()
         self._run_callbacks(callbacks)
-        return request.id
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; return False if it does not wait (it was granted, has failed or was cancelled)."""
@@ -133,9 +105,7 @@ class Broker:
             lease = self._table.get(lease_id)
             if lease is None:
                 return
-            for device in self._table.remove(lease_id):
-                if self._locks is not None:
-                    self._locks.retain(device)
+            self._table.remove(lease_id)
             with suppress(LockFolderError):
                 self._write_holders(lease.devices)
             callbacks = self._react()
@@ -145,8 +115,8 @@ class Broker:
         """Transfer a lease of devices to the request that has waited longest, instead of releasing and granting it.
 
         So a process that is warm on the devices can serve the next request. Return False, without effect, if another
-        request in this or another session waits longer, or if the lease does not match the request. `on_grant` is not
-        called.
+        request in this or another session waits longer, or if the lease does not match the request. The request gets no
+        answer: the caller has the lease, under its own id.
         """
         with self._lock:
             lease, waiting = self._table.get(lease_id), self._queue.first
@@ -160,7 +130,7 @@ class Broker:
             if waiting.is_behind(self._other_waits(), lease.devices):
                 return False
             self._queue.pop(request_id)
-            self._table.transfer(lease_id, replace(waiting.holder, since=wall_clock()))
+            self._table.transfer(lease_id, replace(waiting.demand.holder, since=wall_clock()))
             with suppress(LockFolderError):
                 self._write_holders(lease.devices)
             callbacks = self._react()
@@ -181,10 +151,11 @@ class Broker:
                 self._table.describe(lease_id, processes, test)
                 self._write_holders(lease.devices)
 
-    def processes(self, lease_id: int) -> tuple[int, ...]:
-        """Return the pids of the processes of a lease, see :meth:`describe`; empty if the lease has been released."""
+    def users(self, lease_id: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the devices of a lease, and the pids of its processes (:meth:`describe`); empty if it is released."""
         with self._lock:
-            return self._table.processes(lease_id)
+            lease = self._table.get(lease_id)
+            return () if lease is None else lease.devices, self._table.processes(lease_id)
 
     def obstacles(self, request_id: int) -> Obstacles | None:
         """Return what a request waits for, in this and other sessions; None if it does not wait (any more)."""
@@ -225,7 +196,7 @@ class Broker:
         return shortages(self._queue.requests, self._free(), self._table.free_slots) if self._queue else ()
 
     def _other_waits(self) -> dict[str, float]:
-        return {} if self._locks is None else self._locks.wait_queue.others()
+        return {} if self._locks is None else self._locks.wait_file.others()
 
     def _awaited_elsewhere(self) -> dict[str, float]:
         """Return the devices of other sessions for which requests wait, each with the arrival time of its request."""
@@ -235,7 +206,7 @@ class Broker:
         """Write the current holders of `devices` to their lock files, skipping devices that are not held."""
         for device in dict.fromkeys(devices):
             if self._locks is not None and device in self._table.held:
-                self._locks.update(device, self._table.holder(device))
+                self._locks.describe(device, self._table.holder(device))
 
     def _react(self) -> list[Callback]:
         """React to a change in this session; return the callbacks to run after the lock has been released."""
@@ -264,48 +235,65 @@ class Broker:
         settled = False
         while self._queue and not settled:
             settled = True
-            for grant in decide(self._queue.requests, self._free(), self._table.free_slots):
-                waiting = self._queue.get(grant.request)
+            for lease in decide(self._queue.requests, self._free(), self._table.free_slots):
+                waiting = self._queue.get(lease.id)
                 assert waiting is not None
-                holder = replace(waiting.holder, since=wall_clock())
+                holder = replace(waiting.demand.holder, since=wall_clock())
                 try:
-                    unavailable = self._acquire(grant, waiting, holder, other_waits)
+                    unavailable = self._lock_devices(lease, waiting, holder, other_waits)
                 except Exception as error:
-                    self._queue.pop(grant.request)
-                    callbacks.append(partial(waiting.on_failure, error))
+                    self._queue.pop(lease.id)
+                    callbacks.append(partial(waiting.answer, error))
                     settled = False
                     break
                 if unavailable is not None:
                     self._unavailable.add(unavailable)
                     settled = False
                     break
-                callbacks.append(self._add_lease(grant, waiting, holder))
+                self._add_lease(lease, holder)
+                callbacks.append(partial(waiting.answer, lease))
         # After granting: otherwise another session could take a device that a request of this session gets now.
         self._unlock_unneeded(other_waits)
         return callbacks
 
-    def _acquire(
-        self, grant: Grant, waiting: WaitingRequest, holder: Holder, other_waits: Mapping[str, float]
+    def _lock_devices(
+        self, lease: Lease, waiting: WaitingRequest, holder: Holder, other_waits: Mapping[str, float]
     ) -> str | None:
-        """Lock all devices of a grant or none; return the first that this session may not or cannot lock, or None."""
-        for device in grant.devices:
+        """Lock all devices of a lease; return the first that this session may not or cannot lock, or None.
+
+        The caller unlocks those that have been locked in vain.
+        """
+        for device in lease.devices:
             if waiting.is_behind(other_waits, [device]):
                 return device
-        return None if self._locks is None else self._locks.try_acquire_all(grant.devices, holder)
+        locks = self._locks
+        if locks is None:
+            return None
+        for device in dict.fromkeys(lease.devices):
+            # A device of which other parts are leased is locked already, unless its lock was lost.
+            is_locked = device in self._table.held and device in locks.locked
+            if not is_locked and not locks.acquire(device, holder):
+                return device
+        return None
 
-    def _add_lease(self, grant: Grant, waiting: WaitingRequest, holder: Holder) -> Callback:
-        self._queue.pop(grant.request)
-        lease = Lease(next(self._ids), grant.devices, grant.slots, grant.parts)
+    def _add_lease(self, lease: Lease, holder: Holder) -> None:
+        self._queue.pop(lease.id)
         self._table.add(lease, holder)
-        if grant.parts:
+        if lease.parts:
             with suppress(LockFolderError):
-                self._write_holders(grant.devices)
-        return partial(waiting.on_grant, lease)
+                self._write_holders(lease.devices)
 
     def _unlock_unneeded(self, other_waits: Mapping[str, float]) -> None:
-        """Unlock released devices, except those that a request of this session waits for."""
-        if self._locks is not None and (retained := self._locks.retained):
-            self._locks.unlock(self._queue.reserved(self._lacking(), retained, other_waits))
+        """Unlock the devices without a lease, except those that a request of this session waits for."""
+        locks = self._locks
+        if locks is None or not (kept := [device for device in locks.locked if device not in self._table.held]):
+            return
+        reserved = self._queue.reserved(self._lacking(), kept, other_waits)
+        for device in kept:
+            if device in reserved:
+                locks.reserve(device, reserved[device])
+            else:
+                locks.unlock(device)
 
     def _poll(self, schedule: PollSchedule, now: float) -> tuple[list[Callback], float] | None:
         """Try to lock devices of other sessions, and check which devices they wait for, in the broker's thread."""
@@ -321,7 +309,7 @@ class Broker:
             awaited = self._awaited_elsewhere()
         # If the wait file cannot be written, the session has no place in the queue, but may still get the device.
         with suppress(Exception):
-            locks.wait_queue.publish(awaited)
+            locks.wait_file.publish(awaited)
         if schedule.queue_check_due(now):
             other_waits = self._other_waits()
             # One lease at a time: it may be enough for the waiting session, and warm processes on the others are kept.
@@ -331,7 +319,7 @@ class Broker:
             if lease_id is not None:
                 callbacks.append(partial(self._on_wanted, lease_id))
             schedule.queue_checked(now, hit=lease_id is not None)
-            self._unlock_unneeded(other_waits)  # Another session may have waited longer for a retained device.
+            self._unlock_unneeded(other_waits)  # Another session may have waited longer for a device without a lease.
         if schedule.lock_check_due(now):
             callbacks += self._lost_leases(locks.renew_missing())
         return callbacks, schedule.pause(now, self._last_change, waiting=bool(awaited))
@@ -352,7 +340,7 @@ class Broker:
         """
         text = "".join(format_exception(error))
         failure = BrokerError(f"the thread that grants devices has ended with an error:\n{text}")
-        return [partial(waiting.on_failure, failure) for waiting in self._queue.clear()]
+        return [partial(waiting.answer, failure) for waiting in self._queue.clear()]
 
     # Without the lock
 
@@ -370,11 +358,5 @@ class Broker:
         with self._lock:
             if not self._queue:
                 return None
-            slots = {lease.id: lease.slots for lease in self._table}
-            devices = {lease.id: lease.devices for lease in self._table}
-            blocking = wanted(self._queue.requests, self._free(), self._table.free_slots, devices, slots)
+            blocking = wanted(self._queue.requests, self._free(), self._table.free_slots, self._table)
             return self._table.notify(blocking)
-
-
-def _raise(error: Exception) -> None:
-    raise error

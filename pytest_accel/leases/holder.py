@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.truncation import cut_end
-from pytest_accel.leases.shared_files import TEXT_LIMIT, printable, user_name
+from pytest_accel.leases.shared_folder import TEXT_LIMIT, printable, user_name
 
 _LARGEST_PID = 2**31 - 1
 """The largest number that pid_t holds."""

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-from pytest_accel.hardware.shares import WHOLE, with_parts
+from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.holder import Holder
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to use `devices`, and to run `slots` ranks on the CPU, until the lease is released."""
-
-    id: int
-    devices: tuple[str, ...]
-    """In the order of :class:`~pytest_accel.leases.policy.Grant`; a device that is in two sets occurs twice."""
-    slots: int
-    parts: tuple[int, ...] = ()
-    """Parts of each of `devices` that the lease has, in the same order; empty: whole devices."""
-
-    def takes(self) -> tuple[tuple[str, int], ...]:
-        """Return pairs of each device and the parts of it that the lease has."""
-        return with_parts(self.devices, self.parts)
+from pytest_accel.leases.policy import Lease
 
 
 @dataclass(slots=True)
@@ -48,7 +33,7 @@ class LeaseTable:
         self._used: dict[str, int] = {}
 
     @property
-    def held(self) -> Collection[str]:
+    def held(self) -> Set[str]:
         """The devices that are leased, in whole or in part."""
         return self._used.keys()
 
@@ -94,18 +79,17 @@ class LeaseTable:
             test=held.holder.test if test is None else test,
         )
 
-    def remove(self, lease_id: int) -> list[str]:
-        """Remove a lease and return its devices that are now entirely free; an unknown lease is ignored."""
+    def remove(self, lease_id: int) -> None:
+        """Remove a lease; an unknown one is ignored."""
         held = self._leases.pop(lease_id, None)
         if held is None:
-            return []
+            return
         self.free_slots += held.lease.slots
         for device, parts in held.lease.takes():
             self._used[device] -= parts
-        freed = [device for device in dict.fromkeys(held.lease.devices) if not self._used[device]]
-        for device in freed:
-            del self._used[device]
-        return freed
+        for device in dict.fromkeys(held.lease.devices):
+            if not self._used[device]:
+                del self._used[device]
 
     def clear(self) -> None:
         """Remove every lease."""

@@ -20,10 +20,10 @@ been released once. Then the next request is the first in the queue, so no reque
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.hardware.shares import WHOLE, with_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,21 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """The devices and slots granted to one request, in full."""
+class Lease:
+    """The right to use `devices`, and to run `slots` ranks on the CPU: what one request gets, in full."""
 
-    request: int
+    id: int
+    """The id of the request, which is the lease's from then on."""
     devices: tuple[str, ...]
-    """Devices set by set; within a set in the order of the request's candidates, which is the session's order."""
+    """Devices set by set; within a set in the order of the request's candidates, which is the session's order. A device
+    that is in two sets occurs twice."""
     slots: int
     parts: tuple[int, ...] = ()
     """Parts taken of each of `devices`, in the same order; empty: whole devices."""
+
+    def takes(self) -> tuple[tuple[str, int], ...]:
+        """Return pairs of each device and the parts of it that the lease has."""
+        return with_parts(self.devices, self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +101,13 @@ def check_request(request: Request, slots: int) -> None:
         raise ValueError("count=0 and slots=0: one of them must be at least 1")
 
 
-def decide(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> tuple[Grant, ...]:
-    """Return the grants that are possible now.
+def decide(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> tuple[Lease, ...]:
+    """Return the leases that can be granted now.
 
     `waiting` is in the order of arrival, `free` has the free parts of each device. The result depends only on the
-    arguments. After these grants have been made, there are no others until a lease is released or a request is added.
+    arguments. After these leases have been granted, no other can be until one is released or a request is added.
     """
-    return tuple(step for step in _plan(waiting, free, free_slots) if isinstance(step, Grant))
+    return tuple(step for step in _plan(waiting, free, free_slots) if isinstance(step, Lease))
 
 
 def shortages(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> tuple[Shortage, ...]:
@@ -113,27 +119,23 @@ def shortages(waiting: Sequence[Request], free: Mapping[str, int], free_slots: i
 
 
 def wanted(
-    waiting: Sequence[Request],
-    free: Mapping[str, int],
-    free_slots: int,
-    held: Mapping[int, Collection[str]],
-    held_slots: Mapping[int, int],
+    waiting: Sequence[Request], free: Mapping[str, int], free_slots: int, leases: Iterable[Lease]
 ) -> tuple[int, ...]:
-    """Return the leases that hold something needed by a request that :func:`decide` leaves waiting.
+    """Return the ids of those `leases` that hold something needed by a request that :func:`decide` leaves waiting.
 
-    `held` maps leases to their devices, `held_slots` to their number of slots. A request that lacks devices wants every
-    lease that holds one of its candidates; leases on devices that it claims come first.
+    A request that lacks devices wants every lease that holds one of its candidates; leases on devices that it claims
+    come first.
     """
     lacking = shortages(waiting, free, free_slots)
     claimed = {device for shortage in lacking for device in shortage.claimed}
     devices = {device for shortage in lacking if shortage.devices for device in shortage.request.candidates}
-    leases = {lease for lease, held_devices in held.items() if not devices.isdisjoint(held_devices)}
-    if any(shortage.slots for shortage in lacking):
-        leases.update(lease for lease, slots in held_slots.items() if slots)
-    return tuple(sorted(leases, key=lambda lease: (claimed.isdisjoint(held.get(lease, ())), lease)))
+    lacks_slots = any(shortage.slots for shortage in lacking)
+    found = [lease for lease in leases if not devices.isdisjoint(lease.devices) or (lacks_slots and lease.slots)]
+    found.sort(key=lambda lease: (claimed.isdisjoint(lease.devices), lease.id))
+    return tuple(lease.id for lease in found)
 
 
-def _plan(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> Iterator[Grant | Shortage]:
+def _plan(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> Iterator[Lease | Shortage]:
     unclaimed = dict(free)
     slots = free_slots
     for request in waiting:
@@ -152,7 +154,7 @@ def _plan(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) 
         else:
             slots -= request.slots
             parts = tuple(taken for _, taken in placed) if request.parts else ()
-            yield Grant(request.id, devices, request.slots, parts)
+            yield Lease(request.id, devices, request.slots, parts)
 
 
 def _place(request: Request, unclaimed: Mapping[str, int]) -> list[tuple[str, int]] | None:

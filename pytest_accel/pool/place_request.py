@@ -5,20 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.lease_request import CombinedLeaseRequest
-from pytest_accel.pool.node_lease import NodeLease, NodeRequest, UnfitNodeError
+from pytest_accel.leases.demand import UnfitDevicesError, WorldDemand
+from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.placement import Cluster, Place, PlaceError
 
 
 class PlaceRequest:
     """A request for a place and the leases of its devices: granted as a whole, or not at all.
 
-    If a node's devices do not meet the need, a place without that node is requested.
+    If a machine's devices do not meet the need, a place without that machine is requested.
 
     It waits for the cluster until `place` is set, then for the leases, and is done after that. The pool uses it like a
-    :class:`CombinedLeaseRequest`, except that it cannot take over a lease.
+    :class:`LeaseRequest`, except that it cannot take over a lease.
     """
 
     unavailable = None
@@ -28,17 +26,16 @@ class PlaceRequest:
         self,
         lock: threading.RLock,
         cluster: Cluster,
-        key: WorldKey,
-        holder: Holder,
-        node_requests: Callable[[Place], Sequence[NodeRequest]],
-        on_grant: Callable[[dict[int, NodeLease], Place], None],
+        demand: WorldDemand,
+        parts: Callable[[Place], Sequence[MachineLease]],
+        on_grant: Callable[[dict[int, MachineLease], Place], None],
         on_wait: Callable[[], None],
         on_failure: Callable[[Exception], None],
-        unfit_nodes: dict[int, str],
+        unfit: dict[int, str],
     ) -> None:
-        """`unfit_nodes` has the nodes whose devices do not meet the need, each with the reason; the request adds to it.
+        """`unfit` has the machines whose devices do not meet the need, each with the reason; the request adds to it.
 
-        `node_requests` returns the requests for the devices of a place, in the order in which they are submitted.
+        `parts` returns what to lease in a place, in the order in which it is requested.
 
         `on_wait` is called when it becomes known why the request waits for a place, and when that changes. `lock` is
         the pool's lock: callers of the methods hold it, and the callbacks are called with it held.
@@ -49,18 +46,17 @@ class PlaceRequest:
         """Why the request waits for a place; empty: it may get one at once."""
         self._lock = lock
         self._cluster = cluster
-        self._key = key
-        self._holder = holder
-        self._node_requests = node_requests
+        self._demand = demand
+        self._parts = parts
         self._on_grant = on_grant
         self._on_wait = on_wait
         self._on_failure = on_failure
-        self._unfit_nodes = unfit_nodes
+        self._unfit = unfit
         self._avoided: frozenset[int] = frozenset()
-        """The nodes that the submitted request avoids. Other requests may have found more since then."""
+        """The machines that the submitted request avoids. Other requests may have found more since then."""
         self._request_id = 0
         """The id of the request at the cluster, once it is submitted."""
-        self._leases: CombinedLeaseRequest | None = None
+        self._leases: LeaseRequest | None = None
         self._done = False
 
     @property
@@ -70,9 +66,9 @@ class PlaceRequest:
 
     def submit(self) -> None:
         """Request the place."""
-        self._avoided = frozenset(self._unfit_nodes)
+        self._avoided = frozenset(self._unfit)
         callbacks = self._placed, self._waits, self._failed
-        self._request_id = self._cluster.place(self._key, *callbacks, self._avoided)
+        self._request_id = self._cluster.place(self._demand.key, *callbacks, self._avoided)
 
     def waiting(self) -> str | None:
         """Return a line with the test and what it waits for; None if it is not known to wait."""
@@ -80,12 +76,12 @@ class PlaceRequest:
             return self._leases.waiting()
         if self._done or not self.wait_reason:
             return None
-        return f"{self._holder.test} waits for a place on the cluster: {self.wait_reason}"
+        return f"{self._demand.holder.test} waits for a place on the cluster: {self.wait_reason}"
 
     def cancel_if_waiting(self) -> list[str] | None:
         """Cancel a request that waits and return why it has waited; otherwise do nothing and return None."""
         if self._leases is None:
-            reasons = filter(None, (*self._unfit_nodes.values(), self.wait_reason))
+            reasons = filter(None, (*self._unfit.values(), self.wait_reason))
             obstacles = None if self._done else list(reasons)
         else:
             obstacles = self._leases.cancel_if_waiting()
@@ -120,33 +116,33 @@ class PlaceRequest:
                 return
             self.place = place
             try:
-                parts = self._node_requests(place)
-                self._leases = CombinedLeaseRequest(self._lock, parts, self._holder, self._granted, self._failed)
+                self._leases = LeaseRequest(self._lock, self._parts(place), self._granted, self._failed)
                 self._leases.submit()
             except Exception as error:  # Without this, the driver would wait forever.
                 self._failed(error)
 
     # Callbacks of the leases
 
-    def _granted(self, leases: dict[int, NodeLease]) -> None:
+    def _granted(self, leases: dict[int, MachineLease]) -> None:
         assert self.place is not None
         self._done = True
         self._on_grant(leases, self.place)
 
     def _failed(self, error: Exception) -> None:
-        """Fail, since the cluster or a node has failed; or request another place, since the devices are unfit."""
+        """Fail, since the cluster or a machine has failed; or request another place, since the devices are unfit."""
         with self._lock:
             if self._done:
                 return
             place, self.place = self.place, None
             if place is not None:
                 self._cluster.release(place)
-            if isinstance(error, UnfitNodeError) and error.node not in self._avoided:
-                self._unfit_nodes[error.node] = str(error)
+            part = None if self._leases is None else self._leases.failed
+            if isinstance(error, UnfitDevicesError) and part is not None and part.machine not in self._avoided:
+                self._unfit[part.machine] = str(error)
                 self._leases, self.wait_reason = None, ""
                 self.submit()
                 return
             self._done = True
             if isinstance(error, PlaceError):
-                error = PlaceError("\n".join([*self._unfit_nodes.values(), str(error)]))
+                error = PlaceError("\n".join([*self._unfit.values(), str(error)]))
             self._on_failure(error)

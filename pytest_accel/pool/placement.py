@@ -124,18 +124,6 @@ class PlaceError(Exception):
     """A cluster cannot provide a place; the message says why."""
 
 
-class RemoteDevicesError(Exception):
-    """The devices of another node are not available; the message says why."""
-
-
-class UnfitDevicesError(RemoteDevicesError):
-    """The devices that a cluster has reserved on a node do not meet the need."""
-
-
-class LostNodeError(RemoteDevicesError):
-    """The connection to the node or its agent is lost."""
-
-
 class Cluster(Protocol):
     """Reserves places for worlds. The methods never block. No callback is called in the caller's thread."""
 

@@ -9,8 +9,6 @@ from functools import partial
 from socket import gethostname
 from threading import RLock
 from traceback import format_exception
-from types import MappingProxyType
-from typing import Protocol
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
@@ -31,78 +29,23 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.diagnosis import Examiner, Progress
 from pytest_accel.diagnostics.inspector import WorldInspector
-from pytest_accel.features.launchers.remote_leases import RemoteLeases
-from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.broker import BrokerError
-from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.pool.lease_request import CombinedLeaseRequest
-from pytest_accel.pool.node_lease import (
-    LeaseId,
-    LeaseNotices,
-    LocalNodeRequest,
-    NodeLease,
-    NodeRequest,
-    RemoteNodeRequest,
-    SlotsRequest,
-)
+from pytest_accel.leases.demand import LostMachineError, RemoteDevicesError, WorldDemand
+from pytest_accel.leases.idle_policy import KEPT_RANKS, WANTED, IdleWorld, Wanted, to_retire
+from pytest_accel.leases.shared_folder import LockFolderError
+from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
-from pytest_accel.pool.placement import (
-    HERE,
-    Cluster,
-    Layout,
-    LostNodeError,
-    Place,
-    PlaceError,
-    RemoteDevicesError,
-    Seat,
-)
+from pytest_accel.pool.placement import Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
-from pytest_accel.pool.pooled_world import PooledWorld, WorldState, WorldWorkers, surplus
+from pytest_accel.pool.pooled_world import PooledWorld, WorldState, WorldWorkers
 from pytest_accel.pool.summary import PoolSummary
+from pytest_accel.pool.world_leases import Nodes, WorldLeases
 from pytest_accel.pool.world_manager import WorldManager
-from pytest_accel.pool.world_request import AcquiredWorld, PoolError, WantedObserver, WorldRequest
+from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldGrant, WorldRequest
 
-IDLE_TIMEOUT = 30.0
-"""Seconds after which an idle world is retired, so that other sessions can use its devices."""
-_IDLE_RANKS = 16
-"""Number of idle ranks to keep warm; twice the number of CPU slots if that is more."""
-_WANTED = "another request waits for its devices"
+_NOTHING_WANTED = Wanted()
 _NOT_REUSABLE = "no further test can use it"
-
-
-class Nodes(Protocol):
-    """The nodes of a session."""
-
-    @property
-    def layout(self) -> Layout:
-        """The present nodes with their fork servers."""
-
-    @property
-    def spawns(self) -> Mapping[int, Spawn]:
-        """The functions that start the present fork servers, by number."""
-
-    @property
-    def remote_leases(self) -> Mapping[int, RemoteLeases]:
-        """The leases on devices of all nodes but the driver's, by node number."""
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The cluster that provides the places of worlds with devices or on several nodes; None: `layout` does."""
-
-
-class SingleNode:
-    """The node of a session without a launcher."""
-
-    layout = HERE
-    cluster = None
-    remote_leases: Mapping[int, RemoteLeases] = MappingProxyType({})
-
-    def __init__(self, spawn: Spawn = spawn_here) -> None:
-        """`spawn` starts the fork server."""
-        self.spawns: Mapping[int, Spawn] = {0: spawn}
 
 
 class Pool:
@@ -133,13 +76,9 @@ class Pool:
         self._workers = workers
         self._measured = spec.coverage is not None
         self._lock = RLock()
-        self._notices = LeaseNotices()
-        self._allocator = Allocator(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
+        self._leases = WorldLeases(machine, slots, nodes, self._lock, self, self.fail, waits_for_busy=waits_for_busy)
         self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: nodes.spawns, record)
         self._nodes = nodes
-        self._cluster = nodes.cluster
-        self._unfit_nodes: dict[WorldKey, dict[int, str]] = {}
-        """For each key, the nodes of the cluster whose devices do not meet its needs, and why."""
         self._requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""
         self._last_number = 0
@@ -153,9 +92,9 @@ class Pool:
 
     def _record_opening(self) -> None:
         self._record(PoolOpened(self._slots, self._machine.session_kind))
-        if self._cluster is not None or len(self._nodes.layout.nodes) > 1:
+        if self._nodes.cluster is not None or len(self._nodes.layout.nodes) > 1:
             self._record_nodes()
-        if self._cluster is None:  # The devices of a cluster are known once they are leased.
+        if self._nodes.cluster is None:  # The devices of a cluster are known once they are leased.
             for device in self._machine.session.devices:
                 self._record_device(device, 0)
 
@@ -178,17 +117,13 @@ class Pool:
             self._manager.warm()
 
     def acquire(
-        self,
-        key: WorldKey,
-        holder: Holder,
-        driver: WantedObserver,
-        answer: Callable[[AcquiredWorld | PoolError], None],
+        self, demand: WorldDemand, driver: WantedObserver, answer: Callable[[WorldGrant | PoolError], None]
     ) -> int:
-        """Request a world of `key`; return the id of the request. `answer` may be called before this returns."""
+        """Request a world; return the id of the request. `answer` may be called before this returns."""
         with self._lock:
             self._last_number += 1
-            request = WorldRequest(self._last_number, key, holder, driver, answer)
-            self._record(WorldRequested(request.id, holder.test, key.about))
+            request = WorldRequest(self._last_number, demand, driver, answer)
+            self._record(WorldRequested(request.id, demand.holder.test, demand.key.about))
             if self._manager.broken is not None:
                 self._answer(request, PoolError(self._manager.broken))
                 return request.id
@@ -280,15 +215,15 @@ class Pool:
                 self._manager.retire(world, why, quietly=kill_reason is not None)
             elif world.leases and world.wanted:
                 if world.place is not None or not self._pass_on(world):
-                    self._manager.retire(world, _WANTED)
+                    self._manager.retire(world, WANTED)
             elif world.place is not None and self._place_is_wanted():
                 if not self._pass_on_place(world):
-                    self._manager.retire(world, _WANTED)
+                    self._manager.retire(world, WANTED)
             else:
                 world.make_idle()
             # Only after the world is idle: releasing slots may grant waiting requests synchronously.
             self._release_slots(world)
-            self._retire_surplus()
+            self._retire_idle()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
         """Record where the ranks of world `number`, which runs `test`, are; of all worlds that run a test if None."""
@@ -323,62 +258,48 @@ class Pool:
             self._manager.end_worlds(gracefully=gracefully)
         self._manager.stop_starters()
         with self._lock:
-            self.summary.devices = self._allocator.missing
-            self._allocator.close()
+            self.summary.devices = self._leases.missing
+            self._leases.close()
 
     # Leases
 
-    def _lease_wanted(self, source: str | int | None, number: int) -> None:
-        """Retire the world that holds the lease if it is idle, or notify the driver that uses it.
+    def on_lease_wanted(self, lease: MachineLease) -> None:
+        """Retire the world that has the lease if it is idle, or notify the driver that uses it."""
+        world = self._world_with(lease)
+        if world is None:
+            return
+        world.mark_wanted()
+        if world.state is WorldState.IDLE:
+            self._retire_idle(Wanted(worlds=frozenset([world.spec.world])))
+        elif world.state is WorldState.IN_USE and world.request is not None:
+            world.request.driver.on_wanted(world.spec.world)
 
-        `source` and `number` are the fields of a :class:`LeaseId`.
-        """
-        with self._lock:
-            lease = LeaseId(source, number)
-            world = self._world_with(lease)
-            if world is None:
-                self._notices.add_wanted(lease)
-                return
-            world.mark_wanted()
-            if world.state is WorldState.IDLE:
-                self._manager.retire(world, _WANTED)
-            elif world.state is WorldState.IN_USE and world.request is not None:
-                world.request.driver.on_wanted(world.spec.world)
+    def on_lease_lost(self, lease: MachineLease, why: str) -> None:
+        """Kill the world that has the lease. If there is none yet, none is started."""
+        world = self._world_with(lease)
+        if world is not None:
+            self._manager.revoke(world, why)
 
-    def _lease_lost(self, source: str | int | None, number: int, why: str) -> None:
-        with self._lock:
-            lease = LeaseId(source, number)
-            world = self._world_with(lease)
-            if world is None:
-                self._notices.add_lost(lease, why)
-            else:
-                self._manager.revoke(world, why)
-
-    def _world_with(self, lease: LeaseId) -> PooledWorld | None:
+    def _world_with(self, lease: MachineLease) -> PooledWorld | None:
         for world in self._manager.worlds.values():
-            if any(one is not None and one.id == lease for one in (world.slots, *world.leases.values())):
+            if any(one is lease for one in (world.slots, *world.leases.values())):
                 return world
         return None
 
     def _serve(self, request: WorldRequest) -> None:
         """Answer `request` with a warm world, or queue a request for the leases that it needs."""
-        key = request.key
+        demand, key = request.demand, request.demand.key
         self._requests[request.id] = request
-        cluster = self._cluster_for(key)
-        world = self._manager.find_idle(key) if key.need is not None or cluster is not None else None
+        holds_lease = key.need is not None or self._leases.cluster_for(key) is not None
+        world = self._manager.find_idle(key) if holds_lease else None
         if world is not None:
             if 0 in world.leases:
-                self._allocator.broker(key.kind).describe(world.leases[0].id.number, test=request.holder.test)
+                world.leases[0].describe(test=demand.holder.test)
             self._hand_over(world, request)
             return
-        granted, failed = partial(self._granted, request), partial(self._fail, request)
-        leases: CombinedLeaseRequest | PlaceRequest
-        if cluster is not None:
-            parts, waits = partial(self._place_requests, key), partial(self._place_waits, request)
-            unfit = self._unfit_nodes.setdefault(key, {})
-            leases = PlaceRequest(self._lock, cluster, key, request.holder, parts, granted, waits, failed, unfit)
-        else:
-            leases = CombinedLeaseRequest(self._lock, list(self._node_requests(key)), request.holder, granted, failed)
+        leases = self._leases.request(
+            demand, partial(self._granted, request), partial(self._place_waits, request), partial(self._fail, request)
+        )
         if (why := leases.unavailable) is not None:
             self._answer(request, PoolError(why))
             return
@@ -387,38 +308,7 @@ class Pool:
         if request.lease_request is leases and (why := leases.waiting()) is not None:
             self._record(RequestWaits(request.id, why))
 
-    def _node_requests(self, key: WorldKey) -> Iterator[NodeRequest]:
-        """Yield a request for each node that must grant a lease, in the order in which they are submitted."""
-        if key.need is None:
-            yield SlotsRequest(self._allocator, self._notices, min(key.ranks, self._slots))
-            return
-        layout = self._nodes.layout
-        needs = key.needs([seat.node for seat in layout.seats(key.ranks, key.nodes)])
-        for node in layout.order(needs):
-            if node:
-                yield RemoteNodeRequest(self._remote_leases(node), self._notices, node, key.kind, needs[node])
-            else:
-                yield LocalNodeRequest(self._allocator, self._notices, self._machine, key.kind, needs[node])
-
-    def _place_requests(self, key: WorldKey, place: Place) -> list[NodeRequest]:
-        """Return a request for the devices of each node of `place`, in the order in which they are submitted."""
-        needs = key.needs(place.nodes)
-        return [
-            RemoteNodeRequest(
-                self._remote_leases(node), self._notices, node, key.kind, needs[node], ",".join(place.devices[node])
-            )
-            for node in self._nodes.layout.order(needs)
-        ]
-
-    def _remote_leases(self, node: int) -> RemoteLeases:
-        """Return the leases of another node, which may have joined since the last call."""
-        source = self._nodes.remote_leases[node]
-        source.on_wanted = partial(self._lease_wanted, node)
-        source.on_lost = partial(self._lease_lost, node)
-        source.on_failure = self._manager.fail
-        return source
-
-    def _granted(self, request: WorldRequest, leases: dict[int, NodeLease], place: Place | None = None) -> None:
+    def _granted(self, request: WorldRequest, leases: dict[int, MachineLease], place: Place | None) -> None:
         request.lease_request = None
         with ExitStack() as undo:  # Return the leases after any error.
             undo.callback(self._give_back, leases, place)
@@ -429,33 +319,25 @@ class Pool:
             except Exception as error:  # The broker's thread may run this: the driver would get no answer.
                 self._fail(request, error)
 
-    def _give_back(self, leases: Mapping[int, NodeLease], place: Place | None) -> None:
+    def _give_back(self, leases: Mapping[int, MachineLease], place: Place | None) -> None:
         with ExitStack() as rest:  # Returning one lease may raise.
-            rest.callback(self._release_place, place)
+            rest.callback(self._leases.release_place, place)
             for lease in leases.values():
                 rest.callback(lease.give_back)
 
-    def _provide_world(self, request: WorldRequest, leases: dict[int, NodeLease], place: Place | None) -> None:
-        if request.key.need is not None or place is not None:
+    def _provide_world(self, request: WorldRequest, leases: dict[int, MachineLease], place: Place | None) -> None:
+        if request.demand.key.need is not None or place is not None:
             self._start(request, leases, None, place)
             return
         slots = leases[0]
-        world = self._manager.find_idle(request.key)
+        world = self._manager.find_idle(request.demand.key)
         if world is None:
             self._start(request, {}, slots, None)
         else:
-            world.take_slots(slots, wanted=self._notices.take_wanted(slots.id))
+            world.take_slots(slots)
             self._hand_over(world, request)
 
     # Places on a cluster
-
-    def _cluster_for(self, key: WorldKey) -> Cluster | None:
-        """Return the cluster if it provides the places of worlds of `key`."""
-        return self._cluster if key.in_cluster else None
-
-    def _release_place(self, place: Place | None) -> None:
-        if place is not None and self._cluster is not None:
-            self._cluster.release(place)
 
     def _placing(self) -> Iterator[tuple[WorldRequest, PlaceRequest]]:
         """Yield the requests that wait for the cluster, the first that came first."""
@@ -472,7 +354,7 @@ class Pool:
         Return False if an earlier request waits for a place: the caller must then retire the world.
         """
         for request, placing in self._placing():
-            if request.key == world.spec.key:
+            if request.demand.key == world.spec.key:
                 placing.cancel()
                 request.lease_request = None
                 self._hand_over(world, request)
@@ -485,7 +367,7 @@ class Pool:
     def _place_waits(self, request: WorldRequest) -> None:
         if request.lease_request is not None and (why := request.lease_request.waiting()) is not None:
             self._record(RequestWaits(request.id, why))
-        self._make_room(request.key)
+        self._make_room(request.demand.key)
 
     def _make_room(self, key: WorldKey) -> None:
         """Free places, since a request for `key` waits for one: retire idle worlds, have drivers return those in use.
@@ -494,13 +376,7 @@ class Pool:
         devices) that the request needs.
         """
         placed = [world for world in self._manager.worlds.values() if world.place is not None]
-        missing = _size(key)
-        missing -= sum(_size(world.spec.key) for world in placed if world.ending)
-        for world in sorted(placed, key=lambda world: world.since):
-            # The state may have changed: retiring a world may have answered a request with another one.
-            if world.state is WorldState.IDLE and missing > 0:
-                missing -= _size(world.spec.key)
-                self._manager.retire(world, _WANTED)
+        self._retire_idle(Wanted(room=_size(key) - sum(_size(world.spec.key) for world in placed if world.ending)))
         for world in placed:
             if world.state is WorldState.IN_USE and world.request is not None:
                 world.request.driver.on_wanted(world.spec.world)
@@ -513,7 +389,7 @@ class Pool:
         try:
             self._record(WorldAcquired(world.spec.world, request.id, warm))
             hosts = self._hosts(world.spec)
-            answer = AcquiredWorld(world.spec, world.pids, self._manager.directory, warm, request.end_wait(), hosts)
+            answer = WorldGrant(world.spec, world.pids, self._manager.directory, warm, request.end_wait(), hosts)
             self._answer(request, answer)
         except Exception as error:  # The driver does not know that it has the world.
             self.release(world.spec.world, "it could not be handed to its driver", frozenset())
@@ -533,7 +409,7 @@ class Pool:
         """Hand a wanted world to the first request for the same key if no other is ahead of it; return True if done."""
         world.clear_wanted()  # The broker may report the lease as wanted by yet another request meanwhile.
         for request in self._requests.values():
-            if request.key == world.spec.key and isinstance(request.lease_request, CombinedLeaseRequest):
+            if request.demand.key == world.spec.key and isinstance(request.lease_request, LeaseRequest):
                 if not request.lease_request.take_over(world.leases[0]):
                     return False
                 request.lease_request = None
@@ -541,7 +417,7 @@ class Pool:
                 return True
         return False
 
-    def _answer(self, request: WorldRequest, answer: AcquiredWorld | PoolError) -> None:
+    def _answer(self, request: WorldRequest, answer: WorldGrant | PoolError) -> None:
         self._requests.pop(request.id, None)
         if isinstance(answer, PoolError):
             self._record(RequestEnded(request.id, str(answer)))
@@ -553,7 +429,7 @@ class Pool:
         self._answer(request, PoolError(why))
 
     def _fail(self, request: WorldRequest, error: Exception) -> None:
-        if isinstance(error, LostNodeError) and not request.retried and self._cluster_for(request.key) is not None:
+        if isinstance(error, LostMachineError) and not request.retried and self._leases.cluster_for(request.demand.key):
             request.retried = True
             self._serve(request)
             return
@@ -563,18 +439,18 @@ class Pool:
     def _start(
         self,
         request: WorldRequest,
-        leases: Mapping[int, NodeLease],
-        slots: NodeLease | None,
+        leases: Mapping[int, MachineLease],
+        slots: MachineLease | None,
         place: Place | None,
     ) -> None:
         held = [*leases.values(), *([slots] if slots is not None else [])]
         for lease in held:
-            if (why := self._notices.lost(lease.id)) is not None:
-                raise LockFolderError(why)
-        key = request.key
+            if lease.lost is not None:
+                raise LockFolderError(lease.lost)
+        key = request.demand.key
         self._last_number += 1
         spec = self._placed(WorldSpec(self._last_number, key, self._machine.argument(key.kind)), place)
-        left = {node: iter(lease.devices) for node, lease in leases.items()}
+        left = {machine: iter(lease.devices) for machine, lease in leases.items()}
         ranks = range(spec.ranks) if leases else ()
         devices = tuple(next(left[spec.node_of(rank)]) for rank in ranks for _ in range(key.devices_per_rank))
         spec = replace(spec, devices=devices)
@@ -585,9 +461,8 @@ class Pool:
                 self._record_device(device, spec.node_of(rank))
         self._record(world_starting(spec, request.id))
         request.end_wait()
-        wanted = [self._notices.take_wanted(lease.id) for lease in held]
         workers = self._workers(spec.ranks)
-        world = PooledWorld(spec, request, workers, leases, slots, place, wanted=any(wanted))
+        world = PooledWorld(spec, request, workers, leases, slots, place)
         self._manager.add(world)
         workers.configure(partial(self._begin, world))
 
@@ -620,11 +495,23 @@ class Pool:
         if slots is not None:
             slots.give_back()
 
-    def _retire_surplus(self) -> None:
-        for world in surplus(self._manager.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
-            # Not if retiring the previous one has freed devices for a request that then got this world.
-            if world.state is WorldState.IDLE:
-                self._manager.retire(world, "more ranks were idle than are kept")
+    def _retire_idle(self, wanted: Wanted = _NOTHING_WANTED) -> None:
+        """Retire the idle worlds that the policy does not keep."""
+        idle = [
+            IdleWorld(
+                world.spec.world,
+                world.spec.ranks,
+                world.since,
+                devices=bool(world.leases) or world.place is not None,
+                room=_size(world.spec.key) if world.place is not None else 0,
+            )
+            for world in self._in_state(WorldState.IDLE)
+        ]
+        for number, why in to_retire(idle, wanted, monotonic(), max(KEPT_RANKS, 2 * self._slots)):
+            # The state may have changed: retiring a world may have answered a request with another one.
+            world = self._manager.worlds.get(number)
+            if world is not None and world.state is WorldState.IDLE:
+                self._manager.retire(world, why)
 
     def _in_state(self, state: WorldState) -> Iterator[PooledWorld]:
         """Yield the worlds that are in `state` when their turn comes: the caller may change states meanwhile."""
@@ -645,7 +532,7 @@ class Pool:
             by_node.setdefault(world.spec.node_of(rank), []).append(pid)
         try:
             for node, lease in world.leases.items():
-                lease.describe(by_node[node])
+                lease.describe(pids=by_node[node])
         except Exception as error:
             self._manager.kill(world, str(error))
             self._fail(request, error)
@@ -673,7 +560,7 @@ class Pool:
         self._release_slots(world)
         for lease in world.leases.values():
             lease.give_back(killed=killed)
-        self._release_place(world.place)
+        self._leases.release_place(world.place)
 
     def on_survivors(self, world: PooledWorld) -> None:
         """Record in the lock files which processes live on, so that no other session gets the devices."""
@@ -686,7 +573,7 @@ class Pool:
             pids[node] += [process.pid for process in processes]
         for node, lease in world.leases.items():
             with suppress(LockFolderError):  # This session keeps the lease.
-                lease.describe(pids[node])
+                lease.describe(pids=pids[node])
 
     def on_failure(self, why: str) -> None:
         """Answer every waiting request with `why`."""
@@ -695,7 +582,7 @@ class Pool:
                 self._refuse(request, why)
 
     def on_tick(self) -> None:
-        """Refuse requests for devices that were set aside, and retire worlds with devices after `IDLE_TIMEOUT`.
+        """Refuse requests for devices that were set aside, and retire worlds that have been idle for long.
 
         If a request still waits for a place, though no world is ending, free more places.
         """
@@ -703,14 +590,11 @@ class Pool:
             why = request.lease_request.unavailable if request.lease_request is not None else None
             if why is not None:
                 self._refuse(request, why)
-        now = monotonic()
-        for world in self._in_state(WorldState.IDLE):
-            if (world.leases or world.place is not None) and now - world.since > IDLE_TIMEOUT:
-                self._manager.retire(world, f"idle for {IDLE_TIMEOUT:.0f} s")
+        self._retire_idle()
         if not any(world.place is not None and world.ending for world in self._manager.worlds.values()):
             for request, placing in self._placing():
                 if placing.wait_reason:
-                    self._make_room(request.key)
+                    self._make_room(request.demand.key)
                     break
 
 

@@ -15,11 +15,9 @@ from typing import Any, Protocol
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.worker_messages import (
-    AcquireWorld,
     Answer,
     CancelRequest,
     ControllerMessage,
@@ -30,12 +28,13 @@ from pytest_accel.pool.worker_messages import (
     ReleaseWorld,
     ShowLine,
     ShowWaiting,
+    SubmitDemand,
     WarmServer,
     WatchExit,
     WorkerMessage,
     WorldWanted,
 )
-from pytest_accel.pool.world_request import AcquiredWorld, PoolError
+from pytest_accel.pool.world_request import PoolError, WorldGrant
 
 WAITING_SHOWN_AFTER = 5.0
 """Seconds that a test waits before a line shows what it waits for; shorter waits are normal."""
@@ -43,7 +42,7 @@ WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
 
 
-_Value = AcquiredWorld | PoolError | RankExit | None
+_Value = WorldGrant | PoolError | RankExit | None
 """The values of an :class:`Answer`."""
 _Answers = SimpleQueue[_Value | MainThreadCalls]
 """Queue of the answers to a request; in the controller also of calls to make while waiting for the answer."""
@@ -55,8 +54,8 @@ class PoolClient(Protocol):
     def warm(self) -> None:
         """Start the fork server, since tests that need ranks are being collected."""
 
-    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
-        """Wait for a world of `key` and return it; wait for its devices at most `timeout` seconds.
+    def acquire(self, demand: WorldDemand, timeout: float | None) -> WorldGrant:
+        """Wait for a world and return it; wait for its devices at most `timeout` seconds.
 
         Raise :class:`PoolError` if the pool cannot provide the world.
         """
@@ -95,7 +94,7 @@ class _WantedWorlds:
     def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
         raise NotImplementedError
 
-    def _release_unused(self, granted: AcquiredWorld) -> None:
+    def _release_unused(self, granted: WorldGrant) -> None:
         """Return a world that nobody waits for any more."""
         self.release(granted.spec.world, "its driver has stopped waiting for it", frozenset(), False)
 
@@ -106,8 +105,8 @@ def _wait_for_world(
     show: Callable[[float], None],
     fail_if_waiting: Callable[[str], None],
     cancel: Callable[[], None],
-    release: Callable[[AcquiredWorld], None],
-) -> AcquiredWorld:
+    release: Callable[[WorldGrant], None],
+) -> WorldGrant:
     """Wait for the answer to a request for a world; `timeout` limits the wait for devices, not the start of the ranks.
 
     ``show(seconds)`` is called when a long wait should be shown to the user. If the wait is interrupted, ``cancel()``
@@ -140,12 +139,12 @@ def _wait_for_world(
         with suppress(Empty):
             while True:  # Calls for this thread may come before the answer. The next wait makes them.
                 granted = answers.get_nowait()
-                if isinstance(granted, AcquiredWorld):
+                if isinstance(granted, WorldGrant):
                     release(granted)
         raise
     if isinstance(answer, PoolError):
         raise answer
-    assert isinstance(answer, AcquiredWorld)
+    assert isinstance(answer, WorldGrant)
     return answer
 
 
@@ -171,11 +170,11 @@ class LocalPoolClient(_WantedWorlds):
         self.record_interrupted = pool.record_interrupted
         self.warm = pool.warm
 
-    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
+    def acquire(self, demand: WorldDemand, timeout: float | None) -> WorldGrant:
         answers: _Answers = SimpleQueue()
         self._calls.wake = partial(answers.put, self._calls)
         self._calls.run()  # An interrupted wait may have left some.
-        number = self._pool.acquire(key, holder, self, answers.put)
+        number = self._pool.acquire(demand, self, answers.put)
 
         def show(seconds: float) -> None:
             if (waiting := self._pool.waiting(number)) is not None:
@@ -230,9 +229,9 @@ class WorkerPoolClient(_WantedWorlds):
     def warm(self) -> None:
         self._send(WarmServer())
 
-    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
+    def acquire(self, demand: WorldDemand, timeout: float | None) -> WorldGrant:
         number, answers = self._expect()
-        self._send(AcquireWorld(number, key, holder))
+        self._send(SubmitDemand(number, demand))
         return _wait_for_world(
             answers,
             timeout,
@@ -301,7 +300,7 @@ class WorkerPoolClient(_WantedWorlds):
             answers = self._answers.pop(message.number, None)
             if answers is not None:
                 answers.put(message.value)
-        if answers is None and isinstance(message.value, AcquiredWorld):
+        if answers is None and isinstance(message.value, WorldGrant):
             self._release_unused(message.value)
 
 
@@ -354,7 +353,7 @@ class PoolService:
             return
         with self._failing():
             message: WorkerMessage = loads(data)
-            with self._failing(message.number if isinstance(message, (AcquireWorld, WatchExit)) else None):
+            with self._failing(message.number if isinstance(message, (SubmitDemand, WatchExit)) else None):
                 self._handle(message)
 
     @contextmanager
@@ -374,10 +373,8 @@ class PoolService:
 
     def _handle(self, message: WorkerMessage) -> None:
         match message:
-            case AcquireWorld(number, key, holder):
-                self._requests[number] = self._pool.acquire(
-                    key, holder, self, lambda answer: self._answer(number, answer)
-                )
+            case SubmitDemand(number, demand):
+                self._requests[number] = self._pool.acquire(demand, self, lambda answer: self._answer(number, answer))
             case ShowWaiting(number, seconds):
                 if (waiting := self._pool.waiting(self._requests.get(number, 0))) is not None:
                     self._show(waiting_line(waiting, seconds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.pool.node_lease import NodeLease
+from pytest_accel.pool.lease_request import MachineLease
 from pytest_accel.pool.placement import Place
 from pytest_accel.pool.world_request import WorldRequest
 
@@ -69,11 +69,9 @@ class PooledWorld:
         spec: WorldSpec,
         request: WorldRequest,
         workers: WorldWorkers,
-        leases: Mapping[int, NodeLease] = MappingProxyType({}),
-        slots: NodeLease | None = None,
+        leases: Mapping[int, MachineLease] = MappingProxyType({}),
+        slots: MachineLease | None = None,
         place: Place | None = None,
-        *,
-        wanted: bool = False,
     ) -> None:
         self.spec = spec
         self.state = WorldState.STARTING
@@ -82,12 +80,12 @@ class PooledWorld:
         self.begun = False
         """False as long as no process has been started, since `workers` are being configured."""
         self.leases = leases
-        """The leases on devices, by node number; held as long as the world has processes."""
+        """The leases on devices, by the number of the machine; held as long as the world has processes."""
         self.slots = slots
         """The lease on CPU slots; held as long as the world runs a test."""
         self.place = place
         """The place on a cluster, held as long as the world has processes; None: the world was not placed by one."""
-        self.wanted = wanted
+        self.wanted = any(lease.wanted for lease in (slots, *leases.values()) if lease is not None)
         """True if another request waits for the world's devices or slots."""
         self.pids: tuple[int, ...] = ()
         self.exits: dict[int, RankExit] = {}
@@ -145,12 +143,12 @@ class PooledWorld:
         self._change(WorldState.IN_USE, WorldState.STARTING, WorldState.IDLE, WorldState.IN_USE)
         self.request = request
 
-    def take_slots(self, slots: NodeLease, *, wanted: bool) -> None:
-        """Hold `slots` while an idle world runs its next test; `wanted` if another request waits for them already."""
+    def take_slots(self, slots: MachineLease) -> None:
+        """Hold `slots` while an idle world runs its next test."""
         self._change(WorldState.IDLE, WorldState.IDLE)
-        self.slots, self.wanted = slots, wanted
+        self.slots, self.wanted = slots, slots.wanted
 
-    def drop_slots(self) -> NodeLease | None:
+    def drop_slots(self) -> MachineLease | None:
         """Remove and return the lease on CPU slots, in any state; None if there is none."""
         slots, self.slots = self.slots, None
         return slots
@@ -242,20 +240,3 @@ class PooledWorld:
             expected = " or ".join(state.value for state in allowed)
             raise RuntimeError(f"world {self.spec.world} is {self.state.value}; it must be {expected} to be {to.value}")
         self.state = to
-
-
-def surplus(worlds: Iterable[PooledWorld], ranks: int) -> list[PooledWorld]:
-    """Return the idle worlds to retire, longest idle first, so that at most `ranks` idle ranks stay.
-
-    The world that became idle last stays, however many ranks it has. Worlds on a cluster do not count.
-    """
-    here = (world for world in worlds if world.state is WorldState.IDLE and world.place is None)
-    idle = sorted(here, key=lambda world: world.since)
-    excess = sum(world.spec.ranks for world in idle) - ranks
-    to_retire = []
-    for world in idle[:-1]:
-        if excess <= 0:
-            break
-        excess -= world.spec.ranks
-        to_retire.append(world)
-    return to_retire

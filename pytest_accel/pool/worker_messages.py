@@ -5,9 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.world_request import AcquiredWorld, PoolError
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.pool.world_request import PoolError, WorldGrant
 
 # Worker to controller. Most of them call a method of `Pool`, whose docstring has the details.
 
@@ -16,12 +15,11 @@ class WarmServer(Struct, frozen=True):
     """Start the fork server."""
 
 
-class AcquireWorld(Struct, frozen=True):
+class SubmitDemand(Struct, frozen=True):
     """Request a world. An :class:`Answer` with `number` follows, unless the request is cancelled."""
 
     number: int
-    key: WorldKey
-    holder: Holder
+    demand: WorldDemand
 
 
 class ShowWaiting(Struct, frozen=True):
@@ -88,7 +86,7 @@ class EndAfterTest(Struct, frozen=True):
 
 WorkerMessage = (
     WarmServer
-    | AcquireWorld
+    | SubmitDemand
     | ShowWaiting
     | FailIfWaiting
     | CancelRequest
@@ -104,10 +102,10 @@ WorkerMessage = (
 
 
 class Answer(Struct, frozen=True):
-    """The answer to :class:`AcquireWorld` or :class:`WatchExit` with the same `number`."""
+    """The answer to :class:`SubmitDemand` or :class:`WatchExit` with the same `number`."""
 
     number: int
-    value: AcquiredWorld | PoolError | RankExit | None
+    value: WorldGrant | PoolError | RankExit | None
 
 
 class WorldWanted(Struct, frozen=True):

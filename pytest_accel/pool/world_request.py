@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.lease_request import CombinedLeaseRequest
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.pool.lease_request import LeaseRequest
 from pytest_accel.pool.place_request import PlaceRequest
 
 
@@ -19,7 +18,7 @@ class PoolError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class AcquiredWorld:
+class WorldGrant:
     """The answer to a driver that gets a world."""
 
     spec: WorldSpec
@@ -45,15 +44,14 @@ class WorldRequest:
     """A driver's request for a world; it lives on as part of the world until the driver returns it."""
 
     id: int
-    key: WorldKey
-    holder: Holder
+    demand: WorldDemand
     driver: WantedObserver
-    answer: Callable[[AcquiredWorld | PoolError], None]
-    lease_request: CombinedLeaseRequest | PlaceRequest | None = None
+    answer: Callable[[WorldGrant | PoolError], None]
+    lease_request: LeaseRequest | PlaceRequest | None = None
     """The request for the place and the leases that the world needs, while it waits for them."""
     cancelled: bool = False
     retried: bool = False
-    """True if a fork server has ended, or a node was lost, once while providing the world for this request."""
+    """True if a fork server has ended, or a machine was lost, once while providing the world for this request."""
     since: float = field(default_factory=monotonic)
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None while it has none."""

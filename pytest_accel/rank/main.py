@@ -27,7 +27,7 @@ from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
-from pytest_accel.leases.lock_dir import default_folder
+from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.rank import coverage, flight_recorder, process_group, rank_environment, rank_log, rank_plugin
 from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.context import RankContext

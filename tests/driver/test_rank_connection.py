@@ -13,7 +13,7 @@ from pytest_accel.core.paths import socket_path
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.rank_connection import RankConnection
-from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.pool.world_request import WorldGrant
 from tests.deadline import scaled
 
 
@@ -23,7 +23,7 @@ def test_a_message_that_the_rank_does_not_read_is_given_up(monkeypatch: pytest.M
     with tempfile.TemporaryDirectory() as directory:  # `tmp_path` may be too long for the path of a socket.
         with unix_sockets.listen(socket_path(directory, 1, 0), 1):
             spec = WorldSpec(1, WorldKey("cpu", None, 1, grouped=True))
-            rank = RankConnection.open(AcquiredWorld(spec, (os.getpid(),), directory, False, 0.0, ()), 0)
+            rank = RankConnection.open(WorldGrant(spec, (os.getpid(),), directory, False, 0.0, ()), 0)
             thread = threading.Thread(target=lambda: sent.append(rank.send(b"x" * 5_000_000)), daemon=True)
             thread.start()
             thread.join(scaled(20))

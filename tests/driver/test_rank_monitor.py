@@ -17,13 +17,13 @@ from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.pool.world_request import WorldGrant
 
 
 def test_a_failed_connection_closes_those_to_the_other_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     opened: list[int] = []
 
-    def connect(grant: AcquiredWorld, rank: int) -> RankConnection:
+    def connect(grant: WorldGrant, rank: int) -> RankConnection:
         if rank == 1:
             raise OSError(errno.EMFILE, "Too many open files")
         opened.extend(os.pipe())
@@ -33,7 +33,7 @@ def test_a_failed_connection_closes_those_to_the_other_ranks(monkeypatch: pytest
         )
 
     monkeypatch.setattr(RankConnection, "open", connect)
-    grant = AcquiredWorld(WorldSpec(1, WorldKey("cpu", None, 2, grouped=True)), (0, 0), str(tmp_path), False, 0.0, ())
+    grant = WorldGrant(WorldSpec(1, WorldKey("cpu", None, 2, grouped=True)), (0, 0), str(tmp_path), False, 0.0, ())
     with pytest.raises(OSError, match="Too many open files"):
         RankMonitor(grant, cast(PoolClient, None), WorldCondition(), cast(DebuggerRelay, None))
     for descriptor in opened:

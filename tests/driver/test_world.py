@@ -15,7 +15,7 @@ from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.world import World
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.world_request import AcquiredWorld
+from pytest_accel.pool.world_request import WorldGrant
 
 
 class FakeMonitor:
@@ -54,7 +54,7 @@ def monitor(monkeypatch: pytest.MonkeyPatch) -> FakeMonitor:
 @pytest.fixture
 def world(monitor: FakeMonitor) -> World:
     grant = SimpleNamespace(spec=SimpleNamespace(world=1, ranks=2), waited=0.0, warm=False)
-    return World(cast(AcquiredWorld, grant), cast(PoolClient, None), cast(DebuggerRelay, None))
+    return World(cast(WorldGrant, grant), cast(PoolClient, None), cast(DebuggerRelay, None))
 
 
 def test_a_rank_that_dies_once_it_is_ready_does_not_hide_that_another_one_is_not(

@@ -24,7 +24,7 @@ _STEPS = (
     "pool.world_manager:WorldManager.start",
     "forkserver.server_client:ForkServerGroup.run",
     "forkserver.server_client:ForkServerGroup.send",
-    "pool.node_lease:LocalNodeLease.describe",
+    "pool.lease_request:MachineLease.describe",
     "pool.pool:Pool._hosts",
 )
 _CONFTEST = f"""
@@ -65,8 +65,8 @@ _CONFTEST = f"""
         from pytest_accel.pool.pool import Pool
         from pytest_accel.driver.driver import Driver
         note_test(Driver, "prepare", lambda marked: marked.item.nodeid)
-        note_test(Pool, "_provide_world", lambda request: request.holder.test)
-        note_test(Pool, "on_started", lambda world: world.request.holder.test if world.request else "")
+        note_test(Pool, "_provide_world", lambda request: request.demand.holder.test)
+        note_test(Pool, "on_started", lambda world: world.request.demand.holder.test if world.request else "")
         for step in {_STEPS}:
             break_step(step)
 """

@@ -141,26 +141,33 @@ SUPPLY = """
 import json, os, pathlib, queue
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.leases.holder import Holder
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.allocator import Allocator
+from pytest_accel.leases.demand import MachineDemand, WorldDemand
+from pytest_accel.leases.holder import Holder
 
 file = pathlib.Path(os.environ["FAKE_NVML"])
 machine = Machine(parse_kind("cuda"), environ={})
-supply = Allocator(machine, 1, lambda kind, lease: None, lambda kind, lease, why: None, waits_for_busy=WAITS)
-leases, failures = queue.Queue(), queue.Queue()
+supply = Allocator(machine, 1, lambda number: None, lambda number, why: None, waits_for_busy=WAITS)
+leases, numbers = queue.Queue(), iter(range(1, 9))
 need = DeviceNeed(1, kind="cuda")
-submit = lambda: supply.submit("cuda", need, Holder.here("test_it"), leases.put, failures.put)
+world = WorldDemand(WorldKey("cuda", need, 1, grouped=False, devices_per_rank=1), Holder.here("test_it"))
+
+def submit():
+    demand = MachineDemand(next(numbers), world, need)
+    supply.submit(demand, lambda devices: leases.put([device.id for device in devices]))
+    return demand
 """
 
 
 def test_a_lease_on_a_busy_device_is_granted_when_it_is_free(on_machine: OnMachine, tmp_path: Path) -> None:
     code = """
 request = submit()
-before = (leases.empty(), supply.obstacles("cuda", request))
+before = (leases.empty(), supply.obstacles(request.number))
 file.write_text(file.read_text().replace("process", "#"))
 lease = leases.get(timeout=60)
 supply.close()
-print(json.dumps([*before, lease.devices]))
+print(json.dumps([*before, lease]))
 """
     busy = f"process {os.getpid()} {2 * GIB}"
     empty, obstacles, devices = on_machine(
@@ -174,14 +181,14 @@ print(json.dumps([*before, lease.devices]))
 
 def test_a_test_that_needs_a_device_that_is_set_aside_gets_the_reason(on_machine: OnMachine, tmp_path: Path) -> None:
     code = """
-submit()
-lease = leases.get_nowait()
+request = submit()
+leases.get_nowait()
 text = file.read_text()
 file.write_text(text.replace("ecc 0 0", "ecc 1 1"))
-supply.give_back("cuda", lease, killed=KILLED)
-before = supply.unavailable("cuda", need)
+supply.give_back(request.number, killed=KILLED)
+before = supply.unavailable(request)
 submit()
-after = supply.unavailable("cuda", need)
+after = supply.unavailable(request)
 given = leases.empty()
 supply.close()
 print(json.dumps([before, given, after]))

@@ -9,16 +9,17 @@ from pathlib import Path
 from queue import Queue
 
 from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.policy import Lease
+from tests.leases.requests import submit
 
 
 def hold(folder: Path, device: str, process: int, created: float) -> None:
     """Lease one device, print a line, and keep the device until the process is killed."""
     broker = Broker((device,), 0, DeviceLocks(folder), lambda _: None)
     granted: Queue[Lease] = Queue()
-    broker.submit((device,), 1, Holder.here("killed"), granted.put)
+    submit(broker, (device,), 1, granted.put, holder=Holder.here("killed"))
     broker.describe(granted.get().id, processes=[(process, created)] if process else [])
     print("held", flush=True)
     sys.stdin.read()
@@ -44,7 +45,7 @@ def contend(folder: Path, log: Path, devices: tuple[str, ...], rounds: int, seed
     for number in range(rounds + 1):
         if number < rounds:
             count = generator.randint(1, len(devices))
-            broker.submit(generator.sample(devices, k=len(devices)), count, Holder.here("contender"), on_grant)
+            submit(broker, generator.sample(devices, k=len(devices)), count, on_grant)
         if number:
             lease = granted.get()
             note("back", lease)

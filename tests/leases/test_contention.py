@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.policy import Lease
+from tests.leases.requests import submit
 
 TIMEOUT = 60.0
 ME = Holder.here("next")
@@ -88,7 +89,7 @@ def test_the_device_of_a_killed_session_is_granted_again(
     start: Start, tmp_path: Path, broker: Broker, granted: Queue[Lease]
 ) -> None:
     session = start(*CONTENDER, "hold", tmp_path / "locks", "a", 0, 0)
-    broker.submit(("a",), 1, ME, granted.put)
+    submit(broker, ("a",), 1, granted.put)
     assert granted.empty()
     shown = DeviceLocks(tmp_path / "locks").holder("a")
     assert shown is not None
@@ -105,9 +106,9 @@ def test_a_device_is_not_granted_while_a_process_of_the_killed_session_lives(
     session = start(*CONTENDER, "hold", tmp_path / "locks", "a", rank.pid, created)
     session.kill()
     session.wait(TIMEOUT)
-    broker.submit(("a",), 1, ME, granted.put)
+    submit(broker, ("a",), 1, granted.put)
     others = DeviceLocks(tmp_path / "locks")
-    assert not others.try_acquire("a", ME)
+    assert not others.acquire("a", ME)
     assert granted.empty()
     rank.kill()
     assert granted.get(timeout=TIMEOUT).devices == ("a",)

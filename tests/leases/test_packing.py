@@ -10,10 +10,9 @@ import pytest
 
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lease_table import Lease
+from pytest_accel.leases.policy import Lease
+from tests.leases.requests import submit
 
-ME = Holder.here("tests/test_x.py::test_one")
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0)
 
 
@@ -40,7 +39,7 @@ def devices_used(shares: Sequence[int]) -> int:
     broker = Broker(devices, 0, None, lambda lease: None)
     leases: list[Lease] = []
     for share in shares:
-        broker.submit(devices, 1, ME, leases.append, parts=dict.fromkeys(devices, share))
+        submit(broker, devices, 1, leases.append, parts=[share] * len(devices))
     broker.close()
     total = used_parts(leases)
     assert len(leases) == len(shares)
@@ -92,8 +91,8 @@ def test_leases_never_exceed_a_device(seed: int) -> None:
             sets = draw.choice([1, 1, 2]) if share <= WHOLE // 2 else 1
             count = sets * draw.randint(1, 2)
             whole = draw.random() < 0.3
-            parts = None if whole else dict.fromkeys(devices, share)
-            broker.submit(devices, count, ME, take, parts=parts, sets=1 if whole else sets)
+            parts = [] if whole else [share] * len(devices)
+            submit(broker, devices, count, take, parts=parts, sets=1 if whole else sets)
             asked += 1
         assert max(used_parts(leases).values(), default=0) <= WHOLE
     while leases:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.hardware.shares import WHOLE
-from pytest_accel.leases.policy import Grant, Request, decide, shortages, wanted
+from pytest_accel.leases.policy import Lease, Request, decide, shortages, wanted
 
 DEVICES = ("a", "b", "c", "d", "e")
 SLOTS = 4
@@ -48,16 +48,11 @@ free_devices = st.lists(
 ).map(lambda parts: dict(zip(DEVICES, parts, strict=True)))
 
 
-def taken(grant: Grant) -> list[tuple[str, int]]:
-    """Return the devices of `grant`, each with the parts of it that are granted."""
-    return list(zip(grant.devices, grant.parts or (WHOLE,) * len(grant.devices), strict=True))
-
-
-def without(free: Mapping[str, int], grants: Iterable[Grant]) -> dict[str, int]:
+def without(free: Mapping[str, int], grants: Iterable[Lease]) -> dict[str, int]:
     """Return the free parts of each device that remain after `grants`."""
     left = dict(free)
     for grant in grants:
-        for device, parts in taken(grant):
+        for device, parts in grant.takes():
             left[device] -= parts
     return left
 
@@ -71,10 +66,10 @@ def test_grants_are_complete_and_never_exceed_the_free_resources(
     assert min(without(free, grants).values()) >= 0
     assert sum(grant.slots for grant in grants) <= slots
     for grant in grants:
-        request = by_id[grant.request]
+        request = by_id[grant.id]
         assert len(grant.devices) == request.count
         assert grant.slots == request.slots
-        assert [parts for _, parts in taken(grant)] == [request.takes(device) for device in grant.devices]
+        assert [parts for _, parts in grant.takes()] == [request.takes(device) for device in grant.devices]
         size = request.count // request.sets
         for start in range(0, request.count, size or 1):
             one_set = grant.devices[start : start + size]
@@ -85,7 +80,7 @@ def test_grants_are_complete_and_never_exceed_the_free_resources(
 def test_a_request_is_granted_if_no_earlier_one_waits_for_the_same(
     waiting: tuple[Request, ...], free: dict[str, int], slots: int
 ) -> None:
-    grants = {grant.request: grant for grant in decide(waiting, free, slots)}
+    grants = {grant.id: grant for grant in decide(waiting, free, slots)}
     left = dict(free)
     left_slots = slots
     waited_for: set[str] = set()
@@ -106,7 +101,7 @@ def test_a_request_is_granted_if_no_earlier_one_waits_for_the_same(
 @given(requests(), free_devices, st.integers(0, SLOTS))
 def test_a_second_decision_grants_nothing_more(waiting: tuple[Request, ...], free: dict[str, int], slots: int) -> None:
     grants = decide(waiting, free, slots)
-    granted = {grant.request for grant in grants}
+    granted = {grant.id for grant in grants}
     rest = [request for request in waiting if request.id not in granted]
     left = slots - sum(grant.slots for grant in grants)
     assert decide(rest, without(free, grants), left) == ()
@@ -120,7 +115,7 @@ def test_no_request_starves(waiting: tuple[Request, ...], data: st.DataObject) -
     """A request is granted after a limited number of releases, whichever leases end and whatever arrives after it."""
     target = waiting[-1]
     queue = list(waiting)
-    leases: list[Grant] = []
+    leases: list[Lease] = []
     releases = 0
     # The target and each request before it may have to wait for all leases on every device, and for all slots.
     bound = len(waiting) * (len(DEVICES) * (WHOLE // min(PARTS)) + SLOTS)
@@ -129,7 +124,7 @@ def test_no_request_starves(waiting: tuple[Request, ...], data: st.DataObject) -
         free = without(whole(*DEVICES), leases)
         for grant in decide(queue, free, SLOTS - sum(lease.slots for lease in leases)):
             leases.append(grant)
-            queue = [request for request in queue if request.id != grant.request]
+            queue = [request for request in queue if request.id != grant.id]
         if target not in queue:
             return
         assert leases, "a request waits although nothing is leased"
@@ -147,19 +142,19 @@ def test_no_request_starves(waiting: tuple[Request, ...], data: st.DataObject) -
 def test_a_small_request_passes_a_large_one_only_on_other_devices() -> None:
     large = Request(1, ("a", "b"), 2)
     assert decide([large, Request(2, ("a",), 1)], whole("a", "c"), 0) == ()
-    assert decide([large, Request(2, ("a", "c"), 1)], whole("a", "c"), 0) == (Grant(2, ("c",), 0),)
+    assert decide([large, Request(2, ("a", "c"), 1)], whole("a", "c"), 0) == (Lease(2, ("c",), 0),)
 
 
 def test_a_request_that_waits_for_slots_keeps_as_many_devices_as_it_needs() -> None:
     first = Request(1, ("a", "b"), 1, slots=3)
-    assert decide([first, Request(2, ("a", "b"), 1)], whole("a", "b"), 2) == (Grant(2, ("b",), 0),)
+    assert decide([first, Request(2, ("a", "b"), 1)], whole("a", "b"), 2) == (Lease(2, ("b",), 0),)
     assert decide([first, Request(2, ("a", "b"), 2)], whole("a", "b"), 2) == ()
     assert decide([first, Request(2, (), 0, slots=1)], whole("a", "b"), 2) == ()
 
 
 def test_a_request_that_waits_for_devices_leaves_the_slots_to_others() -> None:
     first = Request(1, ("a", "b"), 2, slots=3)
-    assert decide([first, Request(2, (), 0, slots=4)], whole("a"), 4) == (Grant(2, (), 4),)
+    assert decide([first, Request(2, (), 0, slots=4)], whole("a"), 4) == (Lease(2, (), 4),)
 
 
 @pytest.mark.parametrize(
@@ -180,22 +175,21 @@ def test_linked_devices_are_chosen_together(
     ties: tuple[tuple[str, str, float], ...], count: int, expected: tuple[str, ...]
 ) -> None:
     free = ["a", "b", "c", "d"]
-    assert decide([Request(1, tuple(free), count, ties=ties)], whole(*free), 0) == (Grant(1, expected, 0),)
+    assert decide([Request(1, tuple(free), count, ties=ties)], whole(*free), 0) == (Lease(1, expected, 0),)
 
 
 def test_leases_that_hold_what_a_request_lacks_are_wanted() -> None:
-    held = {10: ("a",), 11: ("b",), 12: ("c",)}
-    slots = {10: 0, 11: 2, 13: 2}
-    assert wanted([Request(1, ("a", "b", "d"), 2)], whole("d"), 0, held, slots) == (10, 11)
-    assert wanted([Request(1, ("d",), 1, slots=1)], whole("d"), 0, held, slots) == (11, 13)
-    assert wanted([Request(1, ("d",), 1)], whole("d"), 0, held, slots) == ()
-    assert wanted([], whole("d"), 0, held, slots) == ()
+    leases = [Lease(10, ("a",), 0), Lease(11, ("b",), 2), Lease(12, ("c",), 0), Lease(13, (), 2)]
+    assert wanted([Request(1, ("a", "b", "d"), 2)], whole("d"), 0, leases) == (10, 11)
+    assert wanted([Request(1, ("d",), 1, slots=1)], whole("d"), 0, leases) == (11, 13)
+    assert wanted([Request(1, ("d",), 1)], whole("d"), 0, leases) == ()
+    assert wanted([], whole("d"), 0, leases) == ()
 
 
 def test_leases_on_devices_that_are_reserved_for_a_request_are_wanted_first() -> None:
-    held = {10: ("a",), 11: ("a",), 12: ("b",), 13: ("c", "b")}
+    leases = [Lease(10, ("a",), 0), Lease(11, ("a",), 0), Lease(12, ("b",), 0), Lease(13, ("c", "b"), 0)]
     free = {"a": WHOLE // 4, "b": WHOLE // 2, "c": 0}
-    assert wanted([Request(1, ("a", "b"), 1)], free, 0, held, {}) == (12, 13, 10, 11)
+    assert wanted([Request(1, ("a", "b"), 1)], free, 0, leases) == (12, 13, 10, 11)
 
 
 QUARTER, HALF = WHOLE // 4, WHOLE // 2
@@ -204,13 +198,13 @@ QUARTER, HALF = WHOLE // 4, WHOLE // 2
 def test_a_share_is_placed_where_the_smallest_part_remains() -> None:
     free = {"a": WHOLE, "b": HALF, "c": QUARTER, "d": HALF}
     quarter = Request(1, ("a", "b", "c", "d"), 1, parts=(QUARTER,) * 4)
-    assert decide([quarter], free, 0) == (Grant(1, ("c",), 0, (QUARTER,)),)
-    assert decide([quarter], {**free, "c": 0}, 0) == (Grant(1, ("b",), 0, (QUARTER,)),)
-    assert decide([quarter], {"a": QUARTER - 1, "b": WHOLE}, 0) == (Grant(1, ("b",), 0, (QUARTER,)),)
+    assert decide([quarter], free, 0) == (Lease(1, ("c",), 0, (QUARTER,)),)
+    assert decide([quarter], {**free, "c": 0}, 0) == (Lease(1, ("b",), 0, (QUARTER,)),)
+    assert decide([quarter], {"a": QUARTER - 1, "b": WHOLE}, 0) == (Lease(1, ("b",), 0, (QUARTER,)),)
 
 
 def test_a_whole_device_is_granted_only_if_no_share_of_it_is_leased() -> None:
-    assert decide([Request(1, ("a", "b"), 1)], {"a": WHOLE - 1, "b": WHOLE}, 0) == (Grant(1, ("b",), 0),)
+    assert decide([Request(1, ("a", "b"), 1)], {"a": WHOLE - 1, "b": WHOLE}, 0) == (Lease(1, ("b",), 0),)
     assert decide([Request(1, ("a",), 1)], {"a": WHOLE - 1}, 0) == ()
     assert decide([Request(1, ("a",), 1, parts=(1,))], {"a": 0}, 0) == ()
 
@@ -218,22 +212,22 @@ def test_a_whole_device_is_granted_only_if_no_share_of_it_is_leased() -> None:
 def test_shares_of_several_devices_are_on_different_devices() -> None:
     halves = Request(1, ("a", "b", "c"), 2, parts=(HALF,) * 3)
     assert decide([halves], whole("a"), 0) == ()
-    assert decide([halves], {"a": WHOLE, "b": 0, "c": HALF}, 0) == (Grant(1, ("a", "c"), 0, (HALF, HALF)),)
+    assert decide([halves], {"a": WHOLE, "b": 0, "c": HALF}, 0) == (Lease(1, ("a", "c"), 0, (HALF, HALF)),)
 
 
 def test_sets_may_share_a_device() -> None:
     candidates = ("a", "b")
     four = Request(1, candidates, 4, parts=(QUARTER, QUARTER), sets=4)
-    assert decide([four], whole("a", "b"), 0) == (Grant(1, ("a",) * 4, 0, (QUARTER,) * 4),)
-    assert decide([four], {"a": HALF, "b": WHOLE}, 0) == (Grant(1, ("a", "a", "b", "b"), 0, (QUARTER,) * 4),)
+    assert decide([four], whole("a", "b"), 0) == (Lease(1, ("a",) * 4, 0, (QUARTER,) * 4),)
+    assert decide([four], {"a": HALF, "b": WHOLE}, 0) == (Lease(1, ("a", "a", "b", "b"), 0, (QUARTER,) * 4),)
     assert decide([four], {"a": HALF, "b": QUARTER}, 0) == ()
     pairs = Request(1, candidates, 4, parts=(HALF, HALF), sets=2)
-    assert decide([pairs], whole("a", "b"), 0) == (Grant(1, ("a", "b", "a", "b"), 0, (HALF,) * 4),)
+    assert decide([pairs], whole("a", "b"), 0) == (Lease(1, ("a", "b", "a", "b"), 0, (HALF,) * 4),)
     assert decide([pairs], {"a": WHOLE, "b": HALF}, 0) == ()
 
 
 def test_no_share_of_a_reserved_device_is_granted() -> None:
     first = Request(1, ("a", "b"), 1)
     small = Request(2, ("a", "b"), 1, parts=(QUARTER, QUARTER))
-    assert decide([first, small], {"a": QUARTER, "b": HALF}, 0) == (Grant(2, ("a",), 0, (QUARTER,)),)
+    assert decide([first, small], {"a": QUARTER, "b": HALF}, 0) == (Lease(2, ("a",), 0, (QUARTER,)),)
     assert decide([first, small], {"a": 0, "b": HALF}, 0) == ()

@@ -1,20 +1,23 @@
-"""Tests of the queue of requests that wait in one session."""
+"""Tests of the queue of requests that wait in one session, and of the text that says what they wait for."""
 
 from __future__ import annotations
 
+import time
+
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.policy import Request, shortages
-from pytest_accel.leases.request_queue import RequestQueue
+from pytest_accel.leases.request_queue import Obstacles, RequestQueue
+from tests.leases.requests import demand_of
 
-
-def holder(test: str) -> Holder:
-    return Holder(1, "ada", test, 0.0)
+NOON = time.mktime((2020, 2, 3, 12, 0, 0, 0, 0, -1))
+ADA = Holder(71, "ada", "test_big.py::test_one", NOON)
+BOB = Holder(72, "bob", "test_two", NOON)
 
 
 def queue_of(*requests: Request, arrivals: tuple[float, ...] = ()) -> RequestQueue:
     queue = RequestQueue()
     for request, arrival in zip(requests, arrivals or range(10, 10 + len(requests)), strict=True):
-        queue.add(request, holder(f"test_{request.id}"), print, print, arrival)
+        queue.add(request, demand_of(Holder(1, "ada", f"test_{request.id}", 0.0)), print, arrival)
     return queue
 
 
@@ -62,3 +65,28 @@ def test_released_devices_are_reserved_for_the_first_request_unless_another_sess
     assert {device: one.test for device, one in reserved.items()} == {"b": "test_1", "c": "test_2"}
     assert queue.reserved(lacking, ("b", "c"), {"b": 10.5, "c": 10.5}).keys() == {"b"}
     assert queue.reserved(lacking, ("b", "c"), {"b": 9.0, "c": 9.0}) == {}
+
+
+def test_devices_of_one_holder_share_a_line() -> None:
+    obstacles = Obstacles({"a": ADA, "b": BOB, "c": ADA}, (), 2, (BOB,))
+    assert obstacles.lines({"d": "waits for its memory to be released"}) == [
+        "a, c are held by pid 71 (ada) for test_big.py::test_one since 2020-02-03 12:00:00",
+        "b is held by pid 72 (bob) for test_two since 2020-02-03 12:00:00",
+        "d waits for its memory to be released",
+        "pid 72 (bob) for test_two since 2020-02-03 12:00:00 has waited longer",
+    ]
+
+
+def test_users_of_slots_are_named() -> None:
+    assert Obstacles({}, [(1, ADA), (2, BOB)], 4, ()).lines({}) == [
+        "1 of 4 is held by pid 71 (ada) for test_big.py::test_one since 2020-02-03 12:00:00",
+        "2 of 4 are held by pid 72 (bob) for test_two since 2020-02-03 12:00:00",
+    ]
+
+
+def test_a_holder_of_today_is_named_with_the_time_only_and_an_unknown_one_without() -> None:
+    now = time.time()
+    [today] = Obstacles({"a": Holder(71, "ada", "test_one", now)}, (), 1, ()).lines({})
+    assert today == f"a is held by pid 71 (ada) for test_one since {time.strftime('%H:%M:%S', time.localtime(now))}"
+    [unknown] = Obstacles({"a": Holder(0, "unknown", "unknown", 0.0)}, (), 1, ()).lines({})
+    assert unknown == "a is held by an unknown session"

@@ -8,60 +8,63 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers import remote_leases
 from pytest_accel.features.launchers.remote_leases import (
     InventoryReply,
     InventoryRequest,
     LeaseAgent,
+    LeaseGranted,
     LeaseLost,
-    LeaseRequest,
     LeaseWanted,
-    RemoteLease,
     RemoteLeases,
+    RequestLease,
     UseSettings,
 )
 from pytest_accel.hardware.inventory import Inventory
+from pytest_accel.leases.demand import MachineDemand, RemoteDevicesError, WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lease_table import Lease
-from pytest_accel.pool.placement import RemoteDevicesError
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
 SETTINGS = Settings(accel="sim:2")
-HOLDER = Holder.here("a test")
 
 
-def test_notices_that_precede_the_report_of_a_grant_follow_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def demand(number: int, mask: str | None = None) -> MachineDemand:
+    """Return a demand for one device."""
+    need = DeviceNeed(1, "sim")
+    key = WorldKey("sim", need, 1, grouped=False, devices_per_rank=1)
+    return MachineDemand(number, WorldDemand(key, Holder.here("a test")), need, mask)
+
+
+def test_notices_and_the_grant_of_a_lease_have_the_number_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     class Allocator:
-        """An allocator whose broker notifies the holder, in another thread, before it calls `on_grant`."""
+        """An allocator whose broker notifies the holder, in another thread, before it answers."""
 
         def __init__(
             self,
             machine: object,
             slots: int,
-            on_wanted: Callable[[str | None, int], None],
-            on_lost: Callable[[str | None, int, str], None],
+            on_wanted: Callable[[int], None],
+            on_lost: Callable[[int, str], None],
             *,
             waits_for_busy: bool,
         ) -> None:
             self.on_wanted, self.on_lost = on_wanted, on_lost
 
-        def submit(
-            self, kind: str, need: DeviceNeed, holder: Holder, on_grant: Callable[[Lease], None], *rest: object
-        ) -> int:
-            self.on_wanted(kind, 7)
-            self.on_lost(kind, 7, "somebody took it")
-            on_grant(Lease(7, ("sim-0",), 0))
-            return 1
+        def submit(self, demand: MachineDemand, answer: Callable[[tuple[Device, ...]], None]) -> None:
+            self.on_wanted(demand.number)
+            self.on_lost(demand.number, "somebody took it")
+            answer(())
 
     monkeypatch.setattr(remote_leases, "Allocator", Allocator)
     sent: list[Any] = []
     agent = LeaseAgent(sent.append, machine_for)
     agent.handle(UseSettings(SETTINGS))
-    agent.handle(LeaseRequest(3, "sim", DeviceNeed(1, "sim"), HOLDER))
-    assert [type(message) for message in sent] == [RemoteLease, LeaseWanted, LeaseLost]
+    agent.handle(RequestLease(demand(3)))
+    assert [type(message) for message in sent] == [LeaseWanted, LeaseLost, LeaseGranted]
     assert {message.number for message in sent} == {3}
-    assert sent[2].why == "somebody took it"
+    assert sent[1].why == "somebody took it"
 
 
 def test_an_agent_that_does_not_tell_its_devices_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +98,7 @@ def test_the_mask_of_a_cluster_is_read_in_the_order_that_the_node_sets(monkeypat
     sent: list[Any] = []
     agent = LeaseAgent(sent.append, lambda settings: machine)
     agent.handle(UseSettings(SETTINGS))
-    agent.handle(LeaseRequest(1, "sim", DeviceNeed(1, "sim"), HOLDER, mask="0"))
+    agent.handle(RequestLease(demand(1, mask="0")))
     agent.close()
     (lease,) = sent
     assert [device.id for device in lease.devices] == ["sim-1"]

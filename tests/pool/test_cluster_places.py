@@ -12,12 +12,13 @@ from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.remote_leases import RemoteLeases
+from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.placement import ForkServer, Layout, Node
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pooled_world import WorldState
-from pytest_accel.pool.world_request import AcquiredWorld, PoolError
+from pytest_accel.pool.world_leases import RemoteSource
+from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.nodes.table_cluster import CROWDED, TableCluster
@@ -38,7 +39,7 @@ class ThreeNodes:
 
     def __init__(self) -> None:
         self.spawns: dict[int, object] = {}
-        self.remote_leases: dict[int, RemoteLeases] = {}
+        self.remote_leases: dict[int, RemoteSource] = {}
         self.cluster = TableCluster({1: [], 2: []})
 
 
@@ -47,22 +48,22 @@ class QueueDriver:
     """A fake driver, which waits for its answers. It records the numbers of its worlds that are wanted."""
 
     pool: Pool
-    answers: queue.SimpleQueue[AcquiredWorld | PoolError] = field(default_factory=queue.SimpleQueue)
+    answers: queue.SimpleQueue[WorldGrant | PoolError] = field(default_factory=queue.SimpleQueue)
     wanted: list[int] = field(default_factory=list)
-    acquired: AcquiredWorld | None = None
+    acquired: WorldGrant | None = None
 
     def on_wanted(self, world: int) -> None:
         self.wanted.append(world)
 
     def request(self, key: WorldKey) -> int:
-        return self.pool.acquire(key, Holder.here("a test"), self, self.answers.put)
+        return self.pool.acquire(WorldDemand(key, Holder.here("a test")), self, self.answers.put)
 
-    def get(self, key: WorldKey | None = None) -> AcquiredWorld:
+    def get(self, key: WorldKey | None = None) -> WorldGrant:
         """Request a world if `key` is given; wait for the next answer, and return its world."""
         if key is not None:
             self.request(key)
         answer = self.answers.get(timeout=60)
-        assert isinstance(answer, AcquiredWorld)
+        assert isinstance(answer, WorldGrant)
         self.acquired = answer
         return answer
 

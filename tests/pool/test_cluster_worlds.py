@@ -24,12 +24,13 @@ from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import PhaseLimit
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.world import World
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lock_dir import default_folder
-from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import LocalPoolClient
-from pytest_accel.pool.world_request import AcquiredWorld, PoolError
+from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
@@ -84,16 +85,17 @@ class ClusterPool:
     table: TableCluster
     suite: Path
 
-    def request(self, key: WorldKey) -> queue.SimpleQueue[AcquiredWorld | PoolError]:
+    def request(self, key: WorldKey) -> queue.SimpleQueue[WorldGrant | PoolError]:
         """Request a world; return the queue that gets the answer."""
-        answers: queue.SimpleQueue[AcquiredWorld | PoolError] = queue.SimpleQueue()
-        self.pool.acquire(key, HOLDER, LocalPoolClient(self.pool, print, MainThreadCalls()), answers.put)
+        answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
+        client = LocalPoolClient(self.pool, print, MainThreadCalls())
+        self.pool.acquire(WorldDemand(key, HOLDER), client, answers.put)
         return answers
 
-    def get(self, answers: queue.SimpleQueue[AcquiredWorld | PoolError]) -> World:
+    def get(self, answers: queue.SimpleQueue[WorldGrant | PoolError]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
         answer = answers.get(timeout=120)
-        assert isinstance(answer, AcquiredWorld), answer
+        assert isinstance(answer, WorldGrant), answer
         world = World(
             answer, LocalPoolClient(self.pool, print, MainThreadCalls()), DebuggerRelay(None, answer.spec.ranks, None)
         )
@@ -191,7 +193,7 @@ def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node
     assert sorted(device_ids(world)) == ["sim-1", "sim-3"]
     one_node.run(world, "test_sum")
     world.close()
-    assert [other.try_acquire(name, HOLDER) for name in ("sim-1", "sim-3", "sim-0")] == [False, False, True]
+    assert [other.acquire(name, HOLDER) for name in ("sim-1", "sim-3", "sim-0")] == [False, False, True]
     assert one_node.table.released == []
 
     # A request with another key: the idle world makes room. A single process with a device is no distributed world.
@@ -205,13 +207,13 @@ def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node
 
 def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node: ClusterPool) -> None:
     other = DeviceLocks(default_folder())
-    assert other.try_acquire("sim-3", HOLDER)
+    assert other.acquire("sim-3", HOLDER)
     answers = one_node.request(ONE)
     one_node.table.settle()
     assert len(one_node.table.granted) == 1
     waiting_text = one_node.pool.waiting(1)
     assert waiting_text is not None
-    assert waiting_text.startswith("a test waits for 1 sim device of the node node-1")
+    assert waiting_text.startswith("a test waits for 1 sim device of the machine node-1")
     assert answers.empty()
     other.close()
     world = one_node.get(answers)
@@ -266,7 +268,7 @@ def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_n
     two_nodes.table.settle()
     agent.kill()
     answer = answers.get(timeout=60)
-    assert str(answer) == "the node node-1 is lost"
+    assert str(answer) == "the machine node-1 is lost"
     assert len(two_nodes.table.granted) == 2
 
     two_nodes.table.lose(1)

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.device import DeviceNeed
-from pytest_accel.features.launchers.remote_leases import LeaseAgent, RemoteLease, RemoteLeases
+from pytest_accel.core.device import Device, DeviceNeed
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.launchers.remote_leases import LeaseAgent, RemoteLeases
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.leases.demand import MachineDemand, RemoteDevicesError, WorldDemand
+from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
-from pytest_accel.leases.locks import DeviceLocks
-from pytest_accel.pool.lease_request import CombinedLeaseRequest
-from pytest_accel.pool.node_lease import LeaseNotices, NodeLease, RemoteNodeRequest
-from pytest_accel.pool.placement import RemoteDevicesError
+from pytest_accel.leases.shared_folder import VARIABLE, default_folder, lock_path
+from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
 SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")
+_NUMBERS = itertools.count(1)
+
+
+def demand(count: int) -> MachineDemand:
+    """Return a demand for `count` devices, with a number that no other has."""
+    need = DeviceNeed(count, "sim")
+    return MachineDemand(next(_NUMBERS), WorldDemand(WorldKey("sim", need, count, grouped=True), HOLDER), need)
+
+
+@dataclass(frozen=True)
+class GrantedLease:
+    """A granted lease."""
+
+    number: int
+    devices: tuple[Device, ...]
 
 
 class RemoteMachine:
@@ -37,7 +54,7 @@ class RemoteMachine:
         self.agent = LeaseAgent(self._answer, make_machine)
         self._thread = threading.Thread(target=self._run_agent)
         self._thread.start()
-        self.granted: queue.SimpleQueue[RemoteLease] = queue.SimpleQueue()
+        self.granted: queue.SimpleQueue[GrantedLease] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
     def _answer(self, message: object) -> None:
@@ -49,10 +66,18 @@ class RemoteMachine:
 
     def request(self, count: int) -> int:
         """Request `count` devices; return the number of the request."""
-        need = DeviceNeed(count, "sim")
-        return self.leases.submit("sim", need, HOLDER, self.granted.put, self.failed.put)
+        made = demand(count)
 
-    def acquire_all(self) -> RemoteLease:
+        def answer(result: tuple[Device, ...] | Exception) -> None:
+            if isinstance(result, Exception):
+                self.failed.put(result)
+            else:
+                self.granted.put(GrantedLease(made.number, result))
+
+        self.leases.submit(made, answer)
+        return made.number
+
+    def acquire_all(self) -> GrantedLease:
         """Request all devices, and return their lease."""
         self.request(4)
         return self.granted.get(timeout=30)
@@ -67,7 +92,8 @@ def remote_machine() -> Iterator[RemoteMachine]:
     """Yield a remote machine whose locks are in the folder that the environment names now."""
     made = RemoteMachine()
     assert len(made.leases.inventory("sim", SETTINGS).devices) == 4
-    made.leases.give_back(made.acquire_all(), killed=False)  # The first lease determines the folder of the locks.
+    first = made.acquire_all()  # The first lease determines the folder of the locks.
+    made.leases.give_back(first.number, killed=False)
     yield made
     made.close()
 
@@ -78,7 +104,7 @@ def remote() -> Iterator[RemoteMachine]:
     yield from remote_machine()
 
 
-def device_ids(lease: RemoteLease | NodeLease) -> list[str]:
+def device_ids(lease: GrantedLease | MachineLease) -> list[str]:
     return [device.id for device in lease.devices]
 
 
@@ -93,7 +119,7 @@ def test_a_lease_is_granted_and_given_back(remote: RemoteMachine) -> None:
     assert wanted.get(timeout=30) == first.number
     assert remote.granted.empty()
 
-    remote.leases.give_back(first, killed=False)
+    remote.leases.give_back(first.number, killed=False)
     assert device_ids(remote.granted.get(timeout=30)) == ["sim-0", "sim-1"]
 
 
@@ -101,7 +127,7 @@ def test_a_cancelled_request_holds_no_devices(remote: RemoteMachine) -> None:
     remote.request(4)
     all_four = remote.granted.get(timeout=30)
     remote.leases.cancel(remote.request(4))
-    remote.leases.give_back(all_four, killed=False)
+    remote.leases.give_back(all_four.number, killed=False)
     # This request may have been granted before it is cancelled.
     remote.leases.cancel(remote.request(4))
 
@@ -130,10 +156,10 @@ def test_requests_to_a_lost_machine_fail(remote: RemoteMachine) -> None:
     remote.granted.get(timeout=30)
     remote.request(4)
     remote.leases.lose()
-    assert "the node there is lost" in str(remote.failed.get(timeout=30))
+    assert "the machine there is lost" in str(remote.failed.get(timeout=30))
     remote.request(1)
-    assert "the node there is lost" in str(remote.failed.get(timeout=30))
-    with pytest.raises(RemoteDevicesError, match="cannot be looked up: the node is lost"):
+    assert "the machine there is lost" in str(remote.failed.get(timeout=30))
+    with pytest.raises(RemoteDevicesError, match="cannot be looked up: the machine is lost"):
         remote.leases.inventory("cpu", SETTINGS)
 
 
@@ -141,10 +167,10 @@ def test_an_error_in_a_callback_is_reported_with_its_traceback(remote: RemoteMac
     failures: queue.SimpleQueue[str] = queue.SimpleQueue()
     remote.leases.on_failure = failures.put
 
-    def broken(lease: RemoteLease) -> None:
+    def broken(answer: object) -> None:
         raise IndexError("met in a callback")
 
-    remote.leases.submit("sim", DeviceNeed(1, "sim"), HOLDER, broken, remote.failed.put)
+    remote.leases.submit(demand(1), broken)
     reason = failures.get(timeout=30)
     assert reason.startswith("the thread that leases devices of there has ended with an error:\nTraceback")
     assert "IndexError: met in a callback" in reason
@@ -156,7 +182,7 @@ def test_the_loss_of_a_lock_on_a_remote_machine_is_reported(remote: RemoteMachin
     lease = remote.acquire_all()
     folder = default_folder()
     other_locks = DeviceLocks(folder.with_name("elsewhere"))
-    assert other_locks.try_acquire("sim-2", HOLDER)
+    assert other_locks.acquire("sim-2", HOLDER)
     lock_path(other_locks.folder, "sim-2").rename(lock_path(folder, "sim-2"))
     number, reason = lost.get(timeout=30)
     assert number == lease.number
@@ -169,14 +195,11 @@ class CombinedRequest:
     """A request for one device of `first`, and then for `count` devices of `second`."""
 
     def __init__(self, first: RemoteMachine, second: RemoteMachine, count: int) -> None:
-        self.leases: queue.SimpleQueue[dict[int, NodeLease]] = queue.SimpleQueue()
+        self.leases: queue.SimpleQueue[dict[int, MachineLease]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         lock = threading.RLock()
-        parts = [
-            RemoteNodeRequest(node.leases, LeaseNotices(), number, "sim", DeviceNeed(need, "sim"))
-            for node, number, need in ((first, 1, 1), (second, 2, count))
-        ]
-        self.request = CombinedLeaseRequest(lock, parts, HOLDER, self.leases.put, self.errors.put)
+        parts = [MachineLease(first.leases, 1, demand(1)), MachineLease(second.leases, 2, demand(count))]
+        self.request = LeaseRequest(lock, parts, self.leases.put, self.errors.put)
         with lock:
             self.request.submit()
 
@@ -194,11 +217,11 @@ def test_one_machine_is_requested_after_the_other(remote: RemoteMachine, second_
     # While the first machine has no free device, no device of the second is taken.
     second = second_remote.acquire_all()
 
-    second_remote.leases.give_back(second, killed=False)
-    remote.leases.give_back(first, killed=False)
+    second_remote.leases.give_back(second.number, killed=False)
+    remote.leases.give_back(first.number, killed=False)
 
     leases = combined.leases.get(timeout=30)
-    assert {node: device_ids(lease) for node, lease in leases.items()} == {1: ["sim-0"], 2: ["sim-0", "sim-1"]}
+    assert {machine: device_ids(lease) for machine, lease in leases.items()} == {1: ["sim-0"], 2: ["sim-0", "sim-1"]}
     combined.request.cancel()
     assert remote.granted.empty()
     remote.request(4)
@@ -214,7 +237,7 @@ def test_the_devices_of_a_cancelled_request_are_given_back(remote: RemoteMachine
     remote.request(4)
 
     combined.request.cancel()
-    second_remote.leases.give_back(second, killed=False)
+    second_remote.leases.give_back(second.number, killed=False)
 
     assert len(remote.granted.get(timeout=30).devices) == 4
     assert len(second_remote.acquire_all().devices) == 4

@@ -4,67 +4,59 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.leases.demand import MachineDemand, UnfitDevicesError, WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.node_lease import LeaseId, NodeLease, UnfitNodeError
+from pytest_accel.pool.lease_request import MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place
 from tests.nodes.table_cluster import TableCluster
 
 KEY = WorldKey("sim", DeviceNeed(1, "sim"), 1, grouped=False, devices_per_rank=1)
-
-
-@dataclass(frozen=True)
-class FakeLease:
-    """A fake lease of a device."""
-
-    id: LeaseId
-    devices: tuple[Device, ...] = ()
-
-    def describe(self, pids: object) -> None:
-        pass
-
-    def give_back(self, *, killed: bool = False) -> None:
-        pass
+DEMAND = WorldDemand(KEY, Holder.here("a test"))
 
 
 @dataclass(eq=False)
-class FakeNodeRequest:
-    """A fake request for a device of a node, which the test grants or refuses."""
+class FakeSource:
+    """A fake source of one lease, which the test grants or refuses."""
 
-    node: int
-    what = "a device"
-    unavailable = None
-    on_grant: Callable[[NodeLease], None] | None = None
-    on_failure: Callable[[Exception], None] | None = None
+    machine: int
+    name = ""
+    slots = 0
+    answer: Callable[[tuple[Device, ...] | Exception], None] = print
 
-    def submit(
-        self, holder: Holder, on_grant: Callable[[NodeLease], None], on_failure: Callable[[Exception], None]
-    ) -> None:
-        self.on_grant, self.on_failure = on_grant, on_failure
+    def submit(self, demand: MachineDemand, answer: Callable[[tuple[Device, ...] | Exception], None]) -> None:
+        self.answer = answer
 
-    def cancel(self) -> bool:
+    def cancel(self, number: int) -> bool:
         return True
 
-    def obstacles(self) -> list[str] | None:
+    def obstacles(self, number: int) -> list[str] | None:
         return []
 
-    def take_over(self, lease: NodeLease) -> bool:
+    def unavailable(self, demand: MachineDemand) -> str | None:
+        return None
+
+    def pass_on(self, lease: int, request: int) -> bool:
         return False
 
+    def describe(self, number: int, *, pids: Sequence[int] | None = None, test: str | None = None) -> None:
+        pass
+
+    def give_back(self, number: int, *, killed: bool) -> None:
+        pass
+
     def grant(self) -> None:
-        assert self.on_grant is not None
-        self.on_grant(FakeLease(LeaseId(self.node, 1)))
+        self.answer(())
 
     def refuse(self) -> None:
-        assert self.on_failure is not None
-        self.on_failure(UnfitNodeError(self.node, f"the devices of node {self.node} are too small"))
+        self.answer(UnfitDevicesError(f"the devices of node {self.machine} are too small"))
 
 
 @dataclass(eq=False)
@@ -72,18 +64,17 @@ class RequestsOnTwoNodes:
     """Requests for worlds of one key, on a cluster with two devices on each of two nodes."""
 
     table: TableCluster = field(default_factory=lambda: TableCluster({1: ["0", "1"], 2: ["2", "3"]}))
-    submitted: queue.SimpleQueue[FakeNodeRequest] = field(default_factory=queue.SimpleQueue)
+    submitted: queue.SimpleQueue[FakeSource] = field(default_factory=queue.SimpleQueue)
     answers: queue.SimpleQueue[Place | Exception] = field(default_factory=queue.SimpleQueue)
     unfit: dict[int, str] = field(default_factory=dict)
 
-    def request(self) -> FakeNodeRequest:
-        """Request a world; return the request for the device of its place."""
+    def request(self) -> FakeSource:
+        """Request a world; return the source of the device of its place."""
         request = PlaceRequest(
             threading.RLock(),
             self.table,
-            KEY,
-            Holder.here("a test"),
-            self._node_requests,
+            DEMAND,
+            self._parts,
             lambda leases, place: self.answers.put(place),
             lambda: None,
             self.answers.put,
@@ -92,16 +83,16 @@ class RequestsOnTwoNodes:
         request.submit()
         return self.next()
 
-    def next(self) -> FakeNodeRequest:
-        """Wait until a place is known, and return the request for its device."""
+    def next(self) -> FakeSource:
+        """Wait until a place is known, and return the source of its device."""
         self.table.settle()
         return self.submitted.get(timeout=60)
 
-    def _node_requests(self, place: Place) -> list[FakeNodeRequest]:
-        (node,) = place.nodes
-        request = FakeNodeRequest(node)
-        self.submitted.put(request)
-        return [request]
+    def _parts(self, place: Place) -> list[MachineLease]:
+        (machine,) = place.nodes
+        source = FakeSource(machine)
+        self.submitted.put(source)
+        return [MachineLease(source, machine, MachineDemand(machine, DEMAND, KEY.need))]
 
 
 @pytest.fixture
@@ -114,7 +105,7 @@ def session() -> Iterator[RequestsOnTwoNodes]:
 
 def test_requests_that_get_the_same_unfit_node_at_once_both_get_another_node(session: RequestsOnTwoNodes) -> None:
     requests = [session.request() for _ in range(2)]
-    assert [request.node for request in requests] == [1, 1]
+    assert [request.machine for request in requests] == [1, 1]
     others = []
     for request in requests:
         request.refuse()
@@ -129,7 +120,7 @@ def test_requests_that_get_the_same_unfit_node_at_once_both_get_another_node(ses
 def test_a_later_request_avoids_an_unfit_node(session: RequestsOnTwoNodes) -> None:
     session.request().refuse()
     session.next().grant()
-    assert session.request().node == 2
+    assert session.request().machine == 2
 
 
 def test_a_request_fails_with_the_reasons_of_all_nodes_if_all_are_unfit(session: RequestsOnTwoNodes) -> None:

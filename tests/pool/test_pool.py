@@ -16,13 +16,15 @@ from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.record_events import Event, Recorders, RequestEnded
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool import world_manager
-from pytest_accel.pool.lease_request import CombinedLeaseRequest
-from pytest_accel.pool.pool import Pool, SingleNode
+from pytest_accel.pool.lease_request import LeaseRequest
+from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pooled_world import WorldState
+from pytest_accel.pool.world_leases import SingleNode
 from pytest_accel.pool.world_manager import WorldManager, WorldStarter
-from pytest_accel.pool.world_request import AcquiredWorld, PoolError
+from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.pool.instant_worlds import use_instant_worlds
@@ -31,8 +33,8 @@ from tests.pool.plain_workers import PlainWorkers
 TWO = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1)
 FOUR = WorldKey("sim", DeviceNeed(4, "sim"), 4, grouped=True, devices_per_rank=1)
 ON_CPU = WorldKey("cpu", None, 2, grouped=True)
-FIRST_LEASE = 2
-"""The number of the first lease of a kind; its request has the number 1."""
+FIRST_LEASE = 1
+"""The number of the first lease of a pool."""
 
 
 @dataclass(eq=False)
@@ -40,19 +42,19 @@ class ListDriver:
     """A fake driver, which gets all answers at once. It records them, and the numbers of its worlds that are wanted."""
 
     pool: Pool
-    answers: list[AcquiredWorld | PoolError] = field(default_factory=list)
+    answers: list[WorldGrant | PoolError] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
 
     def on_wanted(self, world: int) -> None:
         self.wanted.append(world)
 
     def acquire(self, key: WorldKey) -> int:
-        return self.pool.acquire(key, Holder.here("a test"), self, self.answers.append)
+        return self.pool.acquire(WorldDemand(key, Holder.here("a test")), self, self.answers.append)
 
-    def acquired(self) -> AcquiredWorld:
+    def acquired(self) -> WorldGrant:
         """Return the world in the last answer."""
         answer = self.answers[-1]
-        assert isinstance(answer, AcquiredWorld)
+        assert isinstance(answer, WorldGrant)
         return answer
 
     def release(self, kill_reason: str | None = None) -> None:
@@ -150,7 +152,7 @@ def test_a_request_that_waits_too_long_fails_with_its_obstacles(pool: Pool) -> N
 def test_a_request_that_has_failed_while_it_was_made_does_not_wait(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(FOUR)
-    broker = pool._allocator.broker("sim")
+    broker = pool._leases._here._broker("sim")
     monkeypatch.setattr(broker, "obstacles", {}.__getitem__)  # Raises a KeyError.
     number = second.acquire(FOUR)
     assert [type(answer) for answer in second.answers] == [PoolError]
@@ -168,15 +170,15 @@ def test_a_refused_request_has_one_event(pool: Pool, monkeypatch: pytest.MonkeyP
     if event == "failure":
         pool.on_failure("a reason")
     else:
-        monkeypatch.setattr(CombinedLeaseRequest, "unavailable", "a reason")
+        monkeypatch.setattr(LeaseRequest, "unavailable", "a reason")
         pool.on_tick()
     assert [str(answer) for answer in second.answers] == ["a reason"]
     assert events == [RequestEnded(number, "a reason")]
-    assert not pool._allocator.broker("sim")._queue
+    assert not pool._leases._here._broker("sim")._queue
 
 
 def test_a_refused_request_is_cancelled_even_if_its_driver_cannot_be_answered(pool: Pool) -> None:
-    def answer(_: AcquiredWorld | PoolError) -> None:
+    def answer(_: WorldGrant | PoolError) -> None:
         raise OSError("the driver has ended")
 
     first, second = ListDriver(pool), ListDriver(pool)
@@ -184,7 +186,7 @@ def test_a_refused_request_is_cancelled_even_if_its_driver_cannot_be_answered(po
     number = second.acquire(FOUR)
     pool._requests[number].answer = answer
     pool.on_failure("a reason")
-    assert not pool._allocator.broker("sim")._queue
+    assert not pool._leases._here._broker("sim")._queue
 
 
 def test_the_worlds_and_requests_of_a_lost_driver_end(pool: Pool) -> None:
@@ -200,14 +202,28 @@ def test_the_worlds_and_requests_of_a_lost_driver_end(pool: Pool) -> None:
 def test_a_world_whose_lock_is_lost_is_ended(pool: Pool) -> None:
     driver = ListDriver(pool)
     driver.acquire(TWO)
-    pool._lease_lost("sim", FIRST_LEASE, "the lock of sim-0 was lost")
+    pool._leases._lost(FIRST_LEASE, "the lock of sim-0 was lost")
     assert pool.summary.errors == ["the lock of sim-0 was lost"]
     assert states(pool) == []
 
 
-def test_a_lease_whose_lock_is_lost_before_its_world_exists_is_not_used(pool: Pool) -> None:
+def notify_before_answer(pool: Pool, monkeypatch: pytest.MonkeyPatch, notify: Callable[[], None]) -> None:
+    """Have the devices of this machine notify the pool before they answer a request, as another thread may."""
+    here = pool._leases._here
+    submit = here.submit
+
+    def notify_and_submit(*args: Any) -> None:
+        notify()
+        submit(*args)
+
+    monkeypatch.setattr(here, "submit", notify_and_submit)
+
+
+def test_a_lease_whose_lock_is_lost_before_its_world_exists_is_not_used(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = ListDriver(pool)
-    pool._lease_lost("sim", FIRST_LEASE, "the lock of sim-0 was lost")
+    notify_before_answer(pool, monkeypatch, lambda: pool._leases._lost(FIRST_LEASE, "the lock of sim-0 was lost"))
     driver.acquire(TWO)
     (answer,) = driver.answers
     assert str(answer) == "the lock of sim-0 was lost"
@@ -215,9 +231,11 @@ def test_a_lease_whose_lock_is_lost_before_its_world_exists_is_not_used(pool: Po
     assert driver.acquired().spec.ranks == 4
 
 
-def test_a_lease_that_is_wanted_before_its_world_exists_is_given_up_after_one_test(pool: Pool) -> None:
+def test_a_lease_that_is_wanted_before_its_world_exists_is_given_up_after_one_test(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = ListDriver(pool)
-    pool._lease_wanted("sim", FIRST_LEASE)
+    notify_before_answer(pool, monkeypatch, lambda: pool._leases._wanted(FIRST_LEASE))
     driver.acquire(TWO)
     assert driver.wanted == [driver.acquired().spec.world]
     driver.release()

@@ -13,23 +13,23 @@ import pytest
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.node_lease import NodeLease
+from pytest_accel.pool.lease_request import MachineLease
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import PoolService, WorkerPoolClient
 from pytest_accel.pool.worker_messages import (
-    AcquireWorld,
     Answer,
     CancelRequest,
     ReleaseWorld,
+    SubmitDemand,
     WarmServer,
     WatchExit,
     WorkerMessage,
 )
-from pytest_accel.pool.world_request import AcquiredWorld, PoolError, WantedObserver, WorldRequest
+from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldGrant, WorldRequest
 
-KEY = cast(WorldKey, None)
-HOLDER = Holder.here("a test")
+DEMAND = WorldDemand(cast(WorldKey, None), Holder.here("a test"))
 
 
 class FakeChannel:
@@ -67,7 +67,7 @@ def send(channel: FakeChannel, message: WorkerMessage) -> None:
 def test_an_error_in_a_request_fails_the_pool_and_all_waiting_requests() -> None:
     channel, pool = FakeChannel(), BrokenPool()
     channel.setcallback(PoolService(lambda: cast(Pool, pool), channel, print, print, print).receive, endmarker=None)
-    send(channel, AcquireWorld(7, KEY, HOLDER))
+    send(channel, SubmitDemand(7, DEMAND))
     answer = channel.sent.get(timeout=30)
     assert isinstance(answer, Answer)
     assert answer.number == 7
@@ -90,7 +90,7 @@ def test_each_request_fails_if_the_pool_cannot_be_created() -> None:
     channel.setcallback(PoolService(create, channel, print, print, print).receive, endmarker=None)
     send(channel, WarmServer())
     for number in (1, 2):
-        send(channel, AcquireWorld(number, KEY, HOLDER))
+        send(channel, SubmitDemand(number, DEMAND))
         answer = channel.sent.get(timeout=30)
         assert answer.number == number
         assert "OSError: no space for the session's folder" in str(answer.value)
@@ -101,11 +101,11 @@ def test_each_request_fails_if_the_pool_cannot_be_created() -> None:
 def test_an_error_in_a_grant_fails_its_request_first() -> None:
     """The grant runs in a thread of the broker. Only `_granted` can answer the request, also if `give_back` raises."""
     pool = object.__new__(Pool)
-    vars(pool).update(_manager=BrokenPool(), _requests={}, _record=Recorders())
+    vars(pool).update(_manager=BrokenPool(), _leases=BrokenPool(), _requests={}, _record=Recorders())
     answers: list[object] = []
-    request = WorldRequest(1, KEY, HOLDER, cast(WantedObserver, None), answers.append)
+    request = WorldRequest(1, DEMAND, cast(WantedObserver, None), answers.append)
     with pytest.raises(IndexError, match="met in give_back"):
-        pool._granted(request, {0: cast(NodeLease, BrokenPool())})
+        pool._granted(request, {0: cast(MachineLease, BrokenPool())}, None)
     assert isinstance(answers[0], PoolError)
     assert "IndexError: met in closing" in str(answers[0])
 
@@ -117,12 +117,12 @@ def test_an_invalid_answer_fails_the_waiting_request() -> None:
 
     def acquire() -> None:
         with pytest.raises(PoolError) as caught:
-            client.acquire(KEY, HOLDER, None)
+            client.acquire(DEMAND, None)
         errors.put(caught.value)
 
     thread = threading.Thread(target=acquire)
     thread.start()
-    assert channel.sent.get(timeout=30) == AcquireWorld(1, KEY, HOLDER)
+    assert channel.sent.get(timeout=30) == SubmitDemand(1, DEMAND)
     with pytest.raises(pickle.UnpicklingError):
         channel.receive(b"garbage")
     assert "UnpicklingError" in str(errors.get(timeout=30))
@@ -132,7 +132,7 @@ def test_an_invalid_answer_fails_the_waiting_request() -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_returned(late: bool) -> None:
     spec = WorldSpec(3, WorldKey("cpu", None, 1, grouped=True))
-    answer = Answer(1, AcquiredWorld(spec, (1,), "/", False, 0.0, ()))
+    answer = Answer(1, WorldGrant(spec, (1,), "/", False, 0.0, ()))
 
     class InterruptingChannel(FakeChannel):
         def send(self, item: object) -> None:
@@ -145,7 +145,7 @@ def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_returned(late:
     channel = InterruptingChannel()
     client = WorkerPoolClient(channel)
     with pytest.raises(TimeoutError):
-        client.acquire(KEY, HOLDER, 0.0)
+        client.acquire(DEMAND, 0.0)
     if late:
         channel.receive(pickle.dumps(answer))
     sent = [channel.sent.get() for _ in range(4)]

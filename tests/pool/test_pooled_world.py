@@ -11,19 +11,21 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.leases.demand import LeaseSource, MachineDemand, WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.node_lease import LeaseId, LeaseNotices, NodeLease
-from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState, surplus
+from pytest_accel.pool.lease_request import MachineLease
+from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
 from pytest_accel.pool.world_request import WantedObserver, WorldRequest
 from tests.pool.plain_workers import PlainWorkers
 
 KEY = WorldKey("cpu", None, 2, grouped=True)
-SLOTS = cast(NodeLease, object())
+DEMAND = WorldDemand(KEY, Holder.here("a test"))
+SLOTS = MachineLease(cast(LeaseSource, None), 0, MachineDemand(1, DEMAND, None))
 LOCK_LOST = RankExit(ExitCause.LOCK_LOST)
 
 
 def make_request() -> WorldRequest:
-    return WorldRequest(1, KEY, Holder.here("a test"), cast(WantedObserver, None), lambda answer: None)
+    return WorldRequest(1, DEMAND, cast(WantedObserver, None), lambda answer: None)
 
 
 def make_world(number: int = 7) -> PooledWorld:
@@ -79,7 +81,7 @@ TRANSITIONS: dict[str, tuple[Callable[[PooledWorld], object], set[WorldState], W
     "begin": (lambda world: world.begin(({}, {})), {STARTING}, STARTING),
     "started": (lambda world: world.started((1, 2)), {STARTING}, STARTING),
     "hand_over": (lambda world: world.hand_over(make_request()), {STARTING, IDLE}, IN_USE),
-    "take_slots": (lambda world: world.take_slots(SLOTS, wanted=False), {IDLE}, IDLE),
+    "take_slots": (lambda world: world.take_slots(SLOTS), {IDLE}, IDLE),
     "take_back": (lambda world: world.take_back(), {IN_USE}, IN_USE),
     "clear_wanted": (lambda world: world.clear_wanted(), {IN_USE}, IN_USE),
     "make_idle": (lambda world: world.make_idle(), {IN_USE}, IDLE),
@@ -157,8 +159,8 @@ def test_an_idle_world_is_not_wanted() -> None:
 
 def test_dropped_slots_are_returned_once() -> None:
     world = idle()
-    world.take_slots(SLOTS, wanted=True)
-    assert (world.slots, world.wanted) == (SLOTS, True)
+    world.take_slots(SLOTS)
+    assert world.slots is SLOTS
     assert world.drop_slots() is SLOTS
     assert world.drop_slots() is None
 
@@ -217,28 +219,11 @@ def test_the_ranks_of_a_revoked_world_exit_for_the_reason_of_the_revocation() ->
     assert world.exits == {0: LOCK_LOST}
 
 
-def test_the_worlds_that_have_been_idle_longest_are_the_surplus() -> None:
-    worlds = []
-    for number in range(4):
-        world = make_world(number)
-        world.hand_over(make_request())
-        if number != 1:
-            world.make_idle()
-        worlds.append(world)
-    assert [world.spec.world for world in surplus(worlds, 6)] == []
-    assert [world.spec.world for world in surplus(worlds, 4)] == [0]
-    assert [world.spec.world for world in surplus(worlds, 0)] == [0, 2]
-
-
-def test_a_notice_is_forgotten_when_its_lease_is_taken_or_returned() -> None:
-    notices, one, two = LeaseNotices(), LeaseId("sim", 1), LeaseId(1, 1)
-    notices.add_wanted(one)
-    assert not notices.take_wanted(two)
-    assert notices.take_wanted(one)
-    assert not notices.take_wanted(one)
-    notices.add_wanted(two)
-    notices.add_lost(two, "reason")
-    assert (notices.lost(one), notices.lost(two)) == (None, "reason")
-    notices.forget(two)
-    assert notices.lost(two) is None
-    assert not notices.take_wanted(two)
+def test_a_world_is_wanted_if_one_of_its_leases_was_before_it_had_them() -> None:
+    lease = MachineLease(cast(LeaseSource, None), 0, MachineDemand(2, DEMAND, None))
+    assert not PooledWorld(WorldSpec(7, KEY), make_request(), PlainWorkers(2), {0: lease}, SLOTS).wanted
+    lease.wanted = True
+    assert PooledWorld(WorldSpec(7, KEY), make_request(), PlainWorkers(2), {0: lease}, SLOTS).wanted
+    world = idle()
+    world.take_slots(lease)
+    assert world.wanted

@@ -32,7 +32,7 @@ from pytest_accel.hardware.sysfs import read_text
 from pytest_accel.hardware.torch_build import versions
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.hardware.vendors.nvml import driver_installed, optional
-from pytest_accel.leases.lock_dir import default_folder, folder_problem
+from pytest_accel.leases.shared_folder import default_folder, folder_problem
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 

@@ -15,9 +15,9 @@ from pytest_accel.core.device import Device, Near, PretendVendor
 from pytest_accel.core.units import format_capability, format_memory
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.inventory import Inventory, Machine, describe
-from pytest_accel.leases.device_lock import who_holds
+from pytest_accel.leases.device_locks import who_holds
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lock_dir import LockFolderError, default_folder
+from pytest_accel.leases.shared_folder import LockFolderError, default_folder
 
 FORMAT = 1
 """Version of the JSON document. Increased when a key is removed or changes its meaning, not when one is added."""

@@ -18,7 +18,7 @@ from pytest_accel.core.log import step
 from pytest_accel.core.paths import user_folder
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers.agent_messages import Hello, receive_hello
-from pytest_accel.leases.lock_dir import VARIABLE
+from pytest_accel.leases.shared_folder import VARIABLE
 
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_accel.hardware.shares import WHOLE, with_parts
+from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request, decide
 
 URGENT = 0.7
@@ -156,8 +156,8 @@ def _grant(
 ) -> tuple[tuple[tuple[str, int], ...], int] | None:
     """Return the devices and slots that the leases' policy would grant to `request` alone, or None."""
     assert request is not None
-    for grant in decide((request,), free, free_slots):
-        return with_parts(grant.devices, grant.parts), grant.slots
+    for lease in decide((request,), free, free_slots):
+        return lease.takes(), lease.slots
     return None
 
 

@@ -82,7 +82,7 @@ def _need(key: WorldKey, machine: Machine, slots: int) -> Need:
     need = next((one for one in needs if shortfall(one, inventory) is None), None)
     if need is None:
         return Need()
-    request = request_for(need, inventory)
+    request = request_for(0, need, inventory)
     devices = _devices(request)
     return Need(request, min(1.0, devices / max(1, len(request.candidates))), devices)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_accel.hardware.shares import with_parts
 from pytest_accel.leases.policy import Request, decide
 
 
@@ -173,15 +172,14 @@ class SimulatedMachine:
 
     def _grant(self) -> None:
         waiting = {request.id: (worker, index) for request, worker, index in self._waiting}
-        for grant in decide([request for request, _, _ in self._waiting], self._free, self._free_slots):
-            worker, index = waiting[grant.request]
-            self._waiting = [entry for entry in self._waiting if entry[0].id != grant.request]
-            taken = with_parts(grant.devices, grant.parts)
-            for device, parts in taken:
+        for lease in decide([request for request, _, _ in self._waiting], self._free, self._free_slots):
+            worker, index = waiting[lease.id]
+            self._waiting = [entry for entry in self._waiting if entry[0].id != lease.id]
+            for device, parts in lease.takes():
                 self._free[device] -= parts
                 assert self._free[device] >= 0
-            self._free_slots -= grant.slots
-            self._begin(worker, index, taken, grant.slots)
+            self._free_slots -= lease.slots
+            self._begin(worker, index, lease.takes(), lease.slots)
 
     def _begin(self, worker: Worker, index: int, taken: tuple[tuple[str, int], ...], slots: int) -> None:
         start = self.now

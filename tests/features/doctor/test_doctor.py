@@ -30,7 +30,7 @@ from pytest_accel.features.doctor.facts import (
     look_for_nvidia,
     try_forks,
 )
-from pytest_accel.leases.lock_dir import VARIABLE
+from pytest_accel.leases.shared_folder import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1024**3

@@ -19,10 +19,9 @@ from pytest_accel.core.device import Device, Link
 from pytest_accel.features.doctor.info import DeviceFacts, SessionFacts, as_json, table
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.leases.device_lock import who_holds
+from pytest_accel.leases.device_locks import DeviceLocks, who_holds
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.lock_dir import LockFolderError, lock_path
-from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.shared_folder import LockFolderError, lock_path
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTENDER = ROOT / "tests" / "leases" / "contender.py"
@@ -208,10 +207,9 @@ def test_concurrent_calls_see_the_holder_and_not_each_other(folder: Path) -> Non
     locks = DeviceLocks(folder)
     try:
         holder = Holder.here("test")
-        assert locks.try_acquire("sim-0", holder)
+        assert locks.acquire("sim-0", holder)
         assert who_holds(folder, "sim-0") == holder
-        locks.retain("sim-0")
-        locks.unlock()
+        locks.unlock("sim-0")
         assert who_holds(folder, "sim-0") is None
         with lock_path(folder, "sim-0").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -23,10 +23,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder, parse_holder
-from pytest_accel.leases.lock_dir import PREFIX, VARIABLE, LockFolderError, default_folder, file_name, lock_path
-from pytest_accel.leases.locks import DeviceLocks
-from pytest_accel.leases.wait_queue import parse_waits, wait_files
+from pytest_accel.leases.request_queue import parse_waits, wait_files
+from pytest_accel.leases.shared_folder import (
+    PREFIX,
+    VARIABLE,
+    LockFolderError,
+    default_folder,
+    file_name,
+    lock_path,
+)
 
 ME = Holder.here("tests/test_x.py::test_one")
 NOW = time.time()
@@ -61,39 +68,34 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def release(locks: DeviceLocks, device: str) -> None:
-    locks.retain(device)
-    locks.unlock()
-
-
 def created(process: subprocess.Popen[bytes]) -> float:
     return psutil.Process(process.pid).create_time()
 
 
 def test_a_device_is_locked_by_one_session_at_a_time(make: Make) -> None:
     one, two = make(), make()
-    assert one.try_acquire("GPU-1", ME)
-    assert not two.try_acquire("GPU-1", ME)
-    assert two.try_acquire("GPU-2", ME)
-    release(one, "GPU-1")
-    assert two.try_acquire("GPU-1", ME)
+    assert one.acquire("GPU-1", ME)
+    assert not two.acquire("GPU-1", ME)
+    assert two.acquire("GPU-2", ME)
+    one.unlock("GPU-1")
+    assert two.acquire("GPU-1", ME)
     two.close()
-    assert one.try_acquire("GPU-1", ME)
-    assert one.try_acquire("GPU-2", ME)
+    assert one.acquire("GPU-1", ME)
+    assert one.acquire("GPU-2", ME)
     one.close()
 
 
 def test_the_holder_is_known_while_it_holds_the_lock(folder: Path, make: Make, child: subprocess.Popen[bytes]) -> None:
     one, two = make(), make()
     assert two.holder("GPU-1") is None
-    one.try_acquire("GPU-1", ME)
+    one.acquire("GPU-1", ME)
     assert two.holder("GPU-1") == one.holder("GPU-1") == ME
     changed = replace(ME, test="t::x", processes=((child.pid, created(child)),))
-    one.update("GPU-1", changed)
+    one.describe("GPU-1", changed)
     assert two.holder("GPU-1") == changed
-    one.update("GPU-1", ME)
+    one.describe("GPU-1", ME)
     assert two.holder("GPU-1") == ME
-    release(one, "GPU-1")
+    one.unlock("GPU-1")
     assert two.holder("GPU-1") is None
     assert lock_path(folder, "GPU-1").read_bytes() == b""
 
@@ -103,8 +105,8 @@ def test_the_content_that_a_dead_session_left_names_no_holder(
 ) -> None:
     one, two = make(), make()
     last = replace(ME, processes=((child.pid, created(child)),))
-    one.try_acquire("GPU-1", last)
-    release(one, "GPU-1")
+    one.acquire("GPU-1", last)
+    one.unlock("GPU-1")
     assert two.holder("GPU-1") == last, "nobody is granted the device while its last process lives"
     child.kill()
     child.wait()
@@ -116,15 +118,15 @@ def test_a_device_is_blocked_while_a_process_of_its_last_lease_lives(
     make: Make, child: subprocess.Popen[bytes]
 ) -> None:
     one, two = make(), make()
-    one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
-    release(one, "GPU-1")
-    assert not two.try_acquire("GPU-1", ME)
-    assert not one.try_acquire("GPU-1", ME)
+    one.acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
+    one.unlock("GPU-1")
+    assert not two.acquire("GPU-1", ME)
+    assert not one.acquire("GPU-1", ME)
     child.kill()
     # The killed process remains a zombie until its exit status is read. A zombie must not block the device.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
-    assert two.try_acquire("GPU-1", ME)
+    assert two.acquire("GPU-1", ME)
     two.close()
 
 
@@ -133,25 +135,25 @@ def test_a_record_of_any_length_shows_the_living_process_of_a_lease(make: Make, 
     one, two = make(), make()
     others = tuple((2**31 - 1 - number, 1764209738.12) for number in range(8000))
     holder = replace(ME, test="é" * 300_000, processes=(*others, (child.pid, created(child))))
-    assert one.try_acquire("GPU-1", ME)
-    one.update("GPU-1", holder)
-    release(one, "GPU-1")
-    assert not two.try_acquire("GPU-1", ME)
+    assert one.acquire("GPU-1", ME)
+    one.describe("GPU-1", holder)
+    one.unlock("GPU-1")
+    assert not two.acquire("GPU-1", ME)
     shown = two.holder("GPU-1")
     assert shown is not None
     assert shown.processes == holder.processes
     assert shown.test == "é" * 299 + "…"
     child.kill()
     child.wait()
-    assert two.try_acquire("GPU-1", ME)
+    assert two.acquire("GPU-1", ME)
 
 
 def test_a_record_that_would_not_be_read_completely_is_refused(make: Make) -> None:
     locks = make()
-    assert locks.try_acquire("GPU-1", ME)
+    assert locks.acquire("GPU-1", ME)
     many = tuple((number, 1764209738.12) for number in range(1, 20_000))
     with pytest.raises(LockFolderError, match=r"GPU-1\.lock: \d+ bytes are to be written; allowed are 262144\."):
-        locks.update("GPU-1", replace(ME, processes=many))
+        locks.describe("GPU-1", replace(ME, processes=many))
 
 
 @pytest.mark.parametrize("cut", [slice(60), slice(-9)])
@@ -159,23 +161,23 @@ def test_an_incomplete_record_holds_the_device_while_a_process_in_it_lives(
     folder: Path, make: Make, child: subprocess.Popen[bytes], cut: slice
 ) -> None:
     one, two = make(), make()
-    one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
-    release(one, "GPU-1")
+    one.acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
+    one.unlock("GPU-1")
     path = lock_path(folder, "GPU-1")
     path.write_bytes(path.read_bytes()[cut])
-    assert not two.try_acquire("GPU-1", ME)
+    assert not two.acquire("GPU-1", ME)
     assert str(two.holder("GPU-1")) == f"an unknown session, whose record names pid {child.pid}"
     child.kill()
     child.wait()
     assert two.holder("GPU-1") is None
-    assert two.try_acquire("GPU-1", ME)
+    assert two.acquire("GPU-1", ME)
 
 
 def test_another_process_with_the_pid_of_a_dead_one_blocks_nothing(make: Make, child: subprocess.Popen[bytes]) -> None:
     locks = make()
-    locks.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child) - 60),)))
-    release(locks, "GPU-1")
-    assert locks.try_acquire("GPU-1", ME)
+    locks.acquire("GPU-1", replace(ME, processes=((child.pid, created(child) - 60),)))
+    locks.unlock("GPU-1")
+    assert locks.acquire("GPU-1", ME)
     locks.close()
 
 
@@ -211,7 +213,7 @@ def lock_content(**changes: str) -> bytes:
 def test_invalid_content_of_a_lock_file_is_ignored(folder: Path, make: Make, content: bytes) -> None:
     one, two = make(), make()
     plant(folder, content)
-    assert one.try_acquire("GPU-1", ME)
+    assert one.acquire("GPU-1", ME)
     plant(folder, content)
     shown = two.holder("GPU-1")
     assert shown is not None
@@ -223,7 +225,7 @@ def test_invalid_content_of_a_lock_file_is_ignored(folder: Path, make: Make, con
 def test_impossible_processes_in_a_lock_file_are_ignored(folder: Path, make: Make, process: str) -> None:
     locks = make()
     plant(folder, lock_content(processes=f"[{process}]"))
-    assert locks.try_acquire("GPU-1", ME)
+    assert locks.acquire("GPU-1", ME)
 
 
 def test_text_of_another_user_is_made_printable_and_truncated() -> None:
@@ -272,8 +274,8 @@ def test_files_are_writable_for_all_users_whatever_the_umask(folder: Path, make:
     before = os.umask(0o077)
     try:
         locks = make()
-        locks.try_acquire("GPU-1", ME)
-        locks.wait_queue.publish({"GPU-2": NOW})
+        locks.acquire("GPU-1", ME)
+        locks.wait_file.publish({"GPU-2": NOW})
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
@@ -292,11 +294,11 @@ def test_a_planted_symbolic_link_is_refused(folder: Path, make: Make, tmp_path: 
     locks = make()
     lock_path(folder, "GPU-1").symlink_to(target)
     with pytest.raises(LockFolderError, match=rf"GPU-1\.lock.*{VARIABLE}"):
-        locks.try_acquire("GPU-1", ME)
+        locks.acquire("GPU-1", ME)
     assert target.exists() != dangling
     assert dangling or target.read_text() == "precious"
     lock_path(folder, "GPU-1").unlink()
-    assert locks.try_acquire("GPU-1", ME)
+    assert locks.acquire("GPU-1", ME)
     locks.close()
 
 
@@ -304,7 +306,7 @@ def test_a_planted_pipe_is_refused_at_once(folder: Path, make: Make) -> None:
     locks = make()
     os.mkfifo(lock_path(folder, "GPU-1"))
     with pytest.raises(LockFolderError, match="not a regular file"):
-        locks.try_acquire("GPU-1", ME)
+        locks.acquire("GPU-1", ME)
 
 
 def test_a_lock_whose_holder_cannot_be_written_is_released(make: Make) -> None:
@@ -313,24 +315,24 @@ def test_a_lock_whose_holder_cannot_be_written_is_released(make: Make) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         with pytest.raises(LockFolderError, match="File too large"):
-            one.try_acquire("GPU-1", ME)
+            one.acquire("GPU-1", ME)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert two.try_acquire("GPU-1", ME)
+    assert two.acquire("GPU-1", ME)
 
 
 def test_a_record_that_cannot_be_written_completely_is_an_error(make: Make, child: subprocess.Popen[bytes]) -> None:
     one, two = make(), make()
-    assert one.try_acquire("GPU-1", ME)
+    assert one.acquire("GPU-1", ME)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
         with pytest.raises(LockFolderError, match=r"only 64 of \d+ bytes could be written"):
-            one.update("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
+            one.describe("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    release(one, "GPU-1")
-    assert not two.try_acquire("GPU-1", ME)
+    one.unlock("GPU-1")
+    assert not two.acquire("GPU-1", ME)
 
 
 def test_a_folder_that_is_a_symbolic_link_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -351,8 +353,8 @@ def test_a_folder_that_is_not_writable_is_named(open_folder: Path) -> None:
     locked.chmod(0o555)
     found = as_another_user(
         "import sys, pathlib\n"
-        "from pytest_accel.leases.lock_dir import LockFolderError\n"
-        "from pytest_accel.leases.locks import DeviceLocks\n"
+        "from pytest_accel.leases.shared_folder import LockFolderError\n"
+        "from pytest_accel.leases.device_locks import DeviceLocks\n"
         "try: DeviceLocks(pathlib.Path(sys.argv[1]))\n"
         "except LockFolderError as error: print(error)",
         str(locked),
@@ -363,10 +365,10 @@ def test_a_folder_that_is_not_writable_is_named(open_folder: Path) -> None:
 def test_a_deleted_folder_is_created_again(folder: Path, make: Make) -> None:
     locks = make()
     folder.rmdir()
-    assert locks.wait_queue.others() == {}
-    assert locks.try_acquire("GPU-1", ME)
-    locks.wait_queue.publish({"GPU-1": NOW})
-    assert "GPU-1" in make().wait_queue.others()
+    assert locks.wait_file.others() == {}
+    assert locks.acquire("GPU-1", ME)
+    locks.wait_file.publish({"GPU-1": NOW})
+    assert "GPU-1" in make().wait_file.others()
     locks.close()
 
 
@@ -379,32 +381,32 @@ def test_the_lock_folder_is_the_temporary_directory_unless_the_variable_is_set(m
 
 def test_published_requests_are_seen_by_other_sessions(folder: Path, make: Make) -> None:
     one, two, three = (make() for _ in range(3))
-    one.wait_queue.publish({"GPU-1": NOW + 20, "GPU-2": NOW + 20})
-    two.wait_queue.publish({"GPU-1": NOW + 10})
-    assert three.wait_queue.others() == {"GPU-1": NOW + 10, "GPU-2": NOW + 20}
-    assert one.wait_queue.others() == {"GPU-1": NOW + 10}
-    assert "GPU-2" in two.wait_queue.others()
-    assert "GPU-2" not in one.wait_queue.others()
-    two.wait_queue.publish({"GPU-3": NOW + 10})
-    assert one.wait_queue.others() == {"GPU-3": NOW + 10}
-    two.wait_queue.publish({})
-    assert three.wait_queue.others() == {"GPU-1": NOW + 20, "GPU-2": NOW + 20}
+    one.wait_file.publish({"GPU-1": NOW + 20, "GPU-2": NOW + 20})
+    two.wait_file.publish({"GPU-1": NOW + 10})
+    assert three.wait_file.others() == {"GPU-1": NOW + 10, "GPU-2": NOW + 20}
+    assert one.wait_file.others() == {"GPU-1": NOW + 10}
+    assert "GPU-2" in two.wait_file.others()
+    assert "GPU-2" not in one.wait_file.others()
+    two.wait_file.publish({"GPU-3": NOW + 10})
+    assert one.wait_file.others() == {"GPU-3": NOW + 10}
+    two.wait_file.publish({})
+    assert three.wait_file.others() == {"GPU-1": NOW + 20, "GPU-2": NOW + 20}
     one.close()
     two.close()
-    assert three.wait_queue.others() == {}
+    assert three.wait_file.others() == {}
     assert wait_files(folder) == []
 
 
 @pytest.mark.parametrize("offset", [-10.0, 10.0])
 def test_a_published_request_that_is_not_refreshed_is_ignored(folder: Path, make: Make, offset: float) -> None:
     one, two = make(), make()
-    one.wait_queue.publish({"GPU-1": NOW})
+    one.wait_file.publish({"GPU-1": NOW})
     (wait_file,) = wait_files(folder)
     os.utime(wait_file, (time.time() + offset,) * 2)
-    assert "GPU-1" not in two.wait_queue.others()
+    assert "GPU-1" not in two.wait_file.others()
     assert wait_file.exists()
     os.utime(wait_file, (time.time() - 100,) * 2)
-    assert "GPU-1" not in two.wait_queue.others()
+    assert "GPU-1" not in two.wait_file.others()
     assert not wait_file.exists(), "the file of a dead session is removed"
     one.close()
 
@@ -417,89 +419,87 @@ def test_an_invalid_published_request_is_ignored(folder: Path, make: Make) -> No
     for number, content in enumerate(planted):
         (folder / f"{PREFIX}{number}.wish").write_text(content)
     (folder / f"{PREFIX}link.wish").symlink_to(folder / f"{PREFIX}0.wish")
-    assert locks.wait_queue.others() == {}
+    assert locks.wait_file.others() == {}
     (folder / f"{PREFIX}real.wish").write_text(f'{{"GPU-1": {NOW}, "GPU-2": -Infinity}}')
-    assert locks.wait_queue.others() == {"GPU-1": NOW}
+    assert locks.wait_file.others() == {"GPU-1": NOW}
 
 
-def test_a_lock_that_is_kept_without_a_lease_excludes_other_sessions(make: Make) -> None:
+def test_a_session_takes_over_a_device_that_it_has_locked(make: Make) -> None:
     one, two = make(), make()
     for device in ("GPU-1", "GPU-2"):
-        one.try_acquire(device, ME)
-        one.retain(device)
-    assert not two.try_acquire("GPU-1", ME)
-    assert one.try_acquire("GPU-1", replace(ME, test="the next one"))
-    one.unlock()
+        one.acquire(device, ME)
+    assert not two.acquire("GPU-1", ME)
+    assert one.acquire("GPU-1", replace(ME, test="the next one"))
+    one.unlock("GPU-2")
     shown = two.holder("GPU-1")
     assert shown is not None
     assert shown.test == "the next one"
-    assert not two.try_acquire("GPU-1", ME)
-    assert two.try_acquire("GPU-2", ME)
+    assert not two.acquire("GPU-1", ME)
+    assert two.acquire("GPU-2", ME)
 
 
-def test_a_lock_that_is_kept_without_a_lease_cannot_be_used_while_its_last_process_lives(make: Make) -> None:
+def test_a_session_cannot_take_over_a_device_that_it_has_locked_while_its_last_process_lives(make: Make) -> None:
     one, two = make(), make()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as user:
         created = psutil.Process(user.pid).create_time()
-        one.try_acquire("GPU-1", replace(ME, processes=((user.pid, created),)))
-        one.retain("GPU-1")
-        assert not one.try_acquire("GPU-1", ME)
-        one.unlock()
-        assert not two.try_acquire("GPU-1", ME)
+        one.acquire("GPU-1", replace(ME, processes=((user.pid, created),)))
+        assert not one.acquire("GPU-1", ME)
+        one.unlock("GPU-1")
+        assert not two.acquire("GPU-1", ME)
         user.communicate(b"\n")
-    assert two.try_acquire("GPU-1", ME)
+    assert two.acquire("GPU-1", ME)
 
 
 def test_a_deleted_lock_file_allows_no_second_lock(folder: Path, make: Make) -> None:
     one, two = make(), make()
-    one.try_acquire("GPU-1", ME)
-    release(one, "GPU-1")
+    one.acquire("GPU-1", ME)
+    one.unlock("GPU-1")
     lock_path(folder, "GPU-1").unlink()
-    assert two.try_acquire("GPU-1", ME)
-    assert not one.try_acquire("GPU-1", ME)
-    release(two, "GPU-1")
-    assert one.try_acquire("GPU-1", ME)
+    assert two.acquire("GPU-1", ME)
+    assert not one.acquire("GPU-1", ME)
+    two.unlock("GPU-1")
+    assert one.acquire("GPU-1", ME)
 
 
 def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_created_again(folder: Path, make: Make) -> None:
     one, two = make(), make()
     for device in ("GPU-1", "GPU-2", "GPU-3"):
-        assert one.try_acquire(device, replace(ME, test=device))
+        assert one.acquire(device, replace(ME, test=device))
     assert one.renew_missing() == {}
     lock_path(folder, "GPU-1").unlink()
     folder.rename(folder.with_name("moved"))
     # Another session locks one of the devices before the first session checks its files.
-    assert two.try_acquire("GPU-3", ME)
+    assert two.acquire("GPU-3", ME)
     lost = one.renew_missing()
     assert lost.keys() == {"GPU-3"}
     assert lost["GPU-3"].startswith("the lock of GPU-3 was lost, since its lock file was deleted or moved: ")
     assert re.search(rf"GPU-3\.lock: it was replaced.*locked by pid {os.getpid()} .*test_one", lost["GPU-3"])
     assert one.renew_missing() == {}
-    assert not one.holds("GPU-3")
+    assert "GPU-3" not in one.locked
     for device in ("GPU-1", "GPU-2"):
-        assert not two.try_acquire(device, ME)
+        assert not two.acquire(device, ME)
         shown = two.holder(device)
         assert shown is not None
         assert shown.test == device
-        release(one, device)
-        assert two.try_acquire(device, ME)
+        one.unlock(device)
+        assert two.acquire(device, ME)
 
 
 def test_a_moved_lock_file_allows_no_second_lock(folder: Path, make: Make) -> None:
     one = make()
-    assert one.try_acquire("GPU-1", ME)
-    release(one, "GPU-1")
+    assert one.acquire("GPU-1", ME)
+    one.unlock("GPU-1")
     folder.rename(folder.with_name("moved"))
-    assert one.try_acquire("GPU-1", ME)
-    assert not make().try_acquire("GPU-1", ME)
+    assert one.acquire("GPU-1", ME)
+    assert not make().acquire("GPU-1", ME)
 
 
 FORK = """
 import os, sys, pathlib
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.device_locks import DeviceLocks
 locks = DeviceLocks(pathlib.Path(sys.argv[1]))
-assert locks.try_acquire("GPU-1", Holder.here("forks"))
+assert locks.acquire("GPU-1", Holder.here("forks"))
 if os.fork() == 0:
     print("forked", flush=True)
 sys.stdin.read()
@@ -513,10 +513,10 @@ def test_a_forked_process_keeps_no_lock(folder: Path, make: Make) -> None:
         assert session.stdout is not None
         assert session.stdout.readline() == b"forked\n"
         locks = make()
-        assert not locks.try_acquire("GPU-1", ME)
+        assert not locks.acquire("GPU-1", ME)
         session.kill()
         session.wait()
-        assert locks.try_acquire("GPU-1", ME)
+        assert locks.acquire("GPU-1", ME)
         session.communicate()
 
 
@@ -548,7 +548,7 @@ def as_another_user(script: str, *arguments: str) -> str:
         pytest.skip("needs root, to run a process as another user")
     # The user changes after the import, because only root may be able to read the interpreter's files.
     drop = (
-        "import os, pwd, pytest_accel.leases.locks; them = pwd.getpwnam('nobody')\n"
+        "import os, pwd, pytest_accel.leases.device_locks; them = pwd.getpwnam('nobody')\n"
         "os.setgroups([]); os.setgid(them.pw_gid); os.setuid(them.pw_uid)\n"
     )
     command = [sys.executable, "-c", drop + script, *arguments]
@@ -564,9 +564,9 @@ def publishing(locks: DeviceLocks, since: dict[str, float]) -> Iterator[None]:
 
     def publish() -> None:
         while not done.wait(0.5):
-            locks.wait_queue.publish(since)
+            locks.wait_file.publish(since)
 
-    locks.wait_queue.publish(since)
+    locks.wait_file.publish(since)
     thread = threading.Thread(target=publish)
     thread.start()
     try:
@@ -579,11 +579,11 @@ def publishing(locks: DeviceLocks, since: dict[str, float]) -> Iterator[None]:
 TAKE = """
 import sys, pathlib
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.device_locks import DeviceLocks
 locks = DeviceLocks(pathlib.Path(sys.argv[1]))
-seen, taken = locks.holder("GPU-1") is not None, locks.try_acquire("GPU-1", Holder.here("theirs"))
-print(seen, taken, "GPU-1" in locks.wait_queue.others())
-locks.wait_queue.publish({"GPU-1": float(sys.argv[2])})
+seen, taken = locks.holder("GPU-1") is not None, locks.acquire("GPU-1", Holder.here("theirs"))
+print(seen, taken, "GPU-1" in locks.wait_file.others())
+locks.wait_file.publish({"GPU-1": float(sys.argv[2])})
 locks.close()
 """
 
@@ -593,7 +593,7 @@ def test_two_users_share_the_temporary_directory(open_folder: Path) -> None:
     assert as_another_user(TAKE, str(open_folder), str(NOW)) == "False True False"
     mine = DeviceLocks(open_folder)
     assert lock_path(open_folder, "GPU-1").stat().st_uid != os.getuid()
-    assert mine.try_acquire("GPU-1", ME)
+    assert mine.acquire("GPU-1", ME)
     with publishing(mine, {"GPU-1": NOW}):
         assert as_another_user(TAKE, str(open_folder), str(NOW)) == "True False True"
     mine.close()
@@ -602,11 +602,11 @@ def test_two_users_share_the_temporary_directory(open_folder: Path) -> None:
 
 REFUSED = """
 import os, sys, pathlib
-from pytest_accel.leases.lock_dir import LockFolderError
+from pytest_accel.leases.shared_folder import LockFolderError
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.device_locks import DeviceLocks
 try:
-    DeviceLocks(pathlib.Path(sys.argv[1])).try_acquire("GPU-1", Holder.here("theirs"))
+    DeviceLocks(pathlib.Path(sys.argv[1])).acquire("GPU-1", Holder.here("theirs"))
 except LockFolderError as error:
     print(error)
 """

@@ -1,4 +1,4 @@
-"""The lock of one device, which all sessions and users of the machine share.
+"""The locks of devices, which exclude the other sessions of the machine.
 
 For each device the lock folder has a lock file. The session that holds the kernel's lock on the file has the device.
 The kernel releases the lock when the session dies. The file's content (:class:`~pytest_accel.leases.holder.Holder`) is
@@ -17,18 +17,29 @@ import errno
 import fcntl
 import os
 import sys
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from fcntl import flock
-from os import close, fstat, ftruncate, kill, lstat
+from os import close, fstat, ftruncate, kill, lstat, register_at_fork
 from pathlib import Path
 
 import psutil
 
 from pytest_accel.leases.holder import Holder, parse_holder
-from pytest_accel.leases.lock_dir import lock_path, prepare_folder, unusable
-from pytest_accel.leases.shared_files import create_shared, open_file, read, write
+from pytest_accel.leases.request_queue import WaitFile
+from pytest_accel.leases.shared_folder import (
+    LockFolderError,
+    create_shared,
+    default_folder,
+    lock_path,
+    open_file,
+    prepare_folder,
+    read,
+    unusable,
+    write,
+)
 
 _HELD_BY_OTHERS = (errno.EWOULDBLOCK, errno.EACCES)
 """The errors of a lock that another process has: flock(2), and fcntl(2), with which NFS emulates flock."""
@@ -37,48 +48,128 @@ _CREATE_TIME_TOLERANCE = 1.5
 boot time, which moves by up to a second when the clock is adjusted."""
 
 
-class LockState(Enum):
-    """The state of a device lock in this session."""
+class DeviceLocks:
+    """The locks that one session has on devices. Not thread-safe: the broker calls it under its own lock.
 
-    UNLOCKED = "unlocked"
-    HELD = "held by a lease"
-    RETAINED = "released, but still locked, so that only this session can take the device"
+    A device is locked or not. The broker's leases say for what: a locked device without a lease is one that the session
+    keeps for a request that waits for more. A process that is forked from this one inherits no lock: there, the object
+    holds nothing.
+    """
+
+    def __init__(self, folder: Path | None = None, refuses: Callable[[str], str | None] | None = None) -> None:
+        """Create the folder if it is missing; its parent must exist.
+
+        A device is not locked as long as ``refuses(device_id)`` returns a reason. To the broker, it then looks like
+        one that another session holds, so the broker tries again.
+
+        Raises :class:`~pytest_accel.leases.shared_folder.LockFolderError` if the folder cannot be created or must not
+        be used.
+        """
+        self.folder = folder or default_folder()
+        prepare_folder(self.folder)
+        self.wait_file = WaitFile(self.folder)
+        self._refuses = refuses
+        self._locks: dict[str, _Lock] = {}
+        _INSTANCES.add(self)
+
+    @property
+    def locked(self) -> list[str]:
+        """The devices that this session has locked."""
+        return [device_id for device_id, lock in self._locks.items() if lock.holder is not None]
+
+    def holder(self, device_id: str) -> Holder | None:
+        """Return the holder of the device in any session, see :func:`who_holds`."""
+        mine = self._locks[device_id].holder if device_id in self._locks else None
+        return mine or who_holds(self.folder, device_id)
+
+    def acquire(self, device_id: str, holder: Holder) -> bool:
+        """Lock the device for `holder`, or take over the lock that this session keeps on it; return success.
+
+        This fails if another session has the lock, if a process of the device's last lease is alive, or if the device
+        is refused. It never waits. Raises :class:`~pytest_accel.leases.shared_folder.LockFolderError` if the files
+        cannot be used.
+        """
+        if self._refuses is not None and self._refuses(device_id) is not None:
+            return False
+        if device_id not in self._locks:
+            self._locks[device_id] = _Lock(self.folder, device_id)
+        return self._locks[device_id].acquire(holder)
+
+    def describe(self, device_id: str, holder: Holder) -> None:
+        """Replace the recorded holder of a device; no-op if this session has not locked it, since its lock was lost.
+
+        Raises :class:`~pytest_accel.leases.shared_folder.LockFolderError` if the file cannot be written.
+        """
+        lock = self._locks.get(device_id)
+        if lock is not None and lock.holder is not None:
+            lock.describe(holder)
+
+    def reserve(self, device_id: str, waiting: Holder) -> None:
+        """Record that the locked device, which no lease has, is kept for `waiting`, the next holder."""
+        lock = self._locks[device_id]
+        assert lock.holder is not None
+        reserved = replace(waiting, processes=lock.holder.processes)
+        if reserved != lock.holder:
+            with suppress(LockFolderError):  # The content only informs users; the lock itself decides.
+                lock.describe(reserved)
+
+    def unlock(self, device_id: str) -> None:
+        """Unlock a device, for all sessions.
+
+        The content of the lock file stays if a process of the last lease is still alive: the device cannot be locked
+        before that process has ended.
+        """
+        self._locks[device_id].unlock()
+
+    def renew_missing(self) -> dict[str, str]:
+        """Create and lock new lock files in place of those that were deleted, moved or replaced.
+
+        Return the devices for which that fails, with the reason. The session has not locked them any more.
+        """
+        lost: dict[str, str] = {}
+        for device_id in self.locked:
+            lock = self._locks[device_id]
+            try:
+                if not lock.is_in_place():
+                    lock.renew()
+            except LockFolderError as error:
+                lost[device_id] = f"the lock of {device_id} was lost, since its lock file was deleted or moved: {error}"
+        return lost
+
+    def close(self) -> None:
+        """Unlock all devices and delete the wait file. The object can be used again."""
+        self.wait_file.close()
+        for device_id in self.locked:
+            self.unlock(device_id)
+        self._forget()
+
+    def _forget(self) -> None:
+        while self._locks:
+            self._locks.popitem()[1].close()
+        self.wait_file.forget()
 
 
-class DeviceLock:
-    """The lock of one device in one session. Only this class changes its state. Not thread-safe.
+class _Lock:
+    """The lock of one device in one session. Only this class changes its state.
 
-    :meth:`acquire` makes an unlocked or retained lock a held one, :meth:`retain` a held one a retained one, and
-    :meth:`unlock` a retained one an unlocked one. A device whose last lease has a living process cannot be acquired: so
-    no process sees a device that another lease has, even if a session dies before its ranks.
+    A device whose last lease has a living process cannot be acquired: so no process sees a device that another lease
+    has, even if a session dies before its ranks.
     """
 
     def __init__(self, folder: Path, device_id: str) -> None:
-        self.state = LockState.UNLOCKED
+        self.holder: Holder | None = None
+        """The holder in the lock file; None if this session does not have the lock."""
         self._folder = folder
         self._device_id = device_id
         self._path = lock_path(folder, device_id)
         self._descriptor: int | None = None
         """The open lock file; stays open in an unlocked lock."""
-        self._holder: Holder | None = None
-        """The current holder if the lock is held, the last or next one if it is retained, else None."""
-
-    @property
-    def holder(self) -> Holder | None:
-        """The current holder if a lease of this session holds the device."""
-        return self._holder if self.state is LockState.HELD else None
 
     def acquire(self, holder: Holder) -> bool:
-        """Lock the device for `holder` if it is free and no process of its last lease is alive; return success.
-
-        This never waits. Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` if the files cannot be used.
-        """
-        if self.state is LockState.HELD:
-            return False
         try:
             descriptor = self._lock()
             if descriptor is None:
-                self._set(LockState.UNLOCKED, None)
+                self.holder = None
                 return False
             try:
                 last = parse_holder(read(descriptor))
@@ -86,50 +177,27 @@ class DeviceLock:
                 if acquired:
                     write(descriptor, holder.as_json())
             except BaseException:
-                self._set(LockState.UNLOCKED, None)
+                self.holder = None
                 flock(descriptor, fcntl.LOCK_UN)
                 raise
             if acquired:
-                self._set(LockState.HELD, holder)
-            elif self.state is LockState.UNLOCKED:
+                self.holder = holder
+            elif self.holder is None:
                 flock(descriptor, fcntl.LOCK_UN)
         except OSError as error:
             raise unusable(self._path, error) from error
         return acquired
 
-    def update(self, holder: Holder) -> None:
-        """Replace the recorded holder of a held device.
-
-        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` if the file cannot be written.
-        """
-        self._set(LockState.HELD, holder)
+    def describe(self, holder: Holder) -> None:
+        self.holder = holder
         try:
             write(self._locked(), holder.as_json())
         except OSError as error:
             raise unusable(self._path, error) from error
 
-    def retain(self) -> None:
-        """Release a held device but keep it locked."""
-        self._set(LockState.RETAINED, self._holder)
-
-    def reserve(self, waiting: Holder) -> None:
-        """Record in the lock file that a retained device is reserved for `waiting`, the next holder."""
-        assert self._holder is not None
-        reserved = replace(waiting, processes=self._holder.processes)
-        if reserved != self._holder:
-            self._set(LockState.RETAINED, reserved)
-            with suppress(OSError):  # The content only informs users; the lock itself decides.
-                write(self._locked(), reserved.as_json())
-
     def unlock(self) -> None:
-        """Unlock a retained device.
-
-        The content of the lock file stays if a process of the last lease is still alive: the device cannot be acquired
-        before that process has ended.
-        """
-        assert self._holder is not None
-        last = self._holder
-        self._set(LockState.UNLOCKED, None)
+        assert self.holder is not None
+        last, self.holder = self.holder, None
         try:
             with suppress(OSError):  # If the check fails, the content stays, and the next session repeats the check.
                 if not is_in_use(last):
@@ -150,12 +218,12 @@ class DeviceLock:
         return os.path.samestat(mine, found)
 
     def renew(self) -> None:
-        """Create and lock a new lock file for a held or retained device whose file is not in its place.
+        """Create and lock a new lock file for a locked device whose file is not in its place.
 
-        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` if that fails; the lock is then unlocked.
+        Raises :class:`~pytest_accel.leases.shared_folder.LockFolderError` if that fails; the lock is then unlocked.
         """
-        assert self._holder is not None
-        state, holder = self.state, self._holder
+        holder = self.holder
+        assert holder is not None
         self.close()
         try:
             descriptor = self._lock()
@@ -167,17 +235,14 @@ class DeviceLock:
         except OSError as error:
             self.close()
             raise unusable(self._path, error) from error
-        self._set(state, holder)
+        self.holder = holder
 
     def close(self) -> None:
         """Close the lock file, which unlocks the device unless a fork of this process has the file open, too."""
-        self._set(LockState.UNLOCKED, None)
+        self.holder = None
         if self._descriptor is not None:
             close(self._descriptor)
             self._descriptor = None
-
-    def _set(self, state: LockState, holder: Holder | None) -> None:
-        self.state, self._holder = state, holder
 
     def _locked(self) -> int:
         assert self._descriptor is not None
@@ -262,3 +327,15 @@ def _exists(pid: int) -> bool:
     if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
         raise OSError(errno.ENOENT, f"/proc cannot be read: it is not known whether process {pid} still runs", "/proc")
     return True
+
+
+_INSTANCES: weakref.WeakSet[DeviceLocks] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    # A forked process shares the open files, and so the locks: it would keep them when the session has ended.
+    for locks in tuple(_INSTANCES):
+        locks._forget()
+
+
+register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,181 @@
+"""The folder that all sessions and users of the machine share, and access to the files in it.
+
+The folder is ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory itself. No folder is created below the temporary
+directory: its creator would own it, and the owner of a sticky folder may rename and delete the files of other users. A
+folder is used only if it belongs to root or to this user, and if it is sticky where others may write to it. So only
+root, the owner of the folder and the owner of a file can replace that file. The parents of the folder that
+``$PYTEST_ACCEL_LOCK_DIR`` names are not checked: a user who may replace the folder can replace all locks.
+
+The names of all files begin with ``pytest-accel-``. Lock files are readable and writable by all users, whatever the
+umask, because the sessions of other users need them too. Symbolic links are never followed, and the content of a file
+is untrusted data that each reader checks.
+
+Files and the kernel's locks on them were chosen over a daemon, which somebody would have to start, keep alive and trust
+across users: the kernel drops the lock of a process that dies, and every session works without the others.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import pwd
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from json import dumps
+from os import close, fchmod, fstat, ftruncate, link, pread, pwrite, unlink
+from os import open as open_descriptor
+from pathlib import Path
+
+from pytest_accel.core.folder_trust import is_open_to_others, is_trusted_owner
+
+VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
+PREFIX = "pytest-accel-"
+"""Prefix of every file name: the temporary directory also holds files of other programs."""
+_CONTENT_LIMIT = 256 * 1024
+"""Maximum number of bytes of a file's content. A lock file of this size has room for 8,000 processes at least."""
+TEXT_LIMIT = 300
+"""Maximum number of characters of a text in a file."""
+_FOR_ALL = 0o666
+
+
+class LockFolderError(Exception):
+    """The lock folder cannot be used; the message names the path and what is wrong with it."""
+
+
+def default_folder() -> Path:
+    """Return ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory."""
+    named = os.environ.get(VARIABLE)
+    return Path(named).absolute() if named else Path(tempfile.gettempdir()).resolve()
+
+
+def lock_path(folder: Path, device_id: str) -> Path:
+    """Return the path of the lock file of a device."""
+    return folder / f"{PREFIX}{file_name(device_id)}.lock"
+
+
+def file_name(device_id: str) -> str:
+    """Return `device_id` if it is a safe file name, else a safe name that a hash makes unique."""
+    safe = re.sub(r"[^A-Za-z0-9_-]", "_", device_id)[:100]
+    return safe if safe == device_id else f"{safe}.{hashlib.sha256(device_id.encode()).hexdigest()[:12]}"
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create `folder` for all users if it is missing. Raises :class:`LockFolderError` if it cannot be used."""
+    try:
+        # chmod, because the umask applies to a mode given to mkdir.
+        with suppress(FileExistsError):
+            folder.mkdir()
+            folder.chmod(0o1777)
+        problem = folder_problem(folder)
+    except OSError as error:
+        raise unusable(folder, error) from error
+    if problem is not None:
+        raise LockFolderError(_sentence(f"{folder} {problem}"))
+
+
+def folder_problem(folder: Path) -> str | None:
+    """Return the reason why `folder` must not be used, as text to follow its path, or None. Raises OSError."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return f"is not a directory{' (symbolic links are not allowed)' if stat.S_ISLNK(found.st_mode) else ''}"
+    if not is_trusted_owner(found.st_uid):
+        return (
+            f"belongs to {user_name(found.st_uid)}, who could replace the locks of other users; allowed is a folder of "
+            "root's or of this user's own (as root, `install -d -m 1777 FOLDER` makes one for all users)"
+        )
+    if is_open_to_others(found.st_mode):
+        return (
+            f"has mode {stat.S_IMODE(found.st_mode):04o}: other users may write to it and could replace locks, since "
+            "it is not sticky (`chmod +t FOLDER` makes it so)"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "is not writable for this user"
+    return None
+
+
+def unusable(path: Path, error: OSError) -> LockFolderError:
+    """Return the :class:`LockFolderError` to raise for an `error` that occurred at `path`."""
+    return LockFolderError(_sentence(f"{error.filename or path}: {error.strerror or error}"))
+
+
+def _sentence(problem: str) -> str:
+    return (
+        f"the folder for device locks cannot be used: {problem}. Every session of the machine must be able to write "
+        f"there; ${VARIABLE} names another folder."
+    )
+
+
+# Files in the folder
+
+
+def create_shared(path: Path) -> None:
+    """Create an empty file that all users may open; an existing file is left as it is. Raises OSError."""
+    # Create it under another name and link it once its mode is set: another user must never find a file that it
+    # may not open.
+    temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+    descriptor = open_descriptor(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FOR_ALL)
+    try:
+        fchmod(descriptor, _FOR_ALL)
+        with suppress(FileExistsError):
+            link(temporary, path)
+    finally:
+        close(descriptor)
+        unlink(temporary)
+
+
+def open_file(path: Path, access: int = os.O_RDWR) -> int:
+    """Open an existing regular file and return its descriptor. Raises OSError for anything else.
+
+    A file opened for writing must be writable by all users.
+    """
+    # No O_CREAT: if fs.protected_regular is set, the kernel refuses it on another user's file in a sticky folder.
+    # O_NONBLOCK: opening a named pipe that another user placed there must not block.
+    descriptor = open_descriptor(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if access & os.O_RDWR and mode & _FOR_ALL != _FOR_ALL:
+        # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
+        close(descriptor)
+        raise OSError(errno.EPERM, f"mode {stat.S_IMODE(mode):04o}: a lock file is writable by all (0666)", str(path))
+    return descriptor
+
+
+def write(descriptor: int, content: Mapping[str, object]) -> None:
+    """Replace the file's content by `content` as one line of JSON.
+
+    Raises OSError if it cannot be written completely, or is longer than :func:`read` reads.
+    """
+    data = dumps(content).encode() + b"\n"
+    if len(data) > _CONTENT_LIMIT:
+        raise OSError(errno.EFBIG, f"{len(data)} bytes are to be written; allowed are {_CONTENT_LIMIT}")
+    # One write in place, then truncate: a reader in between finds the first line complete. Renaming a new file into
+    # place would be safe too, but ext4 then writes it to the disk at once (auto_da_alloc), which takes 0.5 ms.
+    written = pwrite(descriptor, data, 0)
+    if written < len(data):
+        raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes could be written")
+    ftruncate(descriptor, len(data))
+
+
+def read(descriptor: int) -> bytes:
+    """Return the JSON that :func:`write` has written. Any user may have written something else."""
+    return pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
+
+
+def printable(text: str) -> str:
+    """Return untrusted `text` as one line without control characters, truncated to `TEXT_LIMIT` characters."""
+    return "".join(character if character.isprintable() else "?" for character in text[:TEXT_LIMIT])
+
+
+def user_name(uid: int) -> str:
+    """Return the login name of `uid`, or `uid` as text if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
