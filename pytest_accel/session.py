@@ -129,11 +129,13 @@ class AccelSession:
     @cached_property
     def pool_client(self) -> PoolClient:
         """This process's access to the pool, which is in the controller."""
-        from pytest_accel.pool.pool_client import LocalPoolClient, WorkerPoolClient
-
         if self.worker_input is not None:
-            return WorkerPoolClient(self.worker_input["accel_channel"])
-        return LocalPoolClient(self.pool, self.show, self._made_session_pool.calls)
+            from pytest_accel.pool.pool_client import PoolClient
+
+            return PoolClient.over(self.worker_input["accel_channel"])
+        from pytest_accel.pool.pool_service import client_here
+
+        return client_here(self.pool, self.show, self._made_session_pool.calls)
 
     @property
     def driver(self) -> Driver:

@@ -15,7 +15,8 @@ from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
-    from pytest_accel.pool.pool_client import Channel, PoolService
+    from pytest_accel.pool.pool_client import Channel
+    from pytest_accel.pool.pool_service import PoolService
 
 
 class XdistHooks:
@@ -83,15 +84,10 @@ class XdistHooks:
             if service is None:
                 if data is None:  # The worker has ended and had no message.
                     return
-                from pytest_accel.pool.pool_client import PoolService
+                from pytest_accel.pool.pool_service import serve
 
-                service = PoolService(
-                    lambda: self._session.pool,
-                    channel,
-                    self._on_usage_error,
-                    self._session.show,
-                    on_end_after_test,
-                )
+                pool, show = lambda: self._session.pool, self._session.show
+                service = serve(channel, pool, self._on_usage_error, show, on_end_after_test)
             service.receive(data)
 
         channel.setcallback(receive, endmarker=None)

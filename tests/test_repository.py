@@ -65,8 +65,8 @@ RUNS_BETWEEN_TESTS = (
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/rank_connection"),
     *("driver/debugger_relay", "driver/debugger_terminal", "driver/log_tail", "driver/relayed_logs"),
-    *("pool/pool", "pool/pool_client", "pool/world_manager", "pool/pooled_world", "pool/lease_request"),
-    *("pool/world_leases", "pool/world_request", "pool/summary", "forkserver/server_client"),
+    *("pool/pool", "pool/pool_client", "pool/pool_service", "pool/world_manager", "pool/pooled_world"),
+    *("pool/lease_request", "pool/world_leases", "pool/world_request", "pool/summary", "forkserver/server_client"),
     *("leases/allocator", "leases/broker", "leases/device_locks", "leases/holder", "leases/lease_table"),
     *("leases/polling", "leases/request_queue", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/exit_status", "diagnostics/collectives", "diagnostics/pyspy"),

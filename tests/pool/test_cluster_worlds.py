@@ -29,7 +29,7 @@ from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_client import LocalPoolClient
+from pytest_accel.pool.pool_service import client_here
 from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
@@ -76,6 +76,13 @@ TESTS = """
 """
 
 
+class Unconcerned:
+    """A driver that keeps its world although another request waits for it."""
+
+    def on_wanted(self, world: int) -> None:
+        pass
+
+
 @dataclass(eq=False)
 class ClusterPool:
     """A pool on a cluster. The drivers of its worlds run in this process."""
@@ -88,8 +95,7 @@ class ClusterPool:
     def request(self, key: WorldKey) -> queue.SimpleQueue[WorldGrant | PoolError]:
         """Request a world; return the queue that gets the answer."""
         answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
-        client = LocalPoolClient(self.pool, print, MainThreadCalls())
-        self.pool.acquire(WorldDemand(key, HOLDER), client, answers.put)
+        self.pool.acquire(WorldDemand(key, HOLDER), Unconcerned(), answers.put)
         return answers
 
     def get(self, answers: queue.SimpleQueue[WorldGrant | PoolError]) -> World:
@@ -97,7 +103,7 @@ class ClusterPool:
         answer = answers.get(timeout=120)
         assert isinstance(answer, WorldGrant), answer
         world = World(
-            answer, LocalPoolClient(self.pool, print, MainThreadCalls()), DebuggerRelay(None, answer.spec.ranks, None)
+            answer, client_here(self.pool, print, MainThreadCalls()), DebuggerRelay(None, answer.spec.ranks, None)
         )
         assert world.start() is None
         return world

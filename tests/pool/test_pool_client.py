@@ -6,6 +6,7 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,8 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.lease_request import MachineLease
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_client import PoolService, WorkerPoolClient
+from pytest_accel.pool.pool_client import PoolClient
+from pytest_accel.pool.pool_service import serve
 from pytest_accel.pool.worker_messages import (
     Answer,
     CancelRequest,
@@ -66,7 +68,7 @@ def send(channel: FakeChannel, message: WorkerMessage) -> None:
 
 def test_an_error_in_a_request_fails_the_pool_and_all_waiting_requests() -> None:
     channel, pool = FakeChannel(), BrokenPool()
-    channel.setcallback(PoolService(lambda: cast(Pool, pool), channel, print, print, print).receive, endmarker=None)
+    channel.setcallback(serve(channel, lambda: cast(Pool, pool), print, print, print).receive, endmarker=None)
     send(channel, SubmitDemand(7, DEMAND))
     answer = channel.sent.get(timeout=30)
     assert isinstance(answer, Answer)
@@ -87,7 +89,7 @@ def test_each_request_fails_if_the_pool_cannot_be_created() -> None:
         raise OSError("no space for the session's folder")
 
     channel = FakeChannel()
-    channel.setcallback(PoolService(create, channel, print, print, print).receive, endmarker=None)
+    channel.setcallback(serve(channel, create, print, print, print).receive, endmarker=None)
     send(channel, WarmServer())
     for number in (1, 2):
         send(channel, SubmitDemand(number, DEMAND))
@@ -101,7 +103,8 @@ def test_each_request_fails_if_the_pool_cannot_be_created() -> None:
 def test_an_error_in_a_grant_fails_its_request_first() -> None:
     """The grant runs in a thread of the broker. Only `_granted` can answer the request, also if `give_back` raises."""
     pool = object.__new__(Pool)
-    vars(pool).update(_manager=BrokenPool(), _leases=BrokenPool(), _requests={}, _record=Recorders())
+    leases = SimpleNamespace(release_place=print)
+    vars(pool).update(_manager=BrokenPool(), _leases=leases, _requests={}, _record=Recorders())
     answers: list[object] = []
     request = WorldRequest(1, DEMAND, cast(WantedObserver, None), answers.append)
     with pytest.raises(IndexError, match="met in give_back"):
@@ -112,7 +115,7 @@ def test_an_error_in_a_grant_fails_its_request_first() -> None:
 
 def test_an_invalid_answer_fails_the_waiting_request() -> None:
     channel = FakeChannel()
-    client = WorkerPoolClient(channel)
+    client = PoolClient.over(channel)
     errors: queue.SimpleQueue[PoolError] = queue.SimpleQueue()
 
     def acquire() -> None:
@@ -143,7 +146,7 @@ def test_a_world_that_is_granted_while_the_wait_is_interrupted_is_returned(late:
                 raise TimeoutError("another plugin's timeout")
 
     channel = InterruptingChannel()
-    client = WorkerPoolClient(channel)
+    client = PoolClient.over(channel)
     with pytest.raises(TimeoutError):
         client.acquire(DEMAND, 0.0)
     if late:
