@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from json import dumps
-from os import close, fchmod, fstat, ftruncate, link, pread, pwrite, unlink
+from os import access, close, fchmod, fstat, ftruncate, link, pread, pwrite, unlink
 from os import open as open_descriptor
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def folder_problem(folder: Path) -> str | None:
             f"has mode {stat.S_IMODE(found.st_mode):04o}: other users may write to it and could replace locks, since "
             "it is not sticky (`chmod +t FOLDER` makes it so)"
         )
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not access(folder, os.W_OK | os.X_OK):
         return "is not writable for this user"
     return None
 
@@ -128,19 +128,19 @@ def create_shared(path: Path) -> None:
         unlink(temporary)
 
 
-def open_file(path: Path, access: int = os.O_RDWR) -> int:
+def open_file(path: Path, flags: int = os.O_RDWR) -> int:
     """Open an existing regular file and return its descriptor. Raises OSError for anything else.
 
     A file opened for writing must be writable by all users.
     """
     # No O_CREAT: if fs.protected_regular is set, the kernel refuses it on another user's file in a sticky folder.
     # O_NONBLOCK: opening a named pipe that another user placed there must not block.
-    descriptor = open_descriptor(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = open_descriptor(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if access & os.O_RDWR and mode & _FOR_ALL != _FOR_ALL:
+    if flags & os.O_RDWR and mode & _FOR_ALL != _FOR_ALL:
         # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
         close(descriptor)
         raise OSError(errno.EPERM, f"mode {stat.S_IMODE(mode):04o}: a lock file is writable by all (0666)", str(path))
