@@ -25,7 +25,7 @@ from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.world_leases import SingleNode
+from pytest_accel.pool.world_leases import ThisMachine
 from pytest_accel.rank import coverage
 from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed
@@ -73,13 +73,14 @@ class SessionPool:
         launched: LaunchedSession | None = config.stash.get(LAUNCHED, None)
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
         waits = settings.busy == "wait"
+        here = ThisMachine(early.spawn if early else spawn_here)
         self.pool = Pool(
             machine,
             spec,
             cpu_slots(),
             workers=RankInputs(config, show, self.calls),
             waits_for_busy=waits,
-            nodes=launched or (SingleNode(early.spawn if early else spawn_here) if cluster is None else cluster.nodes),
+            machines=launched or (here if cluster is None else cluster.nodes),
             record=Recorders((*config.stash.get(RECORDERS, ()), *recorders, *((log.record,) if log.is_on() else ()))),
         )
         self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]

@@ -2,7 +2,8 @@
 
 Sessions share devices by the policy's rule, first come, first served: a session whose request waits for a device of
 another session publishes the time at which it arrived, in its wait file, and no session takes a device for a request
-that has arrived later than a published one for that device.
+that has arrived later than a published one for that device. Without the order, a test of four devices starves beside a
+session whose tests need one each: it never finds all four free at once. With it, each session gets half of the time.
 
 Each waiting session has one wait file with the devices that it would take, each with the time since when it waits for
 it. The session rewrites its file regularly; the others ignore a file that has not been modified for five seconds.

@@ -40,7 +40,7 @@ from pytest_accel.pool.placement import Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
 from pytest_accel.pool.pooled_world import PooledWorld, WorldState, WorldWorkers
 from pytest_accel.pool.summary import PoolSummary
-from pytest_accel.pool.world_leases import Nodes, WorldLeases
+from pytest_accel.pool.world_leases import Machines, WorldLeases
 from pytest_accel.pool.world_manager import WorldManager
 from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldGrant, WorldRequest
 
@@ -62,13 +62,14 @@ class Pool:
         *,
         waits_for_busy: bool = False,
         workers: Callable[[int], WorldWorkers],
-        nodes: Nodes,
+        machines: Machines,
         record: Recorder,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
         `waits_for_busy` is True for ``--accel-busy wait``. ``workers(ranks)`` makes what the suite's hooks see of the
-        ranks of a new world. The layout of `nodes` is read whenever a world is placed. `record` gets the pool's events.
+        ranks of a new world. The layout of `machines` is read whenever a world is placed. `record` gets the
+        events of the pool.
         """
         self.summary = PoolSummary(spec.directory)
         self._machine = machine
@@ -76,38 +77,38 @@ class Pool:
         self._workers = workers
         self._measured = spec.coverage is not None
         self._lock = RLock()
-        self._leases = WorldLeases(machine, slots, nodes, self._lock, self, self.fail, waits_for_busy=waits_for_busy)
-        self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: nodes.spawns, record)
-        self._nodes = nodes
+        self._leases = WorldLeases(machine, slots, machines, self._lock, self, self.fail, waits_for_busy=waits_for_busy)
+        self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: machines.spawns, record)
+        self._machines = machines
         self._requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""
         self._last_number = 0
         """The last number given to a request or a world."""
         self._record = record
         self._recorded_devices: set[tuple[int, str]] = set()
-        """The node and id of each device of which there is an event."""
-        self._recorded_nodes = 0
-        """The number of nodes that have an event."""
+        """The machine and id of each device of which there is an event."""
+        self._recorded_machines = 0
+        """The number of machines that have an event."""
         self._record_opening()
 
     def _record_opening(self) -> None:
         self._record(PoolOpened(self._slots, self._machine.session_kind))
-        if self._nodes.cluster is not None or len(self._nodes.layout.nodes) > 1:
-            self._record_nodes()
-        if self._nodes.cluster is None:  # The devices of a cluster are known once they are leased.
+        if self._machines.cluster is not None or len(self._machines.layout.nodes) > 1:
+            self._record_machines()
+        if self._machines.cluster is None:  # The devices of a cluster are known once they are leased.
             for device in self._machine.session.devices:
                 self._record_device(device, 0)
 
-    def _record_nodes(self) -> None:
-        nodes = self._nodes.layout.nodes
-        for number in range(self._recorded_nodes, len(nodes)):
-            self._record(NodeFound(number, nodes[number].name))
-        self._recorded_nodes = len(nodes)
+    def _record_machines(self) -> None:
+        machines = self._machines.layout.nodes
+        for number in range(self._recorded_machines, len(machines)):
+            self._record(NodeFound(number, machines[number].name))
+        self._recorded_machines = len(machines)
 
-    def _record_device(self, device: Device, node: int) -> None:
-        if (node, device.id) not in self._recorded_devices:
-            self._recorded_devices.add((node, device.id))
-            self._record(device_found(device, node))
+    def _record_device(self, device: Device, machine: int) -> None:
+        if (machine, device.id) not in self._recorded_devices:
+            self._recorded_devices.add((machine, device.id))
+            self._record(device_found(device, machine))
 
     # Called by drivers
 
@@ -400,9 +401,9 @@ class Pool:
             request.driver.on_wanted(world.spec.world)
 
     def _hosts(self, spec: WorldSpec) -> tuple[str, ...]:
-        """Return the name of each machine of the ranks. The name of a session's only node is empty."""
-        nodes = self._nodes.layout.nodes
-        names = (nodes[spec.node_of(rank)].name or gethostname() for rank in range(spec.ranks))
+        """Return the name of each machine of the ranks. The name of a session's only machine is empty."""
+        machines = self._machines.layout.nodes
+        names = (machines[spec.node_of(rank)].name or gethostname() for rank in range(spec.ranks))
         return tuple(dict.fromkeys(names))
 
     def _pass_on(self, world: PooledWorld) -> bool:
@@ -455,7 +456,7 @@ class Pool:
         devices = tuple(next(left[spec.node_of(rank)]) for rank in ranks for _ in range(key.devices_per_rank))
         spec = replace(spec, devices=devices)
         if place is not None:
-            self._record_nodes()
+            self._record_machines()
         for rank in range(spec.ranks):
             for device in spec.devices_of(rank):
                 self._record_device(device, spec.node_of(rank))
@@ -478,8 +479,8 @@ class Pool:
             self._manager.start(world)
 
     def _placed(self, spec: WorldSpec, place: Place | None) -> WorldSpec:
-        """Return `spec` with the fork server, node and address of each rank: those of `place`, else of the layout."""
-        key, layout = spec.key, self._nodes.layout
+        """Return `spec` with each rank's fork server, machine and address: those of `place`, else of the layout."""
+        key, layout = spec.key, self._machines.layout
         if place is not None:
             seats = tuple(Seat(node, node) for node in place.nodes)
         elif key.grouped:
@@ -527,12 +528,12 @@ class Pool:
         if request is None or request.cancelled:
             self._manager.kill(world, "its request was cancelled")
             return
-        by_node: dict[int, list[int]] = {}
+        pids: dict[int, list[int]] = {}
         for rank, pid in enumerate(world.pids):
-            by_node.setdefault(world.spec.node_of(rank), []).append(pid)
+            pids.setdefault(world.spec.node_of(rank), []).append(pid)
         try:
-            for node, lease in world.leases.items():
-                lease.describe(pids=by_node[node])
+            for machine, lease in world.leases.items():
+                lease.describe(pids=pids[machine])
         except Exception as error:
             self._manager.kill(world, str(error))
             self._fail(request, error)
@@ -564,16 +565,17 @@ class Pool:
 
     def on_survivors(self, world: PooledWorld) -> None:
         """Record in the lock files which processes live on, so that no other session gets the devices."""
-        nodes = {world.spec.server_of(rank): world.spec.node_of(rank) for rank in range(world.spec.ranks)}
-        pids: dict[int, list[int]] = {node: [] for node in nodes.values()}
+        machine_of = {world.spec.server_of(rank): world.spec.node_of(rank) for rank in range(world.spec.ranks)}
+        pids: dict[int, list[int]] = {machine: [] for machine in machine_of.values()}
         for rank, pid in world.alive.items():
             pids[world.spec.node_of(rank)].append(pid)
         for server, processes in world.survivors.items():
-            node = nodes.get(server, world.spec.node_of(0))  # An MPI job has servers of its own, on this machine.
-            pids[node] += [process.pid for process in processes]
-        for node, lease in world.leases.items():
+            # An MPI job has servers of its own, on this machine.
+            machine = machine_of.get(server, world.spec.node_of(0))
+            pids[machine] += [process.pid for process in processes]
+        for machine, lease in world.leases.items():
             with suppress(LockFolderError):  # This session keeps the lease.
-                lease.describe(pids=pids[node])
+                lease.describe(pids=pids[machine])
 
     def on_failure(self, why: str) -> None:
         """Answer every waiting request with `why`."""

@@ -31,7 +31,7 @@ class RemoteSource(LeaseSource, Protocol):
     """Gets the traceback of an error after which the source no longer answers."""
 
 
-class Nodes(Protocol):
+class Machines(Protocol):
     """The machines of a session."""
 
     @property
@@ -51,7 +51,7 @@ class Nodes(Protocol):
         """The cluster that provides the places of worlds with devices or on several machines; None: `layout` does."""
 
 
-class SingleNode:
+class ThisMachine:
     """The machine of a session without a launcher."""
 
     layout = HERE
@@ -80,7 +80,7 @@ class WorldLeases:
         self,
         machine: Machine,
         slots: int,
-        nodes: Nodes,
+        machines: Machines,
         lock: RLock,
         observer: LeaseObserver,
         on_failure: Callable[[str], None],
@@ -92,8 +92,8 @@ class WorldLeases:
         `on_failure` gets the traceback of an error that has ended a thread of another machine's leases.
         """
         self._lock = lock
-        self._nodes = nodes
-        self._cluster = nodes.cluster
+        self._machines = machines
+        self._cluster = machines.cluster
         self._observer = observer
         self._on_failure = on_failure
         self._here = Allocator(machine, slots, self._wanted, self._lost, waits_for_busy=waits_for_busy)
@@ -146,7 +146,7 @@ class WorldLeases:
         if key.need is None:
             yield self._part(demand, 0, None)
             return
-        layout = self._nodes.layout
+        layout = self._machines.layout
         needs = key.needs([seat.node for seat in layout.seats(key.ranks, key.nodes)])
         for machine in layout.order(needs):
             yield self._part(demand, machine, needs[machine])
@@ -156,7 +156,7 @@ class WorldLeases:
         needs = demand.key.needs(place.nodes)
         return [
             self._part(demand, machine, needs[machine], ",".join(place.devices[machine]))
-            for machine in self._nodes.layout.order(needs)
+            for machine in self._machines.layout.order(needs)
         ]
 
     def _part(
@@ -172,7 +172,7 @@ class WorldLeases:
         """Return the source of the leases of a machine, which may have joined since the last call."""
         if machine == 0:
             return self._here
-        source = self._nodes.remote_leases[machine]
+        source = self._machines.remote_leases[machine]
         source.on_wanted, source.on_lost, source.on_failure = self._wanted, self._lost, self._on_failure
         return source
 

@@ -95,7 +95,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
     nodes = ThreeNodes()
-    pool = Pool(machine_for(Settings(accel="none")), spec, 2, nodes=nodes, workers=PlainWorkers, record=Recorders())  # type: ignore[arg-type]
+    pool = Pool(machine_for(Settings(accel="none")), spec, 2, machines=nodes, workers=PlainWorkers, record=Recorders())  # type: ignore[arg-type]
     use_instant_worlds(pool, monkeypatch)
     yield PooledCluster(pool, nodes)
     pool.close(gracefully=False)

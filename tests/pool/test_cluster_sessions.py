@@ -45,7 +45,7 @@ CONFTEST = f"""
 
 
     def pytest_configure(config):
-        session_pool.SingleNode = nodes
+        session_pool.ThisMachine = nodes
         item_plan._missing = lambda key, resources: None
 
 

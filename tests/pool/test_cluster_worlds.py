@@ -160,7 +160,7 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     )
     agents, table = Agents(SETTINGS), TableCluster(devices)
     agents.nodes.cluster = table
-    pool = Pool(machine_for(SETTINGS), spec, 2, nodes=agents.nodes, workers=PlainWorkers, record=Recorders())
+    pool = Pool(machine_for(SETTINGS), spec, 2, machines=agents.nodes, workers=PlainWorkers, record=Recorders())
     try:
         for _ in devices:
             agents.start()

@@ -22,7 +22,7 @@ from pytest_accel.pool import world_manager
 from pytest_accel.pool.lease_request import LeaseRequest
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pooled_world import WorldState
-from pytest_accel.pool.world_leases import SingleNode
+from pytest_accel.pool.world_leases import ThisMachine
 from pytest_accel.pool.world_manager import WorldManager, WorldStarter
 from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.machine import machine_for
@@ -67,7 +67,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
     made = Pool(
-        machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode(), workers=PlainWorkers, record=Recorders()
+        machine_for(Settings(accel="sim:4")), spec, 2, machines=ThisMachine(), workers=PlainWorkers, record=Recorders()
     )
     use_instant_worlds(made, monkeypatch)
     yield made
