@@ -40,7 +40,7 @@ from pytest_accel.pool.placement import Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
 from pytest_accel.pool.pooled_world import PooledWorld, WorldState, WorldWorkers
 from pytest_accel.pool.summary import PoolSummary
-from pytest_accel.pool.world_leases import Machines, WorldLeases
+from pytest_accel.pool.world_leases import SessionMachines, WorldLeases
 from pytest_accel.pool.world_manager import WorldManager
 from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldGrant, WorldRequest
 
@@ -62,7 +62,7 @@ class Pool:
         *,
         waits_for_busy: bool = False,
         workers: Callable[[int], WorldWorkers],
-        machines: Machines,
+        machines: SessionMachines,
         record: Recorder,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.

@@ -31,7 +31,7 @@ class RemoteSource(LeaseSource, Protocol):
     """Gets the traceback of an error after which the source no longer answers."""
 
 
-class Machines(Protocol):
+class SessionMachines(Protocol):
     """The machines of a session."""
 
     @property
@@ -80,7 +80,7 @@ class WorldLeases:
         self,
         machine: Machine,
         slots: int,
-        machines: Machines,
+        machines: SessionMachines,
         lock: RLock,
         observer: LeaseObserver,
         on_failure: Callable[[str], None],

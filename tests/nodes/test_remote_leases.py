@@ -9,18 +9,18 @@ import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers import remote_leases
-from pytest_accel.features.launchers.remote_leases import (
+from pytest_accel.features.launchers import lease_agent, remote_leases
+from pytest_accel.features.launchers.lease_agent import LeaseAgent
+from pytest_accel.features.launchers.lease_messages import (
     InventoryReply,
     InventoryRequest,
-    LeaseAgent,
     LeaseGranted,
     LeaseLost,
     LeaseWanted,
-    RemoteLeases,
     RequestLease,
     UseSettings,
 )
+from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.demand import MachineDemand, RemoteDevicesError, WorldDemand
 from pytest_accel.leases.holder import Holder
@@ -57,7 +57,7 @@ def test_notices_and_the_grant_of_a_lease_have_the_number_of_its_request(monkeyp
             self.on_lost(demand.number, "somebody took it")
             answer(())
 
-    monkeypatch.setattr(remote_leases, "Allocator", Allocator)
+    monkeypatch.setattr(lease_agent, "Allocator", Allocator)
     sent: list[Any] = []
     agent = LeaseAgent(sent.append, machine_for)
     agent.handle(UseSettings(SETTINGS))

@@ -13,7 +13,8 @@ import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.remote_leases import LeaseAgent, RemoteLeases
+from pytest_accel.features.launchers.lease_agent import LeaseAgent
+from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.demand import MachineDemand, RemoteDevicesError, WorldDemand
 from pytest_accel.leases.device_locks import DeviceLocks

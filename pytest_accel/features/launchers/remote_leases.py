@@ -1,109 +1,37 @@
-"""Leases on devices of another machine: an agent there takes them, with that machine's locks, for this session."""
+"""Leases on devices of another machine, as the pool requests them of an agent there, which takes the locks there."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from traceback import format_exc
 
-from msgspec import Struct
-
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.inventory import Inventory, Machine
-from pytest_accel.leases.allocator import Allocator
+from pytest_accel.features.launchers.lease_messages import (
+    InventoryReply,
+    InventoryRequest,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseLost,
+    LeaseReturn,
+    LeaseUsers,
+    LeaseWanted,
+    RequestLease,
+    UseSettings,
+)
+from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.demand import LostMachineError, MachineDemand, RemoteDevicesError, UnfitDevicesError
-from pytest_accel.leases.shared_folder import LockFolderError
 from pytest_accel.settings.options import Settings
 
 _INVENTORY_TIMEOUT = 60.0
 """Seconds in which an agent must look up the devices of a kind: a driver may take some to initialise many of them. The
 connection to an agent that is stopped (SIGSTOP) stays open, so its end is not enough."""
 
-# Driver to agent
-
-
-class UseSettings(Struct, frozen=True):
-    """Lease devices by these settings of the session."""
-
-    settings: Settings
-
-
-class InventoryRequest(Struct, frozen=True):
-    """Ask for the inventory of a device kind."""
-
-    kind: str
-    settings: Settings
-    """The session's settings."""
-
-
-class RequestLease(Struct, frozen=True):
-    """Request a lease."""
-
-    demand: MachineDemand
-
-
-class LeaseReturn(Struct, frozen=True):
-    """Return a lease, or cancel a request that still waits."""
-
-    number: int
-    killed: bool
-
-
-class LeaseUsers(Struct, frozen=True):
-    """Tell which processes of the agent's machine use a lease."""
-
-    number: int
-    pids: tuple[int, ...]
-
-
-# Agent to driver
-
-
-class InventoryReply(Struct, frozen=True):
-    """The answer to :class:`InventoryRequest`."""
-
-    kind: str
-    inventory: Inventory | None
-    error: str = ""
-    """The reason if there is no inventory."""
-
-
-class LeaseGranted(Struct, frozen=True):
-    """The answer to a :class:`RequestLease` whose demand has this number, which is now the lease's."""
-
-    number: int
-    devices: tuple[Device, ...]
-
-
-class LeaseFailed(Struct, frozen=True):
-    """The other answer to a :class:`RequestLease`: an error."""
-
-    number: int
-    text: str
-    unfit: bool = False
-    """True if the machine's devices do not meet the need, so that another machine may be tried."""
-
-
-class LeaseWanted(Struct, frozen=True):
-    """Another request waits for the devices of a lease."""
-
-    number: int
-
-
-class LeaseLost(Struct, frozen=True):
-    """The lock of a device of a lease was lost, and another session may have the device."""
-
-    number: int
-    why: str
-
 
 class RemoteLeases:
-    """The driver's side: the :class:`~pytest_accel.leases.demand.LeaseSource` of one other machine.
+    """The :class:`~pytest_accel.leases.demand.LeaseSource` of one other machine, in the driver.
 
     Callbacks are called in a thread of this object, not in the thread that receives messages: the pool may hold its
     lock while it waits for that thread.
@@ -218,84 +146,6 @@ class RemoteLeases:
         except BaseException:
             what = f"the thread that leases devices of {self.name} has ended with an error"
             self.on_failure(f"{what}:\n{format_exc()}")
-
-
-class LeaseAgent:
-    """The agent's side: takes leases on its machine for the driver. :meth:`handle` is called in one thread only.
-
-    A request and its lease have the driver's number here, too, so notices need no translation. One may precede the
-    answer to its request.
-    """
-
-    def __init__(self, send: Callable[[object], None], make_machine: Callable[[Settings], Machine]) -> None:
-        """`make_machine` makes the :class:`Machine` of this machine from the session's settings."""
-        self._send = send
-        self._make_machine = make_machine
-        self._machine: Machine | None = None
-        self._allocator: Allocator | None = None
-        self._unusable = "the session has not sent its settings"
-        """Why no device can be leased, if there is no allocator."""
-
-    def handle(self, message: object) -> None:
-        """Handle a message of the driver."""
-        if isinstance(message, UseSettings):
-            try:
-                self._prepare(message.settings)
-            except Exception as error:
-                self._unusable = str(error)
-        elif isinstance(message, InventoryRequest):
-            self._send_inventory(message)
-        elif self._allocator is None:
-            if isinstance(message, RequestLease):
-                self._send(LeaseFailed(message.demand.number, self._unusable))
-        elif isinstance(message, RequestLease):
-            self._submit(message.demand, self._allocator)
-        elif isinstance(message, LeaseReturn):
-            if not self._allocator.cancel(message.number):
-                self._allocator.give_back(message.number, killed=message.killed)
-        elif isinstance(message, LeaseUsers):
-            with contextlib.suppress(LockFolderError):  # For example a full disk; the lock itself is still held.
-                self._allocator.describe(message.number, pids=message.pids)
-
-    def close(self) -> None:
-        """Return all leases."""
-        if self._allocator is not None:
-            self._allocator.close()
-
-    def _prepare(self, settings: Settings) -> Machine:
-        """Return the machine, which the first settings describe."""
-        if self._machine is None:
-            machine = self._make_machine(settings)
-            waits = settings.busy == "wait"
-            self._allocator = Allocator(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
-            self._machine = machine
-        return self._machine
-
-    def _send_inventory(self, message: InventoryRequest) -> None:
-        try:
-            self._send(InventoryReply(message.kind, self._prepare(message.settings).of(message.kind)))
-        except Exception as error:
-            self._send(InventoryReply(message.kind, None, str(error)))
-
-    def _submit(self, demand: MachineDemand, allocator: Allocator) -> None:
-        def answer(result: tuple[Device, ...] | Exception) -> None:
-            if isinstance(result, Exception):
-                self._send(LeaseFailed(demand.number, str(result), isinstance(result, UnfitDevicesError)))
-            else:
-                self._send(LeaseGranted(demand.number, result))
-
-        # The lock file must name a process of this machine, for the other sessions here.
-        holder = replace(demand.world.holder, pid=os.getpid())
-        try:
-            allocator.submit(replace(demand, world=replace(demand.world, holder=holder)), answer)
-        except Exception as error:
-            answer(error)
-
-    def _wanted(self, number: int) -> None:
-        self._send(LeaseWanted(number))
-
-    def _lost(self, number: int, why: str) -> None:
-        self._send(LeaseLost(number, why))
 
 
 def _ignore(*values: object) -> None:
