@@ -44,7 +44,7 @@ def end_worker(item: pytest.Item, session: AccelSession) -> None:
     if keeps_workers(item.config):
         return
     from pytest_accel.core.shims import finish_lost_worker, tear_down_after
-    from pytest_accel.pool.worker_messages import EndAfterTest
+    from pytest_accel.pool.pool_messages import EndAfterTest
 
     try:
         tear_down_after(item, None)

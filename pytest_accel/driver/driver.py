@@ -23,7 +23,7 @@ from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.relayed_logs import relayed_logs
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.world_request import PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.settings.options import is_distributed
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge

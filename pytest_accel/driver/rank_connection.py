@@ -13,7 +13,7 @@ from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.readable import is_readable
 from pytest_accel.diagnostics.rank_state import RankState
-from pytest_accel.pool.world_request import WorldGrant
+from pytest_accel.pool.pool_messages import WorldGrant
 
 STALL_TIMEOUT = 30
 """Seconds after which a rank that has sent part of a message counts as hung."""

@@ -37,7 +37,7 @@ from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.world_request import WorldGrant
+from pytest_accel.pool.pool_messages import WorldGrant
 from pytest_accel.verdict import sentences
 
 _EXIT_STATUS_TIMEOUT = 30.0

@@ -34,7 +34,7 @@ from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.world_request import WorldGrant
+from pytest_accel.pool.pool_messages import WorldGrant
 from pytest_accel.verdict.sentences import COULD_RUN
 
 _INTERVAL = 0.2

@@ -38,11 +38,11 @@ from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
-from pytest_accel.pool.pooled_world import PooledWorld, WorldState, WorldWorkers
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
+from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState, WorldWorkers
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_leases import SessionMachines, WorldLeases
 from pytest_accel.pool.world_manager import WorldManager
-from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldGrant, WorldRequest
 
 _NOTHING_WANTED = Wanted()
 _NOT_REUSABLE = "no further test can use it"

@@ -16,22 +16,23 @@ from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.pool.worker_messages import (
+from pytest_accel.pool.pool_messages import (
     CancelRequest,
-    ControllerMessage,
+    DriverMessage,
     EndWithUsageError,
     FailIfWaiting,
     InterruptedTest,
+    PoolError,
+    PoolMessage,
     ReleaseWorld,
     ShowLine,
     ShowWaiting,
     SubmitDemand,
     WarmServer,
     WatchExit,
-    WorkerMessage,
+    WorldGrant,
     WorldWanted,
 )
-from pytest_accel.pool.world_request import PoolError, WorldGrant
 
 WAITING_SHOWN_AFTER = 5.0
 """Seconds that a test waits before a line shows what it waits for; shorter waits are normal."""
@@ -53,13 +54,13 @@ class Channel(Protocol):
 
 
 class PoolClient:
-    """A driver's access to the pool. It sends the messages of `worker_messages`, and gets the answers.
+    """A driver's access to the pool. It sends the messages of `pool_messages`, and gets the answers.
 
     The driver in the controller and those in xdist's workers use the same messages. In the controller a message is a
     call of the pool, and in a worker it goes over execnet's channel.
     """
 
-    def __init__(self, send: Callable[[WorkerMessage], None], calls: MainThreadCalls | None = None) -> None:
+    def __init__(self, send: Callable[[DriverMessage], None], calls: MainThreadCalls | None = None) -> None:
         """`send` sends a message to the pool. `calls` are made while the client waits for a world."""
         self._send = send
         self._calls = calls
@@ -123,7 +124,7 @@ class PoolClient:
         """End the session with `text`, because a test requests something impossible."""
         self._send(EndWithUsageError(text))
 
-    def handle(self, message: ControllerMessage) -> None:
+    def handle(self, message: PoolMessage) -> None:
         """Handle a message of the pool; any thread may call this."""
         if isinstance(message, WorldWanted):
             self._wanted.add(message.world)

@@ -1,4 +1,4 @@
-"""The pool's end of its conversation with drivers: answers their messages (`worker_messages.py`)."""
+"""The pool's end of its conversation with drivers: answers their messages (`pool_messages.py`)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from traceback import format_exc
 from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import Channel, PoolClient, Value, waiting_line
-from pytest_accel.pool.worker_messages import (
+from pytest_accel.pool.pool_messages import (
     Answer,
     CancelRequest,
-    ControllerMessage,
+    DriverMessage,
     EndAfterTest,
     EndWithUsageError,
     FailIfWaiting,
     InterruptedTest,
+    PoolError,
+    PoolMessage,
     ReleaseWorld,
     ShowLine,
     ShowWaiting,
     SubmitDemand,
     WarmServer,
     WatchExit,
-    WorkerMessage,
     WorldWanted,
 )
-from pytest_accel.pool.world_request import PoolError
 
 
 class PoolService:
@@ -39,7 +39,7 @@ class PoolService:
     def __init__(
         self,
         pool: Callable[[], Pool],
-        send: Callable[[ControllerMessage], None],
+        send: Callable[[PoolMessage], None],
         on_usage_error: Callable[[str], None],
         show: Callable[[str], None],
         on_end_after_test: Callable[[int], None],
@@ -75,7 +75,7 @@ class PoolService:
                     self._used_pool.driver_lost(self)
             return
         with self._failing():
-            message: WorkerMessage = loads(data)
+            message: DriverMessage = loads(data)
             with self._failing(message.number if isinstance(message, (SubmitDemand, WatchExit)) else None):
                 self.handle(message)
 
@@ -94,7 +94,7 @@ class PoolService:
             if self._used_pool is not None:
                 self._used_pool.fail(why)
 
-    def handle(self, message: WorkerMessage) -> None:
+    def handle(self, message: DriverMessage) -> None:
         """Do what the driver asks for. An error is raised, unlike in :meth:`receive`."""
         match message:
             case SubmitDemand(number, demand):
@@ -135,7 +135,7 @@ def serve(
 ) -> PoolService:
     """Return a service of the xdist worker at the other end of `channel`, whose messages go to `receive`."""
 
-    def send(message: ControllerMessage) -> None:
+    def send(message: PoolMessage) -> None:
         with suppress(OSError):  # The worker has ended; the end marker follows.
             channel.send(dumps(message))
 

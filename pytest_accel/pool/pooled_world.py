@@ -1,9 +1,9 @@
-"""The states of a world in the pool, and the transitions between them."""
+"""The states of a world in the pool, the transitions between them, and the request that a world serves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -13,12 +13,51 @@ from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.pool.lease_request import MachineLease
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
+from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place
-from pytest_accel.pool.world_request import WorldRequest
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 
 RETIRE_TIMEOUT = 10.0
 """Seconds that the ranks of a retired world have to tear down their session fixtures."""
+
+
+class WantedObserver(Protocol):
+    """The pool's view of a driver."""
+
+    def on_wanted(self, world: int) -> None:
+        """Note that another request waits for the devices or slots of `world`, which this driver has."""
+
+
+@dataclass(slots=True, eq=False)
+class WorldRequest:
+    """A driver's request for a world; it lives on as part of the world until the driver returns it."""
+
+    id: int
+    demand: WorldDemand
+    driver: WantedObserver
+    answer: Callable[[WorldGrant | PoolError], None]
+    lease_request: LeaseRequest | PlaceRequest | None = None
+    """The request for the place and the leases that the world needs, while it waits for them."""
+    cancelled: bool = False
+    retried: bool = False
+    """True if a fork server has ended, or a machine was lost, once while providing the world for this request."""
+    since: float = field(default_factory=monotonic)
+    waited: float | None = None
+    """Seconds until the request had its devices or CPU slots; None while it has none."""
+
+    def cancel(self) -> None:
+        """Cancel the request and what it waits for."""
+        self.cancelled = True
+        if self.lease_request is not None:
+            self.lease_request.cancel()
+
+    def end_wait(self) -> float:
+        """Note that the request has its devices or CPU slots, unless that is known; return :attr:`waited`."""
+        if self.waited is None:
+            self.waited = monotonic() - self.since
+        return self.waited
 
 
 class WorldState(Enum):

@@ -13,7 +13,7 @@ from pytest_accel.core.paths import socket_path
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.rank_connection import RankConnection
-from pytest_accel.pool.world_request import WorldGrant
+from pytest_accel.pool.pool_messages import WorldGrant
 from tests.deadline import scaled
 
 

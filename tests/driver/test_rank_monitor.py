@@ -17,7 +17,7 @@ from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.world_request import WorldGrant
+from pytest_accel.pool.pool_messages import WorldGrant
 
 
 def test_a_failed_connection_closes_those_to_the_other_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

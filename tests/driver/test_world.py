@@ -15,7 +15,7 @@ from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.world import World
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.world_request import WorldGrant
+from pytest_accel.pool.pool_messages import WorldGrant
 
 
 class FakeMonitor:

@@ -16,9 +16,9 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.placement import ForkServer, Layout, Node
 from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_leases import RemoteSource
-from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.nodes.table_cluster import CROWDED, TableCluster

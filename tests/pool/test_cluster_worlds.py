@@ -29,8 +29,8 @@ from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pool_service import client_here
-from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually

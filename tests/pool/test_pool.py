@@ -21,10 +21,10 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.pool import world_manager
 from pytest_accel.pool.lease_request import LeaseRequest
 from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_leases import ThisMachine
 from pytest_accel.pool.world_manager import WorldManager, WorldStarter
-from pytest_accel.pool.world_request import PoolError, WorldGrant
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.pool.instant_worlds import use_instant_worlds

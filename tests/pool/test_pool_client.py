@@ -19,17 +19,19 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.lease_request import MachineLease
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import PoolClient
-from pytest_accel.pool.pool_service import serve
-from pytest_accel.pool.worker_messages import (
+from pytest_accel.pool.pool_messages import (
     Answer,
     CancelRequest,
+    DriverMessage,
+    PoolError,
     ReleaseWorld,
     SubmitDemand,
     WarmServer,
     WatchExit,
-    WorkerMessage,
+    WorldGrant,
 )
-from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldGrant, WorldRequest
+from pytest_accel.pool.pool_service import serve
+from pytest_accel.pool.pooled_world import WantedObserver, WorldRequest
 
 DEMAND = WorldDemand(cast(WorldKey, None), Holder.here("a test"))
 
@@ -62,7 +64,7 @@ class BrokenPool:
         raise IndexError(f"met in {name}")
 
 
-def send(channel: FakeChannel, message: WorkerMessage) -> None:
+def send(channel: FakeChannel, message: DriverMessage) -> None:
     channel.receive(pickle.dumps(message))
 
 

@@ -14,8 +14,7 @@ from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.demand import LeaseSource, MachineDemand, WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.lease_request import MachineLease
-from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
-from pytest_accel.pool.world_request import WantedObserver, WorldRequest
+from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WantedObserver, WorldRequest, WorldState
 from tests.pool.plain_workers import PlainWorkers
 
 KEY = WorldKey("cpu", None, 2, grouped=True)

@@ -1,14 +1,39 @@
-"""Messages between an xdist worker and the pool in the controller. All can be pickled."""
+"""The conversation between a driver and the pool: the messages, and the answers to a demand for a world.
+
+A driver in the controller and one in an xdist worker send the same messages. All can be pickled.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from msgspec import Struct
 
 from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.pool.world_request import PoolError, WorldGrant
 
-# Worker to controller. Most of them call a method of `Pool`, whose docstring has the details.
+
+class PoolError(Exception):
+    """The pool cannot provide a world; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldGrant:
+    """The answer to a driver that gets a world."""
+
+    spec: WorldSpec
+    pids: tuple[int, ...]
+    directory: str
+    warm: bool
+    """True if a driver has had the world before."""
+    waited: float
+    """Seconds that the request waited for devices or CPU slots."""
+    hosts: tuple[str, ...]
+    """The names of the machines of the ranks, each once."""
+
+
+# Driver to pool. Most of them call a method of `Pool`, whose docstring has the details.
 
 
 class WarmServer(Struct, frozen=True):
@@ -84,7 +109,7 @@ class EndAfterTest(Struct, frozen=True):
     index: int
 
 
-WorkerMessage = (
+DriverMessage = (
     WarmServer
     | SubmitDemand
     | ShowWaiting
@@ -98,7 +123,7 @@ WorkerMessage = (
     | EndAfterTest
 )
 
-# Controller to worker
+# Pool to driver
 
 
 class Answer(Struct, frozen=True):
@@ -114,4 +139,4 @@ class WorldWanted(Struct, frozen=True):
     world: int
 
 
-ControllerMessage = Answer | WorldWanted
+PoolMessage = Answer | WorldWanted
