@@ -57,7 +57,7 @@ class PoolService:
         self._used_pool: Pool | None = None
         """The pool; None if the worker has not needed it, or it could not be created."""
         self._requests: dict[int, int] = {}
-        """The pool's id of each request of the worker."""
+        """The pool's id of each request of the driver."""
 
     @property
     def _pool(self) -> Pool:

@@ -34,6 +34,9 @@ def test_requests_for_the_same_devices_or_slots_are_ahead() -> None:
     )
     assert [one.test for one in queue.ahead_of(4)] == ["test_1", "test_3"]
     assert queue.ahead_of(2) == []
+    queue = queue_of(Request(7, ("a",), 1), Request(3, ("a",), 1))
+    assert [one.test for one in queue.ahead_of(3)] == ["test_7"], "the order is that of the arrival"
+    assert queue.ahead_of(7) == []
 
 
 def test_a_request_is_behind_another_session_that_has_waited_longer_for_one_of_the_devices() -> None:
