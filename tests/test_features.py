@@ -71,7 +71,7 @@ def standing_on(name: str) -> set[str]:
 def _marks(name: str) -> list[pytest.MarkDecorator]:
     marks = [] if name in FAST else [pytest.mark.long()]
     if "launchers" in standing_on(name):
-        marks.append(pytest.mark.xfail(strict=True, reason="pool/ imports the leases and the MPI jobs of launchers"))
+        marks.append(pytest.mark.xfail(strict=True, reason="pool/ imports the MPI jobs of launchers"))
     return marks
 
 
