@@ -17,7 +17,6 @@ from pytest_accel.core.stash_keys import MARKED, OWNERS
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
-from pytest_accel.leases.demand import RemoteDevicesError
 from pytest_accel.settings.options import planned_machine
 from pytest_accel.verdict import remote_exceptions
 
@@ -119,10 +118,7 @@ class Redirector:
     def _remote_inventory(self, node: int, kind: str) -> Inventory | str:
         """Return the devices of `kind` on another node, or why they cannot be looked up."""
         assert self._session.launched is not None
-        try:
-            return self._session.launched.remote_leases[node].inventory(kind, self._session.settings)
-        except RemoteDevicesError as error:
-            return str(error)
+        return self._session.launched.inventory(node, kind, self._session.settings)
 
     def _why_no_launcher(self, launcher: str) -> str | None:
         """Return why `launcher` cannot be used on this machine; None if it can."""

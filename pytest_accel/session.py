@@ -16,11 +16,10 @@ from pytest_accel.settings.options import Settings, planned_machine
 
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
-    from pytest_accel.features.launchers.launched_session import LaunchedSession
-    from pytest_accel.features.ray.ray_session import RaySession
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
+    from pytest_accel.pool.world_leases import ClusterConnection, LaunchedMachines
     from pytest_accel.session_pool import SessionPool
 
 
@@ -37,7 +36,7 @@ class AccelSession:
         self._pid = getpid()
         self._pool_lock = threading.Lock()
         self._session_pool: SessionPool | None = None
-        self._cluster: RaySession | None = None
+        self._cluster: ClusterConnection | None = None
         self._driver: Driver | None = None
         self.held: set[pytest.Item] = set()
         """Tests on hold: xdist has sent them to this worker, which skips them until the controller orders their run."""
@@ -89,8 +88,8 @@ class AccelSession:
         return machine
 
     @property
-    def cluster(self) -> RaySession | None:
-        """The Ray cluster of the session, in the controller; None without ``--accel-cluster``.
+    def cluster(self) -> ClusterConnection | None:
+        """The cluster of the session, in the controller; None without ``--accel-cluster``.
 
         The first access connects to the cluster, and raises :class:`pytest.UsageError` if that is not possible.
         """
@@ -122,7 +121,7 @@ class AccelSession:
         return None if self._session_pool is None or self.is_forked_copy else self._session_pool.pool
 
     @property
-    def launched(self) -> LaunchedSession | None:
+    def launched(self) -> LaunchedMachines | None:
         """The other processes that a launcher has started with this one; None without a launcher."""
         return self.config.stash.get(LAUNCHED, None)
 

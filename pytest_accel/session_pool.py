@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec import structs
 
+from pytest_accel import features
 from pytest_accel.core import log, session_folder
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.main_thread import MainThreadCalls
@@ -31,9 +33,9 @@ from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed
 
 if TYPE_CHECKING:
-    from pytest_accel.features.launchers.launched_session import LaunchedSession
-    from pytest_accel.features.ray.ray_session import RaySession
     from pytest_accel.forkserver.early_server import EarlyServer
+    from pytest_accel.pool.world_leases import ClusterConnection, LaunchedMachines
+    from pytest_accel.pool.world_manager import WorldStarter
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
@@ -49,7 +51,7 @@ class SessionPool:
         settings: Settings,
         machine: Machine,
         own_machine: Machine,
-        cluster: RaySession | None,
+        cluster: ClusterConnection | None,
         show: Callable[[str], None],
         recorders: Sequence[Recorder],
     ) -> None:
@@ -70,7 +72,7 @@ class SessionPool:
             self._coverage = coverage.DriverCoverage(measuring, base_temporary_directory(config))
             children = coverage.for_children(os.environ)
             spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
-        launched: LaunchedSession | None = config.stash.get(LAUNCHED, None)
+        launched: LaunchedMachines | None = config.stash.get(LAUNCHED, None)
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
         waits = settings.busy == "wait"
         here = ThisMachine(early.spawn if early else spawn_here)
@@ -81,6 +83,7 @@ class SessionPool:
             workers=RankInputs(config, show, self.calls),
             waits_for_busy=waits,
             machines=launched or (here if cluster is None else cluster.nodes),
+            start_job=partial(_start_job, config),
             record=Recorders((*config.stash.get(RECORDERS, ()), *recorders, *((log.record,) if log.is_on() else ()))),
         )
         self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
@@ -94,6 +97,12 @@ class SessionPool:
             if self._coverage is not None:
                 for problem in self._coverage.combine():
                     self._show(f"accel: coverage of ranks is incomplete: {problem}")
+
+
+def _start_job(config: pytest.Config, *arguments: Any) -> WorldStarter:
+    """Start a world with a launcher; see `StartJob` in `pool/world_manager.py`."""
+    job: WorldStarter = features.call("start_job", config, *arguments)[0]
+    return job
 
 
 def _explanation_options(config: pytest.Config) -> list[str]:

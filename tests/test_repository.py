@@ -34,15 +34,6 @@ KERNEL = (
 """The packages of the kernel, lowest first. A module imports from its own package and from lower ones."""
 PUBLIC_NAMES = {"fixtures.py", "launch.py"}
 """Modules that name a feature's classes because users do."""
-STILL_WOVEN = {
-    "pool/world_manager.py imports features/launchers/mpi.py",
-    "session.py imports features/launchers/launched_session.py",
-    "session.py imports features/ray/ray_session.py",
-    "session_pool.py imports features/launchers/launched_session.py",
-    "session_pool.py imports features/ray/ray_session.py",
-}
-"""Imports of features by the kernel that have no seam yet."""
-
 VENDORS = {f"hardware/vendors/{name}.py" for name in ("cuda", "rocm", "xpu", "mps", "base_vendor")}
 """The vendors whose `verify` asks torch, in a rank, which devices the rank sees."""
 
@@ -254,7 +245,7 @@ def test_packages_import_only_what_their_place_allows() -> None:
         if imported not in {"__init__.py", "features/__init__.py"} and module not in PUBLIC_NAMES
         if not may_import(part_of(module), part_of(imported))
     ]
-    assert set(wrong) == STILL_WOVEN
+    assert wrong == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

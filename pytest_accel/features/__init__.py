@@ -33,6 +33,7 @@ Moment = Literal[
     "make_launch",
     "make_recorders",
     "connect_cluster",
+    "start_job",
     "why_no_launcher",
 ]
 """The moments at which the kernel calls functions of these names in the modules ``features/NAME/hooks.py``:
@@ -52,6 +53,8 @@ Moment = Literal[
 - ``make_launch(request, tmp_path_factory)``: returns the value of the fixture `launch`.
 - ``make_recorders(session)``: the pool is made. Returns a `Recorder` for the events of the session.
 - ``connect_cluster(session)``: returns the cluster whose machines run the tests.
+- ``start_job(spec, callbacks, lock, launcher, world, on_end)``: starts the ranks of a world with a launcher; see
+  `StartJob` in `pool/world_manager.py`.
 - ``why_no_launcher(launcher)``: returns why ``launcher`` cannot start ranks on this machine; None if it can.
 """
 Condition = Callable[[pytest.Config], bool]
@@ -125,7 +128,12 @@ FEATURES = (
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts, "marks_of_file": _adopts}),
     Feature(
         "launchers",
-        {"start": _is_launched, "configure": lambda config: LAUNCHED in config.stash, "why_no_launcher": _always},
+        {
+            "start": _is_launched,
+            "configure": lambda config: LAUNCHED in config.stash,
+            "start_job": _always,
+            "why_no_launcher": _always,
+        },
         stands_on=("launch",),
     ),
     Feature("ray", {"connect_cluster": _always}, stands_on=("launchers",)),

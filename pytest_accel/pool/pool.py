@@ -42,7 +42,7 @@ from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState, WorldWorkers
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_leases import SessionMachines, WorldLeases
-from pytest_accel.pool.world_manager import WorldManager
+from pytest_accel.pool.world_manager import StartJob, WorldManager, no_jobs
 
 _NOTHING_WANTED = Wanted()
 _NOT_REUSABLE = "no further test can use it"
@@ -64,12 +64,13 @@ class Pool:
         workers: Callable[[int], WorldWorkers],
         machines: SessionMachines,
         record: Recorder,
+        start_job: StartJob = no_jobs,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
         `waits_for_busy` is True for ``--accel-busy wait``. ``workers(ranks)`` makes what the suite's hooks see of the
         ranks of a new world. The layout of `machines` is read whenever a world is placed. `record` gets the
-        events of the pool.
+        events of the pool. `start_job` starts the worlds that a launcher starts.
         """
         self.summary = PoolSummary(spec.directory)
         self._machine = machine
@@ -78,7 +79,7 @@ class Pool:
         self._measured = spec.coverage is not None
         self._lock = RLock()
         self._leases = WorldLeases(machine, slots, machines, self._lock, self, self.fail, waits_for_busy=waits_for_busy)
-        self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: machines.spawns, record)
+        self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: machines.spawns, record, start_job)
         self._machines = machines
         self._requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""

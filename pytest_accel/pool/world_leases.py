@@ -10,14 +10,16 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
-from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.demand import LeaseSource, MachineDemand, WorldDemand
 from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import HERE, Cluster, Layout, Place
+from pytest_accel.settings.options import Settings
 
 
 class RemoteSource(LeaseSource, Protocol):
@@ -49,6 +51,36 @@ class SessionMachines(Protocol):
     @property
     def cluster(self) -> Cluster | None:
         """The cluster that provides the places of worlds with devices or on several machines; None: `layout` does."""
+
+
+class LaunchedMachines(SessionMachines, Protocol):
+    """The machines of the processes that a launcher has started together."""
+
+    @property
+    def process(self) -> LauncherEnv:
+        """This process, as the launcher has described it."""
+
+    @property
+    def about(self) -> str:
+        """One line about the processes, for the header of the session."""
+
+    def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
+        """Return the devices of `kind` on another machine, or why they cannot be looked up."""
+
+
+class ClusterConnection(Protocol):
+    """The connection of a session to a cluster."""
+
+    @property
+    def machine(self) -> Machine:
+        """The devices of the cluster, in place of those of this machine."""
+
+    @property
+    def nodes(self) -> SessionMachines:
+        """The machines that have joined the session."""
+
+    def close(self) -> None:
+        """Disconnect. The pool must have been closed."""
 
 
 class ThisMachine:

@@ -26,9 +26,9 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.features.launchers.mpi import MpiJob
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks, Spawn
 from pytest_accel.forkserver.server_messages import (
     FilesOpened,
@@ -79,6 +79,16 @@ class WorldStarter(Protocol):
         """
 
 
+StartJob = Callable[[SessionSpec, ServerCallbacks, RLock, str, WorldSpec, Callable[[], None]], WorldStarter]
+"""Starts the world of a spec with a launcher, such as ``mpirun``, whose name comes before it. The last argument is
+called once all of its processes have exited; those of the callbacks that are about fork servers are not called."""
+
+
+def no_jobs(*arguments: object) -> WorldStarter:
+    """Raise an error: nothing in this session starts worlds with a launcher. A :data:`StartJob`."""
+    raise RuntimeError("no part of this session starts ranks with a launcher")
+
+
 class WorldObserver(Protocol):
     """The callbacks of a :class:`WorldManager`. Each is called with the lock held."""
 
@@ -121,10 +131,11 @@ class WorldManager:
         summary: PoolSummary,
         spawns: Callable[[], Mapping[int, Spawn]],
         record: Recorder,
+        start_job: StartJob,
     ) -> None:
         """`spawns` returns the functions that start the present fork servers, by number.
 
-        `record` gets the events of the worlds.
+        `record` gets the events of the worlds. `start_job` starts those that a launcher starts.
         """
         self.worlds: dict[int, PooledWorld] = {}
         self.closing = False
@@ -138,6 +149,7 @@ class WorldManager:
         self._summary = summary
         self._spawns = spawns
         self._record = record
+        self._starter_of_jobs = start_job
         callbacks = ServerCallbacks(self._handle_message, self._server_ended, self._tick, self.fail)
         self._servers = ForkServerGroup(callbacks, lock)
         """The fork servers: the starter of all worlds that have none of their own."""
@@ -177,7 +189,8 @@ class WorldManager:
         self._next_server += world.spec.ranks
         spec = replace(world.spec, servers=tuple(range(first, self._next_server)))
         callbacks = ServerCallbacks(self._handle_message, _ignore_end, self._tick, self.fail)
-        return MpiJob(self._spec, callbacks, self._lock, launcher, spec, partial(self._own_starter_ended, world, first))
+        on_end = partial(self._own_starter_ended, world, first)
+        return self._starter_of_jobs(self._spec, callbacks, self._lock, launcher, spec, on_end)
 
     def find_idle(self, key: WorldKey) -> PooledWorld | None:
         """Return an idle world of `key` whose ranks are all alive, or None."""

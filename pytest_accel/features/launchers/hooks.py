@@ -10,6 +10,13 @@ from pytest_accel.core import launcher_env
 from pytest_accel.core.stash_keys import LAUNCHED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import RLock
+
+    from pytest_accel.core.session_spec import SessionSpec
+    from pytest_accel.core.world_spec import WorldSpec
+    from pytest_accel.features.launchers.mpi import MpiJob
+    from pytest_accel.forkserver.server_client import ServerCallbacks
     from pytest_accel.session import AccelSession
 
 
@@ -27,6 +34,19 @@ def configure(session: AccelSession) -> None:
 
     config = session.config
     config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
+
+
+def start_job(
+    spec: SessionSpec,
+    callbacks: ServerCallbacks,
+    lock: RLock,
+    launcher: str,
+    world: WorldSpec,
+    on_end: Callable[[], None],
+) -> MpiJob:
+    from pytest_accel.features.launchers.mpi import MpiJob
+
+    return MpiJob(spec, callbacks, lock, launcher, world, on_end)
 
 
 def why_no_launcher(launcher: str) -> str | None:

@@ -26,7 +26,10 @@ from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous
 from pytest_accel.features.launchers.tcp_transport import TcpAgentTransport, TcpClientTransport
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
+from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.leases.demand import RemoteDevicesError
+from pytest_accel.settings.options import Settings
 
 _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed.
@@ -171,6 +174,13 @@ class LaunchedSession:
         return {
             number: clients[min(node.server_numbers)].leases for number, node in enumerate(self.layout.nodes) if number
         }
+
+    def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
+        """Return the devices of `kind` on another machine, or why they cannot be looked up."""
+        try:
+            return self.remote_leases[machine].inventory(kind, settings)
+        except RemoteDevicesError as error:
+            return str(error)
 
     @property
     def loss(self) -> str | None:
