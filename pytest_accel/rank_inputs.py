@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import pytest
 
-from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.plugin_roles import is_third_party, package_of
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.shims import number_of_new_worker, worker_manager
 from pytest_accel.core.worker_input import WorkerInput, only_plain
+from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.verdict.sentences import describe_exit
 
 _CONFIGURE = "pytest_configure_node"

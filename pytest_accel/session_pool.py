@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from pytest_accel import features
+from pytest_accel import coverage_data, features
 from pytest_accel.core import log, session_folder
 from pytest_accel.core.launcher_env import without_local_rank
-from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorder, Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
@@ -26,9 +25,9 @@ from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
+from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.world_leases import ThisMachine
-from pytest_accel.rank import coverage
 from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed
 
@@ -62,15 +61,15 @@ class SessionPool:
         self._show = show
         self.calls = MainThreadCalls()
         self.calls.wake = wake_controller(config, self.calls.run) or self.calls.wake
-        self._coverage: coverage.DriverCoverage | None = None
+        self._coverage: coverage_data.DriverCoverage | None = None
         left = session_folder.remove_dead()
         spec = _session_spec(config, settings, own_machine)
-        measuring = coverage.of_this_process(config)
-        if measuring is not None and (why := coverage.shortcoming(measuring)) is not None:
+        measuring = coverage_data.of_this_process(config)
+        if measuring is not None and (why := coverage_data.shortcoming(measuring)) is not None:
             show(f"accel: {why}")
         elif measuring is not None:
-            self._coverage = coverage.DriverCoverage(measuring, base_temporary_directory(config))
-            children = coverage.for_children(os.environ)
+            self._coverage = coverage_data.DriverCoverage(measuring, base_temporary_directory(config))
+            children = coverage_data.for_children(os.environ)
             spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
         launched: LaunchedMachines | None = config.stash.get(LAUNCHED, None)
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)

@@ -61,7 +61,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("leases/allocator", "leases/broker", "leases/device_locks", "leases/holder"),
     *("leases/polling", "leases/request_queue", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/exit_status", "diagnostics/collectives", "diagnostics/pyspy"),
-    *("core/connect", "core/prctl", "core/readable", "core/at_work"),
+    *("core/connect", "core/prctl", "core/at_work"),
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""
 _MAIN_MODULES = {"pool", "driver", "launch"}
@@ -248,6 +248,14 @@ def test_packages_import_only_what_their_place_allows() -> None:
     assert wrong == []
 
 
+def test_modules_that_run_outside_of_ranks_import_none_of_their_modules() -> None:
+    above = KERNEL[KERNEL.index("rank") + 1 :]
+    found = [pair for *pair, _ in own_imports() if part_of(pair[0]) in above and part_of(pair[1]) == "rank"]
+    # Here, a process that the fork server has forked becomes a rank.
+    assert {importer for importer, _ in found} == {"forkserver/rank_process.py"}
+    assert {imported for _, imported in found} == {"rank/main.py"}
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     needs: dict[str, set[str]] = {}
     for module, imported, _ in own_imports():
@@ -356,8 +364,7 @@ def test_only_the_clock_module_reads_the_monotonic_clock() -> None:
 
 
 STARTS_PYTHON = {
-    "core/interpreter.py": "makes the command of every process that imports modules of the package",
-    "core/programs.py": "looks for programs beside Python",
+    "core/interpreter.py": "makes the command of every process of the plugin, and looks for programs beside Python",
     "hardware/vendors/cuda.py": "-I -S: has the standard library alone as import path",
     "features/launch/launch_api.py": "the interpreter of the user's script, with the import path of its launcher",
     "features/launch/launched_process.py": "-I -S: has the standard library alone as import path",

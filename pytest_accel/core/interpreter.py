@@ -1,11 +1,17 @@
-"""The command of each Python process that the plugin starts for itself."""
+"""The programs that the plugin starts: Python, for a process of its own, and programs that are installed beside it."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+COVERAGE_SETTINGS = "COVERAGE_PROCESS_CONFIG"
+"""Environment variable from which `coverage.process_startup` reads serialized settings."""
+COVERAGE_SETTINGS_FILE = "COVERAGE_PROCESS_START"
+"""Environment variable with the path of a settings file, set by a user."""
 NO_CURRENT_FOLDER: tuple[str, ...] = ("-P",) if sys.version_info >= (3, 11) else ()
 """The flag with which ``python -c`` and ``python -m`` search no current folder for modules; Python 3.10 has none."""
 
@@ -28,9 +34,26 @@ def python_command(source: str, *arguments: str, path: Sequence[str] | None) -> 
     return [sys.executable, *flags, "-c", source, *arguments]
 
 
+def unmeasured(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without the variables that make coverage measure a new Python process from its start."""
+    return {
+        name: value for name, value in environment.items() if name not in (COVERAGE_SETTINGS, COVERAGE_SETTINGS_FILE)
+    }
+
+
 def module_command(interpreter: str, module: str) -> tuple[str, ...]:
     """Return the command that runs `module` as ``python -m`` does, but imports no module from the current folder."""
     if NO_CURRENT_FOLDER:
         return (interpreter, *NO_CURRENT_FOLDER, "-m", module)
     source = f"import runpy, sys; del sys.path[0]; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return (interpreter, "-c", source)
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of the program `name`, or None if it is not installed.
+
+    The folder of the running interpreter is searched before PATH: if its virtual environment is not activated, PATH
+    does not include the programs of that environment.
+    """
+    beside = shutil.which(name, path=os.path.dirname(sys.executable)) if sys.executable else None
+    return beside or shutil.which(name)

@@ -1,13 +1,15 @@
-"""Functions that kill processes, process groups and everything that descends from them."""
+"""Functions that find and kill processes, process groups and everything that descends from them."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from multiprocessing import resource_tracker
 from os import getpgid, kill, killpg
+from pathlib import Path
 from signal import SIGKILL
 from typing import NamedTuple
 
@@ -44,6 +46,18 @@ MARK = "PYTEST_ACCEL_SESSION"
 def resource_tracker_pid() -> int | None:
     """Return the pid of the resource tracker that `multiprocessing` has started for this process, or None."""
     return getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
+
+
+def children_of(parent: int) -> frozenset[int]:
+    """Return the process ids of the children of `parent`."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            lists = [path.read_text(encoding="utf-8") for path in Path(f"/proc/{parent}/task").glob("*/children")]
+            if lists:  # The kernel lacks these files without CONFIG_PROC_CHILDREN.
+                return frozenset(int(pid) for pids in lists for pid in pids.split())
+    with suppress(psutil.Error):
+        return frozenset(child.pid for child in psutil.Process(parent).children())
+    return frozenset()
 
 
 class Survivor(NamedTuple):

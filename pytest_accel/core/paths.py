@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
-
 HEADING = "===== test: "
 """Prefix of the line that precedes each test's output in a log of ``--accel-logs``."""
 
@@ -98,31 +96,17 @@ def inner_lock_folder(directory: str, world: int, rank: int | None) -> str:
     return os.path.join(directory, f"w{world}.locks" if rank is None else f"w{world}r{rank}.locks")
 
 
+CAPTURED_FILES = {"stdout": stdout_path, "stderr": stderr_path, "log": captured_log_path}
+"""The functions for what pytest captures, by pytest's name of it, in the order in which pytest shows them."""
 RANK_FILES = (
     socket_path,
     log_path,
     stack_path,
     flight_path,
-    stdout_path,
-    stderr_path,
-    captured_log_path,
+    *CAPTURED_FILES.values(),
     log_file_path,
     terminal_path,
     held_path,
     output_path,
 )
 """Functions that return the paths of all files of one rank in the session's folder."""
-
-_TEMPORARY = "/tmp"
-
-
-def user_folder() -> str:
-    """Return the folder for sockets that processes of this user find by name; create it if it is missing.
-
-    The path depends only on the user, and not on TMPDIR or XDG_RUNTIME_DIR, which a launcher may set in some processes
-    of a job only. Raise OSError, with the path and the remedy, if another user could replace the folder.
-    """
-    ensure_safe(_TEMPORARY)
-    path = os.path.join(_TEMPORARY, f"pytest-accel-{os.geteuid()}")
-    ensure_own_folder(path)
-    return path

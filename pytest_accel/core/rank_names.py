@@ -1,8 +1,12 @@
-"""Names of ranks in messages and before lines."""
+"""Names of ranks and of their process groups, in messages, in records and before lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DEFAULT_GROUP = "default_pg"
+"""torch's description of the default process group, used here as the group's name."""
 
 
 def line_prefix(rank: int, ranks: int) -> str:
@@ -20,3 +24,21 @@ def ranks_text(ranks: Sequence[int]) -> str:
             runs.append([rank])
     text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def recorded_group(entry: Mapping[str, Any]) -> str:
+    """Return the name of the group in which torch's flight recorder has recorded the collective `entry`.
+
+    The description of all other groups than the default one is ``undefined``, unless the test has given one.
+    """
+    name, description = entry["process_group"]
+    return DEFAULT_GROUP if description == DEFAULT_GROUP else str(name)
+
+
+def group_label(*names: str) -> str:
+    """Return the text by which a message refers to the process groups `names`."""
+    others = ", ".join(sorted(name for name in names if name != DEFAULT_GROUP))
+    labels = ["the default process group"] if DEFAULT_GROUP in names else []
+    if others:
+        labels.append(f"process group{'s' if ', ' in others else ''} {others}")
+    return " and ".join(labels)

@@ -142,6 +142,12 @@ def is_subtest(report: pytest.TestReport) -> bool:
     return any(base.__name__ in ("SubtestReport", "SubTestReport") for base in type(report).__mro__)
 
 
+def reason_of_skip(longrepr: Any) -> str:
+    """Return the reason in the longrepr of a skipped test or file, which is a file, a line and a text."""
+    text = str(longrepr[2]) if isinstance(longrepr, (tuple, list)) and len(longrepr) == 3 else str(longrepr)
+    return text.removeprefix("Skipped: ")
+
+
 def shorten_frames(item: pytest.Item, is_short: Callable[[str], bool]) -> None:
     """Make pytest show one line for each frame of `item`'s failures for whose file `is_short` returns true.
 

@@ -17,6 +17,12 @@ None if the system has no real-time signals, since programs have their own uses 
 """
 
 
+def block_flight_signal() -> None:
+    """Block `FLIGHT_SIGNAL`, which would terminate this process. Call this before the process has a second thread."""
+    if FLIGHT_SIGNAL is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {FLIGHT_SIGNAL})
+
+
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL))
 
 

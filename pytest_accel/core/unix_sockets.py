@@ -12,7 +12,9 @@ import errno
 import sys
 from _socket import socket as _Plain
 from _socket import socketpair
+from math import ceil
 from os import geteuid
+from select import POLLIN, poll
 from socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, socket
 from struct import Struct, pack
 
@@ -95,6 +97,16 @@ def accept(listener: socket) -> socket:
         if is_own(connection):
             return connection
         connection.close()
+
+
+def is_readable(descriptor: int, timeout: float = 0.0) -> bool:
+    """Return whether `descriptor` has data or has ended; wait for that at most `timeout` seconds.
+
+    No clock is read: a test may have stopped the clock that `multiprocessing` reads.
+    """
+    waiting = poll()
+    waiting.register(descriptor, POLLIN)
+    return bool(waiting.poll(ceil(timeout * 1000)))
 
 
 def is_own(connection: socket) -> bool:

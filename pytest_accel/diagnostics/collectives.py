@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from json import loads
 from typing import Any
 
-from pytest_accel.core.group_names import recorded_group
+from pytest_accel.core.rank_names import recorded_group
 
 _TYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",

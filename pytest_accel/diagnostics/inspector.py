@@ -9,29 +9,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from os import stat, truncate, unlink
+from os import kill, stat, truncate, unlink
+from os.path import exists
+from pathlib import Path
 from pickle import load
+from time import sleep
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from pytest_accel.core.at_work import held_up, is_at_work
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import InspectorTarget, call_agent
-from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, output_path, stack_path
+from pytest_accel.core.paths import (
+    CAPTURED_FILES,
+    RANK_FILES,
+    agent_path,
+    flight_path,
+    log_path,
+    output_path,
+    stack_path,
+)
 from pytest_accel.core.rank_messages import When
-from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.core.signals import FLIGHT_SIGNAL, STACK_SIGNAL
+from pytest_accel.core.truncation import read_cut
 from pytest_accel.core.unix_sockets import limit_reads
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.pyspy import native_frames
 from pytest_accel.diagnostics.python_stacks import take_stacks
-from pytest_accel.rank import captured_output as captured
-from pytest_accel.rank.flight_recorder import take_records
 
 _TIMEOUT = 20
 """Seconds to wait for an answer. Native frames take the longest."""
 
+_LONGEST_WAIT = 10.0
+"""Seconds that a rank has to write its record while it waits for a processor."""
 _LONGEST_LOG = 100_000
 """Maximum number of bytes of a log that are read: faulthandler writes up to 100 frames for each thread."""
 
@@ -59,9 +72,15 @@ class NodeInspector:
         """Return the end of each rank's log, long enough for the stacks that faulthandler writes; see `tail`."""
         return {rank: tail(path, _LONGEST_LOG) for rank, path in self._paths(log_path, ranks).items()}
 
-    def captured(self, phases: Mapping[int, When]) -> dict[int, list[captured.Section]]:
-        """Return the captured output of ranks that are in these `phases`; see `captured_output.read`."""
-        return {rank: captured.read(self._directory, self._world, rank, when) for rank, when in phases.items()}
+    def captured(self, phases: Mapping[int, When]) -> dict[int, list[tuple[str, str]]]:
+        """Return what ranks have captured in these `phases`, in which they are: headlines and texts, as in reports."""
+        found: dict[int, list[tuple[str, str]]] = {rank: [] for rank in phases}
+        for rank, when in phases.items():
+            for name, path in CAPTURED_FILES.items():
+                with suppress(OSError):
+                    if text := read_cut(path(self._directory, self._world, rank)):
+                        found[rank].append((f"Captured {name} {when}", text))
+        return found
 
     def oom_kills(self, ranks: Mapping[int, None]) -> dict[int, int | None]:
         """Return the number of out-of-memory kills, the same for all ranks of a node; see `oom.oom_kills`."""
@@ -127,6 +146,43 @@ class NodeInspector:
                 with suppress(OSError):
                     unlink(one)
         return {}
+
+
+def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 2.0) -> dict[int, bytes]:
+    """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds.
+
+    A rank that waits for a processor has longer.
+    """
+    if FLIGHT_SIGNAL is None:
+        return {}
+    signalled: list[int] = []
+    for rank, pid in pids.items():
+        Path(paths[rank]).unlink(missing_ok=True)
+        if _blocks(pid, FLIGHT_SIGNAL):
+            with suppress(ProcessLookupError):
+                kill(pid, FLIGHT_SIGNAL)
+                signalled.append(rank)
+    began = monotonic()
+    while missing := [rank for rank in signalled if not exists(paths[rank])]:
+        passed = monotonic() - began
+        if passed >= timeout and (passed >= _LONGEST_WAIT or not held_up(pids[rank] for rank in missing)):
+            break
+        sleep(0.01)
+    found: dict[int, bytes] = {}
+    for rank in signalled:
+        with suppress(OSError):
+            found[rank] = Path(paths[rank]).read_bytes()
+    return found
+
+
+def _blocks(pid: int, number: int) -> bool:
+    """Return whether the process has blocked the signal. The signal would terminate a process that has not."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    blocked = next((line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")), "0")
+    return bool(int(blocked, 16) >> (number - 1) & 1)
 
 
 class Inspection(Struct, frozen=True):

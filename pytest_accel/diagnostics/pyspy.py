@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from subprocess import DEVNULL, SubprocessError, run
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.programs import find_program
+from pytest_accel.core.interpreter import find_program
 from pytest_accel.core.truncation import cut_end
 
 _TIMEOUT = 15.0

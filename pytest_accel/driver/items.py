@@ -9,6 +9,7 @@ import pytest
 
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
+from pytest_accel.core.rank_data import RankDataError
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.shims import fixtures_from, leave_fixtures_to_ranks
 from pytest_accel.core.stash_keys import MARKED
@@ -19,7 +20,6 @@ from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world_run import WorldRun
-from pytest_accel.rank.rank_data import RankDataError
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.judgement import text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict, retract

@@ -11,7 +11,7 @@ from socket import socket
 
 from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import call_rank
-from pytest_accel.core.readable import is_readable
+from pytest_accel.core.unix_sockets import is_readable
 from pytest_accel.diagnostics.rank_state import RankState
 from pytest_accel.pool.pool_messages import WorldGrant
 

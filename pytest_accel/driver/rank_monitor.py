@@ -22,8 +22,7 @@ from pytest_accel.core.rank_messages import (
     TerminalReturned,
     When,
 )
-from pytest_accel.core.readable import is_readable
-from pytest_accel.core.unix_sockets import WRITE_TIMEOUT
+from pytest_accel.core.unix_sockets import WRITE_TIMEOUT, is_readable
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.deadlock import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress

@@ -21,11 +21,11 @@ from socket import socket
 from typing import TYPE_CHECKING
 
 from pytest_accel.core import fd_passing, session_folder, unix_sockets
+from pytest_accel.core.interpreter import unmeasured
 from pytest_accel.core.kill import MARK
 from pytest_accel.core.torch_variables import is_read_later
 from pytest_accel.forkserver.server_client import OwnServer, ServerProcess, spawn_here, start_python
 from pytest_accel.forkserver.server_messages import Serve, file_with, read_file
-from pytest_accel.rank.coverage import unmeasured
 
 if TYPE_CHECKING:
     from pytest_accel.core.session_spec import SessionSpec

@@ -14,17 +14,14 @@ import psutil
 
 from pytest_accel.core import shared_memory, unix_sockets
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import KILL_TIMEOUT, cleans_up, kill_group, kill_tree, living, survivors
+from pytest_accel.core.kill import KILL_TIMEOUT, children_of, cleans_up, kill_group, kill_tree, living, survivors
 from pytest_accel.core.paths import socket_path
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import RETIRED
+from pytest_accel.core.role import LOOPBACK, Role, StorePort, host_of, loopback_interface
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
-from pytest_accel.rank.leaked_processes import children_of
-from pytest_accel.rank.process_group import StorePort
-from pytest_accel.rank.rank_environment import LOOPBACK, host_of, loopback_interface
-from pytest_accel.rank.role import Role
 
 _LOOK_INTERVAL = 0.1
 """Seconds between two looks at processes that were killed and live on."""

@@ -25,12 +25,10 @@ from typing import NoReturn
 
 from pytest_accel.core import prctl
 from pytest_accel.core.interpreter import python_command
+from pytest_accel.core.role import Role, StorePort
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
 from pytest_accel.forkserver.server_messages import ContinueRank, file_with, read_file
-from pytest_accel.rank import flight_recorder
-from pytest_accel.rank.process_group import StorePort
-from pytest_accel.rank.role import Role
 
 
 def fork_rank(
@@ -84,7 +82,7 @@ def _start_interpreter(session: SessionSpec, role: Role) -> NoReturn:
     """Replace this process, a fork of the fork server, by a new interpreter that becomes the rank with `role`."""
     # A new interpreter inherits that signals are ignored or blocked. Otherwise these would terminate it at first.
     signal(STACK_SIGNAL, SIG_IGN)
-    flight_recorder.prepare()
+    block_flight_signal()
     held = None if role.store_port is None or role.rank else role.store_port.listening
     message = ContinueRank(
         session,

@@ -21,12 +21,12 @@ from msgspec import structs
 from pytest_accel.core import session_folder, unix_sockets
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.fd_passing import socket_of
-from pytest_accel.core.interpreter import python_command
+from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.readable import is_readable
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.unix_sockets import is_readable
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_messages import (
     KillWorld,
@@ -37,7 +37,6 @@ from pytest_accel.forkserver.server_messages import (
     WorldStarted,
     file_with,
 )
-from pytest_accel.rank.coverage import unmeasured
 
 _STOP_TIMEOUT = 10.0
 """Seconds that a stopped server has to exit before it is killed."""

@@ -24,11 +24,10 @@ import psutil
 
 from pytest_accel.core import fd_passing
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.role import Role, StorePort
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.forked_worlds import WorldSockets
 from pytest_accel.forkserver.server_messages import BecomeRank, file_with, read_file
-from pytest_accel.rank.process_group import StorePort
-from pytest_accel.rank.role import Role
 
 _FEWEST, _MOST = 2, 8
 """Numbers of standby processes; between these, as many as the last world has ranks."""

@@ -13,9 +13,9 @@ from traceback import format_exc
 from typing import Any, Protocol
 
 from pytest_accel.core.clock import PAUSES, monotonic
-from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool_messages import (
     CancelRequest,
     DriverMessage,

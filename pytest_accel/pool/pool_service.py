@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pickle import dumps, loads
 from traceback import format_exc
 
-from pytest_accel.core.main_thread import MainThreadCalls
+from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import Channel, PoolClient, Value, waiting_line
 from pytest_accel.pool.pool_messages import (

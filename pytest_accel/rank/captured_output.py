@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from os import O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, close, dup2, fstat, pread, write
 from os import open as open_descriptor
 from typing import Any
 
 import pytest
 
-from pytest_accel.core.paths import captured_log_path, stderr_path, stdout_path
-from pytest_accel.core.rank_messages import When
+from pytest_accel.core.paths import CAPTURED_FILES
 from pytest_accel.core.shims import captured_log, captured_streams
-from pytest_accel.core.truncation import read_cut
 from pytest_accel.rank.appended_file import AppendedFile
-
-Section = tuple[str, str]
-"""Headline and text, as in pytest's reports."""
-
-_PATHS = {"stdout": stdout_path, "stderr": stderr_path, "log": captured_log_path}
-"""Path of each file by pytest's name of the captured output, in the order in which pytest shows them."""
 
 
 class CapturedOutput:
     """The files of this rank, for writing. A test that prints and logs nothing causes no access to a file."""
 
     def __init__(self, directory: str, world: int, rank: int) -> None:
-        self._paths = {name: path(directory, world, rank) for name, path in _PATHS.items()}
+        self._paths = {name: path(directory, world, rank) for name, path in CAPTURED_FILES.items()}
         self._log = AppendedFile(self._paths["log"])
 
     def open(self, config: pytest.Config) -> None:
@@ -44,16 +35,6 @@ class CapturedOutput:
     def end_phase(self) -> None:
         """Empty the file of log records. pytest truncates the other files itself."""
         self._log.clear()
-
-
-def read(directory: str, world: int, rank: int, when: When) -> list[Section]:
-    """Return the sections that a rank has captured in phase `when`, in which it is or was."""
-    found = []
-    for name, path in _PATHS.items():
-        with suppress(OSError):
-            if text := read_cut(path(directory, world, rank)):
-                found.append((f"Captured {name} {when}", text))
-    return found
 
 
 def _is_not_from_torch(record: logging.LogRecord) -> bool:

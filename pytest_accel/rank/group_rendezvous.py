@@ -10,8 +10,9 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import torch_api
+from pytest_accel.core.role import host_of
 from pytest_accel.rank import group_state
-from pytest_accel.rank.rank_environment import AGENT_STORE, host_of
+from pytest_accel.rank.rank_environment import AGENT_STORE
 
 if TYPE_CHECKING:
     from torch.distributed import Store

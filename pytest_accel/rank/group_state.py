@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_accel.core import torch_api
 from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.frames import place_of_main_thread
-from pytest_accel.core.group_names import DEFAULT_GROUP, recorded_group
 from pytest_accel.core.paths import flight_path
 from pytest_accel.core.rank_messages import GroupMessages
+from pytest_accel.core.rank_names import DEFAULT_GROUP, recorded_group
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.rank import flight_recorder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_messages import Leak, LeakKind
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.rank import group_state
 from pytest_accel.rank.leaked_processes import Leftover
 

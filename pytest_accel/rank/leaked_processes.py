@@ -7,7 +7,6 @@ import sys
 from contextlib import suppress
 from gc import collect, get_objects
 from os import getpid, waitid
-from pathlib import Path
 from threading import Thread, main_thread
 from threading import enumerate as living_threads
 from time import sleep
@@ -17,7 +16,7 @@ import psutil
 
 from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import SHM_MANAGER, resource_tracker_pid
+from pytest_accel.core.kill import SHM_MANAGER, children_of, resource_tracker_pid
 from pytest_accel.core.rank_messages import Leak, LeakKind
 from pytest_accel.core.truncation import cut_end
 
@@ -91,18 +90,6 @@ def _children() -> frozenset[int]:
     except ChildProcessError:
         return frozenset()  # The usual case, for which waitid() is the cheapest check.
     return children_of(getpid())
-
-
-def children_of(parent: int) -> frozenset[int]:
-    """Return the process ids of the children of `parent`."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            lists = [path.read_text(encoding="utf-8") for path in Path(f"/proc/{parent}/task").glob("*/children")]
-            if lists:  # The kernel lacks these files without CONFIG_PROC_CHILDREN.
-                return frozenset(int(pid) for pids in lists for pid in pids.split())
-    with suppress(psutil.Error):
-        return frozenset(child.pid for child in psutil.Process(parent).children())
-    return frozenset()
 
 
 def left(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]:

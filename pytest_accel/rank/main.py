@@ -23,15 +23,15 @@ from pytest_accel.core.held_devices import HeldDevices
 from pytest_accel.core.metadata_cache import remembered_metadata
 from pytest_accel.core.paths import inner_lock_folder, output_path, stack_path
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
+from pytest_accel.core.role import Role, StorePort
 from pytest_accel.core.session_spec import SessionSpec, with_options
-from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
 from pytest_accel.leases.shared_folder import default_folder
-from pytest_accel.rank import coverage, flight_recorder, process_group, rank_environment, rank_log, rank_plugin
+from pytest_accel.rank import coverage, rank_environment, rank_log, rank_plugin
 from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.context import RankContext
-from pytest_accel.rank.role import Role
 
 
 class _RoleWaiter:
@@ -74,7 +74,7 @@ class _RoleWaiter:
 
 def run(session: SessionSpec, wait_for_role: Callable[[], Role]) -> int:
     """Run this process as the rank that `wait_for_role` returns; return the exit status of the process."""
-    flight_recorder.prepare()
+    block_flight_signal()
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until the stack file is open: the default action is to terminate.
     prctl.become_subreaper()
     os.chdir(session.invocation_dir)
@@ -153,7 +153,7 @@ def _record_devices(context: RankContext) -> None:
     ).write(directory, spec.world, context.rank)
 
 
-def _set_environment(context: RankContext, store_port: process_group.StorePort | None) -> None:
+def _set_environment(context: RankContext, store_port: StorePort | None) -> None:
     """Set the mask, the rank's identity, its number of threads and the mark's ``env``; record all in the context."""
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)

@@ -8,14 +8,14 @@ import importlib.util
 import os
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.paths import store_folder
+from pytest_accel.core.role import StorePort, host_of
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.rank import group_rendezvous, group_state, torch_devices
 from pytest_accel.rank.folder_store import FolderStore
-from pytest_accel.rank.rank_environment import host_of
 from pytest_accel.rank.signed_store import SignedStore
 from pytest_accel.rank.torch_devices import MISSING_TORCH
 
@@ -38,14 +38,6 @@ It ends well before the stacks of a retiring world are taken: what keeps rank 0 
 
 class BackendError(Exception):
     """torch, or the backend of the default process group, cannot be used in this rank. The message is one line."""
-
-
-class StorePort(NamedTuple):
-    """The port of the world's store, on the node of rank 0."""
-
-    port: int
-    listening: socket.socket | None
-    """The socket bound to the port, which rank 0 uses. Other ranks from the same fork server may have a copy."""
 
 
 def prepare(context: RankContext, store_port: StorePort) -> None:

@@ -1,17 +1,16 @@
-"""Environment variables of a rank, and the address of its world's store."""
+"""Environment variables of a rank."""
 
 from __future__ import annotations
 
 import os
-import sys
 
 import psutil
 
 from pytest_accel.core.launcher_env import OWN_RUN
+from pytest_accel.core.role import LOOPBACK, host_of, loopback_interface
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank import flight_recorder
 
-LOOPBACK = "127.0.0.1"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable that tells torch, as under torchrun, that the store at `MASTER_PORT` is served already."""
 
@@ -48,16 +47,6 @@ def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": f"{OWN_RUN}{spec.world}",
         AGENT_STORE: "True",
     }
-
-
-def host_of(spec: WorldSpec) -> str:
-    """Return the address of the world's store."""
-    return spec.addresses[0] if spec.addresses else LOOPBACK
-
-
-def loopback_interface() -> str:
-    """Return the name of the network interface for connections within this machine."""
-    return "lo0" if sys.platform == "darwin" else "lo"
 
 
 def _interface_of(spec: WorldSpec, rank: int) -> str | None:

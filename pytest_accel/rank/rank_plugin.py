@@ -19,6 +19,7 @@ import pytest
 from pytest_accel.core import plugin_roles, suite_place
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire
+from pytest_accel.core.role import StorePort
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.core.worker_input import RankInput
 from pytest_accel.rank import device_memory, process_group, torch_devices
@@ -60,7 +61,7 @@ class RankPlugin:
         self,
         context: RankContext,
         listener: socket,
-        store_port: process_group.StorePort | None,
+        store_port: StorePort | None,
         starting: ExitStack,
         watch: CollectionWatch,
     ) -> None:

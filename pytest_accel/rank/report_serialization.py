@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.core import rank_data
 from pytest_accel.core.rank_messages import ExceptionSketch
 from pytest_accel.core.serialization import plain_properties, sketch, travels
 from pytest_accel.core.shims import report_to_data
 from pytest_accel.core.truncation import cut, cut_failure
-from pytest_accel.rank import rank_data
 
 _PASSED_FIELDS = ("outcome", "longrepr", "sections", "user_properties", "duration", "start", "stop", "wasxfail")
 """The fields of a report of a passed phase that the merged report uses.

@@ -14,7 +14,7 @@ from warnings import warn_explicit
 import pytest
 
 from pytest_accel import PreloadWarning, features
-from pytest_accel.core import torch_errors
+from pytest_accel.core import rank_data, torch_errors
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import failure_place, folders_of
 from pytest_accel.core.node_refs import NodeRef
@@ -36,7 +36,7 @@ from pytest_accel.core.serialization import sketch, sketch_warning
 from pytest_accel.core.shims import forget_sections, is_subtest
 from pytest_accel.core.stash_keys import DEVICE_PEAKS, EXPECTED_DEVICE_ERROR, OWNERS
 from pytest_accel.core.torch_errors import Explanation
-from pytest_accel.rank import device_memory, group_state, rank_data, report_serialization, torch_devices
+from pytest_accel.rank import device_memory, group_state, report_serialization, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext

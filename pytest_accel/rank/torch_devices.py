@@ -1,7 +1,7 @@
 """A rank's devices in torch: verification, selection, limits, memory and waiting.
 
-The functions import torch, so they are called in ranks only. The exception is `sticky_error`. Without torch, the limits
-and the memory of devices are left to the suite, and what the process sees cannot be verified.
+The functions import torch, so they are called in ranks only. Without torch, the limits and the memory of devices are
+left to the suite, and what the process sees cannot be verified.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from functools import cache
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_accel.core import torch_api
 from pytest_accel.core.device import MaskError
 from pytest_accel.rank.raised_errors import first_line
 
@@ -28,8 +27,6 @@ MISSING_TORCH = f"torch, which is not installed in {sys.prefix}"
 """The end of a sentence on what cannot be done without torch."""
 _BLOCKING = {"cuda": "CUDA_LAUNCH_BLOCKING=1", "hip": "AMD_SERIALIZE_KERNEL=3", "npu": "ASCEND_LAUNCH_BLOCKING=1"}
 """By type of devices: the setting with which a call that starts work waits for it. torch's errors name it, too."""
-_DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
-"""The functions of torch's module for a type of devices that `sticky_error` needs. `torch.cpu` lacks some."""
 
 
 class FailedWork(NamedTuple):
@@ -177,27 +174,6 @@ def _failed_work(module: Any, name: str) -> RuntimeError | None:
         module.synchronize() if name == "mps" else module.synchronize(name)
     except RuntimeError as error:
         return error
-    return None
-
-
-def sticky_error(torch: Any) -> str | None:
-    """Return the name of a device and the error that its use in this process always raises now; None if none does.
-
-    `torch` is the module that the process has imported; the process need not be a rank. Only devices that the process
-    has used are checked. A kernel that fails, for example by an assertion or an illegal access to memory, leaves such
-    an error in CUDA.
-    """
-    kind = torch_api.accelerator_type(torch) or "cpu"
-    module: Any = getattr(torch, kind, None)
-    if any(not hasattr(module, name) for name in _DEVICE_STATE) or not module.is_initialized():
-        return None
-    for index in range(module.device_count()):
-        # Waiting for a device that the process has not used would allocate memory on the device.
-        if index == module.current_device() or module.memory_reserved(index):
-            name = f"{kind}:{index}"
-            # The first wait clears an error that is not sticky.
-            if _failed_work(module, name) is not None and (error := _failed_work(module, name)) is not None:
-                return f"{name}: {first_line(error)}"
     return None
 
 

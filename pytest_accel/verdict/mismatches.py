@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_messages import CallSite, Channel, Finished, GroupMessages
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 
 _NO_MESSAGES = GroupMessages({})
 

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from pytest_accel.core.frames import PACKAGE, Folders
-from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.rank_messages import CallSite, ExceptionSketch, Finished, Leak, LeakKind, When
-from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
+from pytest_accel.core.shims import reason_of_skip
 from pytest_accel.core.signals import signal_name
-from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.truncation import cut_end, cut_gloo
 from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core import paths, session_folder, unix_sockets
+from pytest_accel.core import session_folder, unix_sockets
 from pytest_accel.core.connect import call_agent
 from pytest_accel.core.launcher_env import LauncherEnv
+from pytest_accel.features.launchers import local_rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
@@ -88,7 +89,7 @@ def temporary(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made.mkdir()
     made.chmod(0o1777)
     os.chown(common, 0, 0)
-    monkeypatch.setattr(paths, "_TEMPORARY", str(made))
+    monkeypatch.setattr(local_rendezvous, "_TEMPORARY", str(made))
     return made
 
 

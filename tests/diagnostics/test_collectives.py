@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.core.group_names import DEFAULT_GROUP, group_label
+from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label
 from pytest_accel.diagnostics.collectives import Collective, read_record, waits
 
 

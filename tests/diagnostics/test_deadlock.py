@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.group_names import DEFAULT_GROUP
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.diagnostics.deadlock import Position, deadlocked, read_position
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_accel.core.role import Role
 from pytest_accel.forkserver.standby import StandbyProcesses
-from pytest_accel.rank.role import Role
 from tests.background_suite import BackgroundSuite
 
 _TESTS = """

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.core.main_thread import MainThreadCalls
 from pytest_accel.core.node_refs import NodeRef, places
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.record_events import Recorders
@@ -28,6 +27,7 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.shared_folder import default_folder
+from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pool_service import client_here

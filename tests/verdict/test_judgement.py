@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, Leak, LeakKind, When
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.diagnosis import Findings

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import pytest
 
-from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_messages import CallSite, Channel, Finished, GroupMessages, MessageCount
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.verdict.mismatches import (
     UnequalCollectives,
     are_pending,

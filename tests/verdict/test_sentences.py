@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import PACKAGE
-from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.rank_messages import CallSite, Finished, Leak, LeakKind
-from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.rank_names import DEFAULT_GROUP, ranks_text
 from pytest_accel.diagnostics.collectives import Collective, Record, read_record
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from pytest_accel.core.group_names import DEFAULT_GROUP
 from pytest_accel.core.rank_messages import Finished, Leak, LeakKind
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import RankEvent

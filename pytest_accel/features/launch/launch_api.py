@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_accel.core import reserved_port
 from pytest_accel.core.device import Device
-from pytest_accel.core.programs import find_program
+from pytest_accel.core.interpreter import find_program
 from pytest_accel.features.launch.job import Job
 from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, Launcher
 from pytest_accel.features.launch.launch_environment import added_paths, hidden_accelerators, launch_environment

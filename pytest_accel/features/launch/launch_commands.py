@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pytest_accel.core.interpreter import module_command
+from pytest_accel.core.role import LOOPBACK
 from pytest_accel.features.launch.deepspeed import visible_slots
 from pytest_accel.features.launch.job import Job, Plan
-from pytest_accel.rank.rank_environment import LOOPBACK
 
 _OWN_STDOUT = r"launcher\.out()"
 _OWN_STDERR = r"launcher\.err()"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.kinds import OWN_KINDS
+from pytest_accel.core.role import loopback_interface
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.rank.rank_environment import loopback_interface
 
 _THREADS = "OMP_NUM_THREADS"
 

@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step
-from pytest_accel.core.paths import user_folder
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers.agent_messages import Hello, receive_hello
 from pytest_accel.leases.shared_folder import VARIABLE
@@ -24,6 +24,7 @@ TIMEOUT = 60.0
 """Seconds that a process waits for the others."""
 _RETRY_INTERVAL = 0.02
 """Seconds between two attempts to connect to rank 0."""
+_TEMPORARY = "/tmp"
 
 
 class RendezvousError(Exception):
@@ -36,7 +37,7 @@ def rendezvous_path(process: LauncherEnv) -> str:
     Raise :class:`RendezvousError` if the folder cannot be used, for example because another user could listen there.
     """
     try:
-        folder = user_folder()
+        folder = _user_folder()
     except OSError as error:
         raise RendezvousError(
             f"{error.filename}, where the processes that {process.launcher} has started would meet, cannot be used: "
@@ -44,6 +45,18 @@ def rendezvous_path(process: LauncherEnv) -> str:
         ) from None
     locks = hashlib.sha256(os.fsencode(os.environ.get(VARIABLE, ""))).hexdigest()[:8]
     return os.path.join(folder, f"{locks}-{process.key}.sock")
+
+
+def _user_folder() -> str:
+    """Return the folder for sockets that processes of this user find by name; create it if it is missing.
+
+    The path depends only on the user, and not on TMPDIR or XDG_RUNTIME_DIR, which a launcher may set in some processes
+    of a job only. Raise OSError, with the path and the remedy, if another user could replace the folder.
+    """
+    ensure_safe(_TEMPORARY)
+    path = os.path.join(_TEMPORARY, f"pytest-accel-{os.geteuid()}")
+    ensure_own_folder(path)
+    return path
 
 
 def gather(

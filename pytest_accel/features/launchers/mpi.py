@@ -25,7 +25,7 @@ from msgspec import structs
 from pytest_accel.core import prctl, session_folder, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
-from pytest_accel.core.interpreter import python_command
+from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
@@ -46,7 +46,6 @@ from pytest_accel.forkserver.server_messages import (
     file_with,
     read_file,
 )
-from pytest_accel.rank.coverage import unmeasured
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from pytest_accel.core.node_refs import NodeRef, reference
-from pytest_accel.core.skip_text import reason_of_skip
+from pytest_accel.core.shims import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.features.planning import census_file
 from pytest_accel.features.planning.census_file import (

@@ -37,10 +37,10 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.plugin_roles import with_default_roles
+from pytest_accel.core.rank_data import OWN_PREFIX, OwnData
 from pytest_accel.features.plugins.refusals import is_loaded, refusals
 from pytest_accel.features.plugins.unknown_releases import Warnings, WithoutBridge
 from pytest_accel.rank.context import RANK
-from pytest_accel.rank.rank_data import OWN_PREFIX, OwnData
 
 BRIDGES: Mapping[str, str] = MappingProxyType(
     {

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from pytest_accel.core.rank_data import PLAIN_TYPES
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.rank.rank_data import PLAIN_TYPES
 
 Entry = TypeVar("Entry")
 _MOST_LINES = 200

@@ -30,7 +30,7 @@ from pytest_accel.features.properties.example_steps import (
     stand_in,
     to_record,
 )
-from pytest_accel.rank.exchange import LARGEST, Exchange, ExchangeError, LateRanks
+from pytest_accel.features.properties.exchange import LARGEST, Exchange, ExchangeError, LateRanks
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext

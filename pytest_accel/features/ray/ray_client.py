@@ -20,7 +20,7 @@ from traceback import format_exc
 from typing import BinaryIO, Protocol
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.interpreter import python_command
+from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.world_key import WorldKey
@@ -43,7 +43,6 @@ from pytest_accel.features.ray.ray_messages import (
 )
 from pytest_accel.features.ray.ray_resources import RayDemand, RayNode, demand_of
 from pytest_accel.pool.placement import Place, PlaceError
-from pytest_accel.rank.coverage import unmeasured
 
 _JOIN_TIMEOUT = 120.0
 """Seconds in which the agent of a node must join, once it is needed."""

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.failed_subtests import FailedSubtests
 from pytest_accel.core.frames import Folders, folders_of
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import PhaseReported, TestStarted
 from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.core.terminal_file import TerminalFile
 from pytest_accel.core.units import count_text
 from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.record.failed_subtests import FailedSubtests
 from pytest_accel.features.record.live_state import LIVE_EVENTS, LiveState, RunningTest
+from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool_client import waiting_text
 from pytest_accel.verdict.sentences import progress_parts
 

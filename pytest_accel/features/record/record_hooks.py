@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from pytest_accel import __version__
-from pytest_accel.core.failed_subtests import FailedSubtests
 from pytest_accel.core.frames import Folders, failure_place, folders_of, is_library
 from pytest_accel.core.record_events import (
     SCHEMA,
@@ -26,11 +25,11 @@ from pytest_accel.core.record_events import (
     SessionStarted,
     TestStarted,
 )
-from pytest_accel.core.shims import is_subtest, worker_of_starting_test
-from pytest_accel.core.skip_text import reason_of_skip
+from pytest_accel.core.shims import is_subtest, reason_of_skip, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, RETRIED
 from pytest_accel.core.truncation import cut
 from pytest_accel.features.record.commands import Output, OutputKind
+from pytest_accel.features.record.failed_subtests import FailedSubtests
 from pytest_accel.features.record.record_file import RecordError, RecordFile
 from pytest_accel.features.record.timeline import Session, sessions_of
 from pytest_accel.settings import options

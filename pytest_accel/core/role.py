@@ -1,0 +1,40 @@
+"""The role of a rank's process, which the fork server gives it, and the address where its world's ranks meet."""
+
+from __future__ import annotations
+
+import sys
+from socket import socket
+from typing import NamedTuple
+
+from pytest_accel.core.world_spec import WorldSpec
+
+LOOPBACK = "127.0.0.1"
+
+
+class StorePort(NamedTuple):
+    """The port of the world's store, on the node of rank 0."""
+
+    port: int
+    listening: socket | None
+    """The socket bound to the port, which rank 0 uses. Other ranks from the same fork server may have a copy."""
+
+
+class Role(NamedTuple):
+    """The rank that a forked process becomes, and its sockets."""
+
+    spec: WorldSpec
+    rank: int
+    listener: socket
+    """Accepts connections from drivers."""
+    store_port: StorePort | None
+    """None in a world without a process group."""
+
+
+def host_of(spec: WorldSpec) -> str:
+    """Return the address of the world's store."""
+    return spec.addresses[0] if spec.addresses else LOOPBACK
+
+
+def loopback_interface() -> str:
+    """Return the name of the network interface for connections within this machine."""
+    return "lo0" if sys.platform == "darwin" else "lo"
