@@ -1,4 +1,4 @@
-"""Passes on what the ranks of a world log (`rank.log_relay`) in the driver while a test runs."""
+"""Passes on what the ranks of a world log (`rank.output_files`) in the driver while a test runs."""
 
 from __future__ import annotations
 

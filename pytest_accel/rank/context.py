@@ -51,7 +51,7 @@ class RankContext:
         self.store_keys = StoreKeys()
         self.raised_errors = RaisedErrors()
         self.recorder_started = False
-        """True if the rank has a thread that writes the record of its collectives (`flight_recorder.watch`)."""
+        """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
         self.absent: frozenset[str] = frozenset()

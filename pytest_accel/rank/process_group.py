@@ -1,4 +1,7 @@
-"""A rank's store and default process group. Runs in ranks only, where torch may be imported."""
+"""A rank's store and default process group, and the rendezvous of the process groups that tests create.
+
+Runs in ranks only, where torch may be imported.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ import importlib
 import importlib.util
 import os
 import socket
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.paths import store_folder
-from pytest_accel.core.role import StorePort, host_of
+from pytest_accel.core.role import LOOPBACK, StorePort, host_of
 from pytest_accel.core.world_key import backend_names
-from pytest_accel.rank import group_rendezvous, group_state, torch_devices
-from pytest_accel.rank.folder_store import FolderStore
-from pytest_accel.rank.signed_store import SignedStore
+from pytest_accel.rank import flight_recorder, group_state, torch_devices
+from pytest_accel.rank.rank_environment import AGENT_STORE
+from pytest_accel.rank.signed_store import FolderStore, SignedStore
 from pytest_accel.rank.torch_devices import MISSING_TORCH
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 """Packages that register a backend when they are imported, by backend; the first that is installed is used."""
 GROUP_TIMEOUT = timedelta(hours=1)
 """torch's timeout for the process group. Long, because the driver detects hangs and takes the stacks before that."""
+_LOOPBACK = ("localhost", LOOPBACK, "::1")
 _END_TIMEOUT = timedelta(seconds=4)
 """Time for which rank 0 keeps the store for the other ranks when it exits.
 
@@ -74,16 +80,80 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     context.operations.install()
     context.pending_work.install()
     context.store_keys.install(store)
-    group_rendezvous.use_world_store(context, port)
-    group_rendezvous.let_children_serve()
+    _use_world_store(context, port)
+    _let_children_serve()
     if backend is not None:
-        group_state.start_recorder(context)
+        flight_recorder.start(context)
         dist.init_process_group(
             backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=GROUP_TIMEOUT
         )
         context.default_group = world = dist.group.WORLD
         assert world is not None
         context.kept_groups.add(world.group_name)
+
+
+def _use_world_store(context: RankContext, port: int) -> None:
+    """Make process groups that tests create at an address (host and port) use the world's store for their rendezvous.
+
+    `TORCHELASTIC_USE_AGENT_STORE` makes every rank a client, so ranks would wait at an address where no store is
+    served. If rank 0 served a store there, two worlds could not use the same address at the same time, and a rank that
+    creates its next group before rank 0 has destroyed the previous one would read the old group's keys. So each group
+    has its own keys in the world's store: by port, size, number of the group at this port and, for some ranks at a
+    loopback address, machine.
+
+    Code that sets the variable to another value, for a group with processes that are not ranks of this world, gets
+    torch's own store at its address, except at the world's own `port`.
+    """
+    import torch.distributed as dist
+
+    def create(
+        original: Callable[..., Store],
+        hostname: str,
+        named_port: int,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        *options: Any,
+        **named: Any,
+    ) -> Store:
+        agent = os.environ.get(AGENT_STORE) == "True"
+        if world_size > context.spec.ranks or not (agent or named_port == port):
+            # The group has other processes. At the world's own port all are clients, because its store is served there.
+            with contextlib.nullcontext() if named_port == port else _without_agent_store():
+                return original(hostname, named_port, rank, world_size, timeout, *options, **named)
+        flight_recorder.start(context)
+        served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
+        node = context.spec.node_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
+        place = f"init/{context.tests}/{node}/{named_port}/{world_size}"
+        turn = served.add(f"{place}/turns/{rank}", 1)
+        return dist.PrefixStore(f"{place}/{turn}", served)
+
+    torch_api.replace_store_creation(create)
+
+
+def _let_children_serve() -> None:
+    """Unset `AGENT_STORE` in processes that `multiprocessing` spawns, so that one of them can serve a store.
+
+    Processes that `multiprocessing` forks inherit the function that :func:`_use_world_store` has replaced.
+    """
+    start = util.spawnv_passfds
+
+    def start_without(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        with _without_agent_store():
+            return start(path, args, passfds)
+
+    util.spawnv_passfds = start_without
+
+
+@contextlib.contextmanager
+def _without_agent_store() -> Iterator[None]:
+    """Unset `AGENT_STORE` in the ``with`` block, so that torch uses a store of its own."""
+    before = os.environ.pop(AGENT_STORE, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[AGENT_STORE] = before
 
 
 def _prepare_without_torch(context: RankContext, store_port: StorePort) -> None:

@@ -30,7 +30,7 @@ from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck
-from pytest_accel.rank.log_relay import LogRelay
+from pytest_accel.rank.output_files import LogRelay
 from pytest_accel.rank.runner import TestRunner
 from pytest_accel.rank.torch_failures import TorchFailures
 

@@ -36,13 +36,13 @@ from pytest_accel.core.serialization import sketch, sketch_warning
 from pytest_accel.core.shims import forget_sections, is_subtest
 from pytest_accel.core.stash_keys import DEVICE_PEAKS, EXPECTED_DEVICE_ERROR, OWNERS
 from pytest_accel.core.torch_errors import Explanation
-from pytest_accel.rank import device_memory, group_state, report_serialization, torch_devices
-from pytest_accel.rank.captured_output import CapturedOutput
+from pytest_accel.rank import device_memory, flight_recorder, group_state, report_serialization, torch_devices
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck, check_failed
+from pytest_accel.rank.output_files import CapturedOutput
 from pytest_accel.rank.rank_log import RankLog
 from pytest_accel.rank.torch_failures import TorchFailures
 from pytest_accel.settings.options import TRACE, asks_for_advice, output_path
@@ -460,7 +460,7 @@ class TestRunner:
         """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""
         if not self._traces or "torch.distributed" not in sys.modules:
             return ()
-        return group_state.collectives_between(report.start, report.stop)
+        return flight_recorder.collectives_between(report.start, report.stop)
 
 
 def _exit_request(serial: int, error: BaseException) -> ExitRequest:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_accel.rank import group_state, process_group, rank_environment
+from pytest_accel.rank import flight_recorder, process_group, rank_environment
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -114,7 +114,7 @@ class HarnessInRank:
             return
         ranks = self._context.spec.ranks
         assert int(case.world_size) == ranks, f"the test case's world_size is {case.world_size}, its world has {ranks}"
-        group_state.start_recorder(self._context)
+        flight_recorder.start(self._context)
         try:
             with _environment(self._child_environment(start.environment)):
                 self._run_child(case, start.file_name)
