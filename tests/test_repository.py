@@ -45,7 +45,7 @@ RUNS_IN_A_RANK = {
 }
 
 RUNS_BETWEEN_TESTS = (
-    *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization"),
+    *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/reports"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
     *("rank/holders", "rank/output_files"),
     *("rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/rank_process"),

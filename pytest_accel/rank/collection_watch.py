@@ -9,11 +9,15 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from os import environ
+from os.path import relpath
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 
+from pytest_accel import PreloadWarning
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.plugin_roles import is_in_environment, published_plugins
+from pytest_accel.core.rank_messages import WarningSketch
 from pytest_accel.core.torch_variables import READ_AT_IMPORT
 from pytest_accel.settings.option_types import UNFORKABLE
 
@@ -81,6 +85,25 @@ class CollectionWatch:
         """
         changed, self._changed = self._changed, []
         return changed
+
+    def take_warnings(self, root: Path) -> list[WarningSketch]:
+        """Return a warning for each of :meth:`take_changed`, whose path is shown relative to `root`.
+
+        A test gets those of another file if the rank has run no test of that file.
+        """
+        return [
+            WarningSketch(
+                f"{relpath(path, root)} sets {name}, which torch reads when it is imported: no effect in ranks, which "
+                "are forked from a process that has imported torch. Set it in the mark's env=, or where pytest is "
+                "started, or use accel_preload = none",
+                PreloadWarning.__module__,
+                PreloadWarning.__name__,
+                path,
+                1,
+                None,
+            )
+            for path, name in self.take_changed()
+        ]
 
     def take_slow_imports(self) -> Mapping[str, Mapping[str, float]]:
         """Return the seconds of imports by package and module, for packages that have become slow since the last call.

@@ -31,8 +31,8 @@ from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.output_files import LogRelay
+from pytest_accel.rank.reports import RankReports
 from pytest_accel.rank.runner import TestRunner
-from pytest_accel.rank.torch_failures import TorchFailures
 
 _WRITES_A_FILE = ("debug", "pastebin")
 """pytest's options that make a session write or send a file. Only the driver does that."""
@@ -80,9 +80,9 @@ class RankPlugin:
         self._collector = RankCollector(watch)
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
-        self._torch_failures = TorchFailures(context)
+        self._reports = RankReports(context)
         self._runner = TestRunner(
-            context, self._collector, self._debugger, self._leak_check, self._torch_failures, self._is_prepared
+            context, self._collector, self._debugger, self._leak_check, self._reports, self._is_prepared
         )
 
     def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -90,7 +90,7 @@ class RankPlugin:
         pluginmanager.register(self, RANK_PLUGIN)
         pluginmanager.register(MainProcessPlugins())
         pluginmanager.register(self._leak_check)
-        pluginmanager.register(self._torch_failures)
+        pluginmanager.register(self._reports)
         pluginmanager.register(self._runner)
         session = self.context.session
         if session.log_file or session.shows_logs or session.streams:

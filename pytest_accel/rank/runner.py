@@ -16,13 +16,11 @@ import pytest
 from pytest_accel import PreloadWarning, features
 from pytest_accel.core import rank_data, torch_errors
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.frames import failure_place, folders_of
 from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.rank_messages import (
     CannotRun,
     Collected,
     CollectFile,
-    ExceptionSketch,
     ExitRequest,
     ExtraReport,
     Finished,
@@ -32,11 +30,11 @@ from pytest_accel.core.rank_messages import (
     When,
 )
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.core.serialization import sketch, sketch_warning
+from pytest_accel.core.serialization import sketch_warning
 from pytest_accel.core.shims import forget_sections, is_subtest
 from pytest_accel.core.stash_keys import DEVICE_PEAKS, EXPECTED_DEVICE_ERROR, OWNERS
 from pytest_accel.core.torch_errors import Explanation
-from pytest_accel.rank import device_memory, flight_recorder, group_state, report_serialization, torch_devices
+from pytest_accel.rank import device_memory, flight_recorder, group_state, torch_devices
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
@@ -44,7 +42,7 @@ from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck, check_failed
 from pytest_accel.rank.output_files import CapturedOutput
 from pytest_accel.rank.rank_log import RankLog
-from pytest_accel.rank.torch_failures import TorchFailures
+from pytest_accel.rank.reports import RankReports, collect_rank_data, serialize
 from pytest_accel.settings.options import TRACE, asks_for_advice, output_path
 
 
@@ -79,14 +77,10 @@ class _Test:
     """True while a phase runs: a report that is made then is not that of the phase."""
     reported: set[str] = field(default_factory=set)
     """The phases that have been reported."""
-    exception: ExceptionSketch | None = None
-    """The exception of the phase whose report is made next."""
     only_passed: bool = True
     """False once a phase of the test did not pass, or a subtest failed."""
     raised: bool = False
     """True once a phase of the test or a subtest has failed, expectedly or not."""
-    late_error: RuntimeError | None = None
-    """The error of work on a device that the test has not waited for."""
     closed_streams: bool = False
     """True if the test has closed pytest's capture streams."""
     teardown: list[PhaseReport] = field(default_factory=list)
@@ -103,7 +97,7 @@ class TestRunner:
         collector: RankCollector,
         debugger: RankDebugger,
         leak_check: LeakCheck,
-        torch_failures: TorchFailures,
+        reports: RankReports,
         is_prepared: Callable[[], bool],
     ) -> None:
         """`is_prepared` returns whether the rank has been prepared for its first test."""
@@ -111,13 +105,11 @@ class TestRunner:
         self._collector = collector
         self._debugger = debugger
         self._leak_check = leak_check
-        self._torch_failures = torch_failures
+        self._reports = reports
         self._is_prepared = is_prepared
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
-        self._devices: int | None = None
-        """Number of the session's devices of the test's kind; None if there is no such kind, or before any test."""
         self._logged: NodeRef | None = None
         """The test for which the log has been begun by its collection; None once the test has begun."""
         self._test: _Test
@@ -127,7 +119,6 @@ class TestRunner:
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
         """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
         self._config = session.config
-        self._folders = folders_of(session.config)
         self._advises = asks_for_advice(session.config)
         self._traces = output_path(session.config, TRACE) is not None
         self._log.open()
@@ -139,7 +130,7 @@ class TestRunner:
         """Collect the file of a test that `driver` is about to request, and answer whether the rank has the test."""
         node, problem = request.node, ""
         session.config.stash[OWNERS].decide(request.project_marks)
-        self._devices = request.devices
+        self._reports.session_devices = request.devices
         self._log.begin(node)
         self._logged = node
         try:
@@ -165,17 +156,9 @@ class TestRunner:
             text += f"; {error.found}"
         if error.has_others and request.explains:
             text += ". The parameters of a test must be the same in every process"
-            text += "" if self._hidden_devices is None else f": {self._hidden_devices}"
+            hidden = self._reports.hidden_devices
+            text += "" if hidden is None else f": {hidden}"
         return text
-
-    @property
-    def _hidden_devices(self) -> str | None:
-        """A sentence on the devices that the driver sees and this rank does not; None if there is no difference."""
-        context = self._context
-        seen = 0 if context.spec.key.kind == "cpu" else len(context.visible_devices)
-        if self._devices is None or seen == self._devices:
-            return None
-        return f"this rank sees {seen} of the session's {self._devices} devices"
 
     def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
@@ -184,6 +167,7 @@ class TestRunner:
             self._log.begin(request.node)
         self._logged = None
         test = self._test = _Test(driver, request)
+        self._reports.begin()
         try:
             item = self._collector.find(session, request.node)
             for device in self._measured_devices:
@@ -193,7 +177,7 @@ class TestRunner:
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
             self._leak_check.begin(self._collector.activity)
-            test.warnings += self._variable_warnings()
+            test.warnings += self._collector.watch.take_warnings(session.config.rootpath)
             self._report_skipped(skipped.longrepr)
             self._finish(test)
             return
@@ -306,31 +290,12 @@ class TestRunner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         """Warn about variables that the collection of the test's file has changed too late."""
-        for warning in self._variable_warnings():
+        for warning in self._collector.watch.take_warnings(self._config.rootpath):
             try:
                 warn_explicit(warning.message, PreloadWarning, warning.filename, warning.lineno)
             except PreloadWarning:
                 # Show it, and go on: which test comes first in a new world must not decide which one fails.
                 self._test.warnings.append(warning)
-
-    def _variable_warnings(self) -> list[WarningSketch]:
-        """Return a warning for each variable that the collection of a file has changed too late; none in later calls.
-
-        A test gets those of another file if the rank has run no test of that file.
-        """
-        return [
-            WarningSketch(
-                f"{relpath(path, self._config.rootpath)} sets {name}, which torch reads when it is imported: no effect "
-                "in ranks, which are forked from a process that has imported torch. Set it in the mark's env=, or "
-                "where pytest is started, or use accel_preload = none",
-                PreloadWarning.__module__,
-                PreloadWarning.__name__,
-                path,
-                1,
-                None,
-            )
-            for path, name in self._collector.watch.take_changed()
-        ]
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
@@ -367,48 +332,19 @@ class TestRunner:
         failed = torch_devices.failed_work(self._context)
         if failed is None or failed.seen:
             return
-        node, test = self._test.request.node, self._test
+        node = self._test.request.node
         path = relpath(node.path, self._config.invocation_params.dir)
-        test.late_error = RuntimeError(f"work that the test started on {failed.device} has failed: {failed.error}")
+        error = RuntimeError(f"work that the test started on {failed.device} has failed: {failed.error}")
         hint = torch_devices.hint_on_place(failed.device, "::".join((path, *node.names)))
-        torch_errors.add_hint(test.late_error, Explanation(hint))
-        raise test.late_error
+        torch_errors.add_hint(error, Explanation(hint))
+        self._reports.late_error = error
+        raise error
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None
     ) -> None:
         if when == "runtest":
             self._test.warnings.append(sketch_warning(warning_message, location))
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        self._explain_skip(item, report)
-        failure = call.excinfo.value if call.excinfo is not None and report.failed else None
-        self._test.exception = None if failure is None else sketch(failure)
-        if failure is not None and (explanation := self._torch_failures.explain(failure)) is not None:
-            torch_errors.add_headline(report.longrepr, explanation)
-        if call.excinfo is not None and report.failed:
-            report.accel_place = failure_place(call.excinfo, report.longrepr, self._folders)  # type: ignore[attr-defined]
-        traceback = getattr(report.longrepr, "reprtraceback", None)
-        if failure is not None and failure is self._test.late_error and traceback is not None:
-            # All frames are the plugin's own. `--full-trace`, which pytest suggests, shows nothing of the test.
-            traceback.extraline = None
-        return report
-
-    def _explain_skip(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Add to the reason of a mark that skips in ranks only that these see other devices than the driver.
-
-        The driver has evaluated the test's marks before: a condition that is true there does not get here.
-        """
-        longrepr = report.longrepr
-        if report.when != "setup" or not report.skipped or not isinstance(longrepr, tuple):
-            return
-        if self._hidden_devices is not None and any(item.get_closest_marker(name) for name in ("skip", "skipif")):
-            path, line, reason = longrepr
-            report.longrepr = path, line, f"{reason} ({self._hidden_devices})"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -422,7 +358,7 @@ class TestRunner:
         if test.in_phase or report.when in test.reported or is_subtest(report):
             test.only_passed &= not report.failed
             test.raised |= report.failed
-            data = report_serialization.serialize(self._config, report, whole=True)
+            data = serialize(self._config, report, whole=True)
             test.driver.send(ExtraReport(serial, test.phase, data))
             return
         test.raised |= report.failed or hasattr(report, "wasxfail")
@@ -430,10 +366,11 @@ class TestRunner:
         self._log.end_phase()
         self._captured.end_phase()
         plugin_data: dict[str, Any] = {}
+        exception = self._reports.exception
         if test.item is not None:
-            plugin_data, invalid = report_serialization.collect_rank_data(test.item, report)
-            test.exception = invalid or test.exception
-        data = report_serialization.serialize(self._config, report, whole=False)
+            plugin_data, invalid = collect_rank_data(test.item, report)
+            exception = invalid or exception
+        data = serialize(self._config, report, whole=False)
         if plugin_data:
             data[rank_data.KEY] = plugin_data
         now = monotonic() + self._context.session.clock
@@ -443,8 +380,8 @@ class TestRunner:
             earlier = [one.failed_at for one in test.wrappers if one.failed_at is not None]
             now = min([now, *(time + self._context.session.clock for time in earlier)])
         collectives = self._collectives(report)
-        phase_report = PhaseReport(serial, report.when, data, now, test.exception, collectives)
-        test.exception = None
+        phase_report = PhaseReport(serial, report.when, data, now, exception, collectives)
+        self._reports.exception = None
         if not report.passed:
             test.only_passed = False
             test.driver.send(phase_report)

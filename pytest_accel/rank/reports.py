@@ -1,0 +1,170 @@
+"""The reports of a rank: what the plugin adds to those that pytest makes, and their form for the driver.
+
+Tracebacks are made readable first: frames of libraries are shortened, some of torch's are hidden, and frequent mistakes
+are explained.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from traceback import format_exc
+from typing import Any
+
+import pytest
+
+from pytest_accel.core import rank_data, torch_errors
+from pytest_accel.core.frames import failure_place, folders_of, is_library
+from pytest_accel.core.missing_mark import name_place
+from pytest_accel.core.rank_messages import ExceptionSketch
+from pytest_accel.core.serialization import plain_properties, sketch, travels
+from pytest_accel.core.shims import report_to_data, shorten_frames
+from pytest_accel.core.torch_errors import Explanation
+from pytest_accel.core.truncation import cut, cut_failure
+from pytest_accel.rank.context import RankContext
+
+_WRAPPERS = ("torch.distributed.c10d_logger", "torch.utils._contextlib", "torch._compile")
+"""Modules whose functions only wrap others: for logging, for ``torch.no_grad`` and the like, for the compiler."""
+_IMPLEMENTATION = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous", "torch.multiprocessing.spawn")
+"""Modules with long functions. Their frames do not help with an error that has an explanation."""
+_HIDE = "__tracebackhide__"
+"""pytest's name for a variable of a function or module whose frames it hides. `--full-trace` shows all."""
+_PASSED_FIELDS = ("outcome", "longrepr", "sections", "user_properties", "duration", "start", "stop", "wasxfail")
+"""The fields of a report of a passed phase that the merged report uses.
+
+Serializing the others, mainly keywords, takes longer than many tests.
+"""
+
+
+class RankReports:
+    """Pytest plugin of a rank that adds to the reports of phases and subtests what the driver needs of them."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self.session_devices: int | None = None
+        """Number of the session's devices of the test's kind; None if there is no such kind, or before any test."""
+        self.exception: ExceptionSketch | None = None
+        """The exception of the report that is sent next; None if it has not failed."""
+        self.late_error: RuntimeError | None = None
+        """The error of work on a device that the test has not waited for."""
+
+    def begin(self) -> None:
+        """Begin a test."""
+        self.exception = self.late_error = None
+
+    @property
+    def hidden_devices(self) -> str | None:
+        """A sentence on the devices that the driver sees and this rank does not; None if there is no difference."""
+        context = self._context
+        seen = 0 if context.spec.key.kind == "cpu" else len(context.visible_devices)
+        if self.session_devices is None or seen == self.session_devices:
+            return None
+        return f"this rank sees {seen} of the session's {self.session_devices} devices"
+
+    # Not a wrapper: pytest's own hook must be called first, since it sets the exception of a unittest.TestCase.
+    @pytest.hookimpl(specname="pytest_runtest_makereport")
+    def pytest_prepare_exception(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """Prepare the exception of a phase before pytest makes its report."""
+        if call.excinfo is None:
+            return
+        name_place(call.excinfo.value, item)
+        if not is_library(str(item.path)):  # The tests of an installed package are the suite's own code.
+            shorten_frames(item, is_library)
+        if "torch" in sys.modules:
+            error = call.excinfo.value
+            explanation = self._explain(error)
+            if explanation is not None:
+                torch_errors.add_hint(error, explanation)
+            _hide_frames(explained=explanation is not None)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        self._explain_skip(item, report)
+        self.exception = None
+        if call.excinfo is None or not report.failed:
+            return report
+        failure = call.excinfo.value
+        self.exception = sketch(failure)
+        if (explanation := self._explain(failure)) is not None:
+            torch_errors.add_headline(report.longrepr, explanation)
+        report.accel_place = failure_place(call.excinfo, report.longrepr, folders_of(item.config))  # type: ignore[attr-defined]
+        traceback = getattr(report.longrepr, "reprtraceback", None)
+        if failure is self.late_error and traceback is not None:
+            # All frames are the plugin's own. `--full-trace`, which pytest suggests, shows nothing of the test.
+            traceback.extraline = None
+        return report
+
+    def _explain(self, error: BaseException) -> Explanation | None:
+        """Return an explanation of `error` for a test in this rank; None if there is none."""
+        spec = self._context.spec
+        init = spec.grouped and spec.key.init
+        return torch_errors.explain(
+            error, grouped=spec.grouped, init=init, refused_by_store=self._context.store_keys.refused
+        )
+
+    def _explain_skip(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Add to the reason of a mark that skips in ranks only that these see other devices than the driver.
+
+        The driver has evaluated the test's marks before: a condition that is true there does not get here.
+        """
+        longrepr = report.longrepr
+        if report.when != "setup" or not report.skipped or not isinstance(longrepr, tuple):
+            return
+        if self.hidden_devices is not None and any(item.get_closest_marker(name) for name in ("skip", "skipif")):
+            path, line, reason = longrepr
+            report.longrepr = path, line, f"{reason} ({self.hidden_devices})"
+
+
+def _hide_frames(*, explained: bool) -> None:
+    """Make pytest hide the frames of `_WRAPPERS`, and those of `_IMPLEMENTATION` if the error is `explained`."""
+    for name in (*_WRAPPERS, *_IMPLEMENTATION):
+        if (module := sys.modules.get(name)) is not None:
+            vars(module)[_HIDE] = _has_own_frame if explained or name in _WRAPPERS else False
+
+
+def _has_own_frame(excinfo: pytest.ExceptionInfo[BaseException] | None) -> bool:
+    """Return whether a frame of the suite's own code is visible, so that a traceback without torch's is not empty."""
+    return excinfo is not None and any(
+        not is_library(str(entry.path)) and _HIDE not in entry.frame.f_locals for entry in excinfo.traceback
+    )
+
+
+def serialize(config: pytest.Config, report: pytest.TestReport, *, whole: bool) -> dict[str, Any]:
+    """Return `report` as ``pytest_report_to_serializable`` does, with long text truncated.
+
+    If not `whole`, leave out what the merged report of a phase does not use.
+    """
+    if report.passed and not whole:
+        data = {name: vars(report)[name] for name in _PASSED_FIELDS if name in vars(report)}
+        data |= {"$report_type": "TestReport", "user_properties": plain_properties(report.user_properties)}
+    else:
+        data = report_to_data(config, report)
+        if "$report_type" in data and isinstance(report, pytest.TestReport):
+            data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
+        if config.get_verbosity() < 2:
+            cut_failure(data.get("longrepr"))
+        data["user_properties"] = plain_properties(data.get("user_properties", ()))
+        data = {name: value for name, value in data.items() if travels(value)}
+    data["sections"] = [(name, cut(text)) for name, text in data.get("sections", ())]
+    return data
+
+
+def collect_rank_data(item: pytest.Item, report: pytest.TestReport) -> tuple[dict[str, Any], ExceptionSketch | None]:
+    """Return the data that plugins send with `report`, and the exception if collecting the data has made `report` fail.
+
+    If the report has failed before, an error in the data is only added to it as a section.
+    """
+    try:
+        return rank_data.collect(item, report), None
+    except rank_data.FAILURES as error:
+        text = str(error)
+        if not isinstance(error, rank_data.RankDataError):
+            text = f"pytest_accel_rank_data raised {type(error).__name__}: {error}\n{format_exc()}"
+        if report.failed:
+            report.sections.append(("pytest_accel_rank_data", text))
+            return {}, None
+        report.outcome, report.longrepr = "failed", text
+        return {}, sketch(rank_data.RankDataError(text))
