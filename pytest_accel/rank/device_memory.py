@@ -1,4 +1,4 @@
-"""Memory of devices that tests leak, and that torch, its libraries and failed tests keep. Runs in ranks only."""
+"""Memory of devices that tests use and leak, and that torch, libraries and failed tests keep. Runs in ranks only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MemoryGrowth:
 
     def begin(self) -> None:
         """Begin a test."""
-        self._expected = Counter(torch_devices.allocated_memory(self._context))
+        self._expected = Counter(allocated_memory(self._context))
         self._ended_fixtures = Counter()
         self._before_release = None
 
@@ -70,12 +70,12 @@ class MemoryGrowth:
 
         `add_finalizer` adds a function to the teardown of the fixture, to be called before all others.
         """
-        before, expected = Counter(torch_devices.allocated_memory(self._context)), Counter(self._expected)
+        before, expected = Counter(allocated_memory(self._context)), Counter(self._expected)
         try:
             yield
         finally:
             of_inner_fixtures = self._expected - expected
-            made = Counter(torch_devices.allocated_memory(self._context)) - before - of_inner_fixtures
+            made = Counter(allocated_memory(self._context)) - before - of_inner_fixtures
             if made:
                 self._expected += made
                 add_finalizer(partial(self._begin_release, made))
@@ -83,7 +83,7 @@ class MemoryGrowth:
     def _begin_release(self, made: Counter[str]) -> None:
         """Record that the teardown of a fixture begins whose setup has allocated `made`."""
         if self._before_release is None:
-            self._before_release = torch_devices.allocated_memory(self._context)
+            self._before_release = allocated_memory(self._context)
         self._ended_fixtures += made
 
     def leaks(self) -> list[Leak]:
@@ -101,7 +101,7 @@ class MemoryGrowth:
         ]
 
     def _grown(self) -> dict[str, int]:
-        allocated = torch_devices.allocated_memory(self._context)
+        allocated = allocated_memory(self._context)
         before = self._before_release or allocated
         return {
             # A fixture may also leave its memory in a cache, for good: only what has been released is subtracted.
@@ -161,10 +161,59 @@ def empty_cache(context: RankContext, limit: float = 0.0) -> None:
         return
     for device in context.own_devices:
         name = context.torch_name(device)
-        module = torch_devices.memory_module(name)
+        module = memory_module(name)
         if not hasattr(module, "empty_cache") or not torch_devices.is_initialized(module):
             continue
         bound = 0.0 if limit == 0.0 else limit * context.fraction(device) * (device.memory or inf)
-        if torch_devices.has_cache(name, bound):
+        if _has_cache(name, bound):
             with suppress(RuntimeError):  # For example, while the test captures a graph. The memory stays in the cache.
                 module.empty_cache()
+
+
+def allocated_memory(context: RankContext) -> dict[str, int]:
+    """Return the bytes that torch has allocated on each of this rank's devices, by torch's name of the device.
+
+    Devices for which torch does not count are left out.
+    """
+    sizes = {}
+    for device in context.own_devices:
+        name = context.torch_name(device)
+        module = memory_module(name)
+        if hasattr(module, "memory_allocated"):
+            sizes[name] = int(module.memory_allocated(name))
+    return sizes
+
+
+def _has_cache(name: str, bound: float) -> bool:
+    """Return whether torch keeps more than `bound` bytes of the device `name` as a cache.
+
+    Where torch does not count, it may keep any number of bytes: return whether `bound` is 0.
+    """
+    module = memory_module(name)
+    if not (hasattr(module, "memory_reserved") and hasattr(module, "memory_allocated")):
+        return bound == 0.0
+    # Each of the two functions reads all of the allocator's statistics, so call only one for an ordinary test.
+    reserved = int(module.memory_reserved(name))
+    return reserved > bound and reserved - int(module.memory_allocated(name)) > bound
+
+
+def reset_peak_memory(device: str) -> None:
+    """Start measuring the peak of the allocated memory on `device`."""
+    module = memory_module(device)
+    if module is not None and hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: str) -> int | None:
+    """Return the peak of the bytes allocated by torch on `device` in the test; None if torch does not count them."""
+    module = memory_module(device)
+    if module is None or not hasattr(module, "max_memory_allocated"):
+        return None
+    return int(module.max_memory_allocated(device))
+
+
+def memory_module(device: str) -> Any:
+    """Return torch's module that counts the memory of a device; None for the CPU, and if torch has no such module."""
+    if device.startswith("cpu"):
+        return None
+    return torch_devices.module_of(device)

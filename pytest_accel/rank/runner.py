@@ -171,7 +171,7 @@ class TestRunner:
         try:
             item = self._collector.find(session, request.node)
             for device in self._measured_devices:
-                torch_devices.reset_peak_memory(device)
+                device_memory.reset_peak_memory(device)
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)
@@ -221,7 +221,7 @@ class TestRunner:
             collectives, groups = group_state.collectives(context), group_state.created_count()
             unawaited = context.pending_work.end()
             messages, groups_by_test = group_state.messages(context), self._leak_check.groups_by_test
-            peaks = [torch_devices.peak_memory(device) for device in self._measured_devices]
+            peaks = [device_memory.peak_memory(device) for device in self._measured_devices]
             if not leaks.must_be_killed:
                 device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A rank's devices in torch: verification, selection, limits, memory and waiting.
+"""A rank's devices in torch: verification, selection, limits and waiting.
 
 The functions import torch, so they are called in ranks only. Without torch, the limits and the memory of devices are
 left to the suite, and what the process sees cannot be verified.
@@ -62,7 +62,7 @@ def select(context: RankContext) -> torch.device:
 
     device = torch.device(context.torch_device)
     # Not every module has set_device: mps has only one device.
-    if set_device := getattr(_module_of(context.torch_device), "set_device", None):
+    if set_device := getattr(module_of(context.torch_device), "set_device", None):
         set_device(device)
     return device
 
@@ -84,7 +84,7 @@ def limit_memory(context: RankContext) -> None:
         return
     for device in context.own_devices:
         name = torch.device(context.torch_name(device))
-        limit = getattr(_module_of(str(name)), "set_per_process_memory_fraction", None)
+        limit = getattr(module_of(str(name)), "set_per_process_memory_fraction", None)
         if limit is not None:
             fraction = context.fraction(device)
             # mps has only one device, so its function does not take a device.
@@ -96,33 +96,6 @@ def torch_devices(names: Sequence[str]) -> list[torch.device]:
     import torch
 
     return [torch.device(name) for name in names]
-
-
-def allocated_memory(context: RankContext) -> dict[str, int]:
-    """Return the bytes that torch has allocated on each of this rank's devices, by torch's name of the device.
-
-    Devices for which torch does not count are left out.
-    """
-    sizes = {}
-    for device in context.own_devices:
-        name = context.torch_name(device)
-        module = memory_module(name)
-        if hasattr(module, "memory_allocated"):
-            sizes[name] = int(module.memory_allocated(name))
-    return sizes
-
-
-def has_cache(name: str, bound: float) -> bool:
-    """Return whether torch keeps more than `bound` bytes of the device `name` as a cache.
-
-    Where torch does not count, it may keep any number of bytes: return whether `bound` is 0.
-    """
-    module = memory_module(name)
-    if not (hasattr(module, "memory_reserved") and hasattr(module, "memory_allocated")):
-        return bound == 0.0
-    # Each of the two functions reads all of the allocator's statistics, so call only one for an ordinary test.
-    reserved = int(module.memory_reserved(name))
-    return reserved > bound and reserved - int(module.memory_allocated(name)) > bound
 
 
 def failed_work(context: RankContext) -> FailedWork | None:
@@ -141,7 +114,7 @@ def failed_work(context: RankContext) -> FailedWork | None:
             name = context.torch_name(device)
             if name.startswith("cpu"):
                 break
-            module = _module_of(name)
+            module = module_of(name)
             # Do not initialise a runtime that the test has not used.
             if is_initialized(module) and hasattr(module, "synchronize"):
                 error = _failed_work(module, name)
@@ -177,29 +150,7 @@ def _failed_work(module: Any, name: str) -> RuntimeError | None:
     return None
 
 
-def reset_peak_memory(device: str) -> None:
-    """Start measuring the peak of the allocated memory on `device`."""
-    module = memory_module(device)
-    if module is not None and hasattr(module, "reset_peak_memory_stats"):
-        module.reset_peak_memory_stats(device)
-
-
-def peak_memory(device: str) -> int | None:
-    """Return the peak of the bytes allocated by torch on `device` in the test; None if torch does not count them."""
-    module = memory_module(device)
-    if module is None or not hasattr(module, "max_memory_allocated"):
-        return None
-    return int(module.max_memory_allocated(device))
-
-
-def memory_module(device: str) -> Any:
-    """Return torch's module that counts the memory of a device; None for the CPU, and if torch has no such module."""
-    if device.startswith("cpu"):
-        return None
-    return _module_of(device)
-
-
-def _module_of(device: str) -> Any:
+def module_of(device: str) -> Any:
     """Return torch's module for a device, such as `torch.cuda`; None if it has none (xla), and without torch."""
     torch = installed_torch()
     return None if torch is None else getattr(torch, torch.device(device).type, None)
