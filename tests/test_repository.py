@@ -40,13 +40,13 @@ VENDORS = {f"hardware/vendors/{name}.py" for name in ("cuda", "rocm", "xpu", "mp
 RUNS_IN_A_RANK = {
     "core/torch_api.py",
     *("rank/main.py", "rank/process_group.py", "rank/flight_recorder.py", "rank/group_state.py"),
-    *("rank/leaked_groups.py", "rank/pending_work.py", "rank/point_to_point.py", "rank/store_keys.py"),
+    *("rank/pending_work.py", "rank/point_to_point.py", "rank/store_keys.py"),
     *("rank/torch_devices.py", "features/adoption/torch_harness.py"),
 }
 
 RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/reports"),
-    *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
+    *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leftovers", "rank/debugger"),
     *("rank/holders", "rank/output_files"),
     *("rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/rank_process"),
     *("rank/device_memory", "rank/raised_errors", "rank/signed_store"),

@@ -11,49 +11,23 @@ module keeps belongs to that module, which lives as long as the rank.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial, reduce
-from pathlib import PurePath
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from msgspec import structs
 
 from pytest_accel.core import torch_api
-from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import Leak, LeakKind
-from pytest_accel.core.shims import requested_fixtures
-from pytest_accel.rank import (
-    group_state,
-    leaked_groups,
-    leaked_processes,
-    process_state,
-)
+from pytest_accel.rank import group_state, process_state
 from pytest_accel.rank.device_memory import MemoryGrowth
-from pytest_accel.rank.holders import module_that_holds
-from pytest_accel.rank.leaked_processes import Spawned
+from pytest_accel.rank.holders import StartedThings
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
     from pytest_accel.rank.torch_devices import FailedWork
-
-_MOST_GROUPS = 100
-"""Number of process groups that tests may leave in a rank. Each has connections to the other ranks.
-
-Tests that make a device mesh leave its groups, because torch has no function to destroy them.
-"""
-_MOST_GROUPS_OF_FIXTURES = 1000
-"""The same number while fixtures that may keep the groups are set up: retiring the ranks would end the fixtures."""
-_LONGEST_SEARCH = 1.0
-"""Seconds for the search for the modules that hold what has been left, which is part of a teardown.
-
-A search takes a tenth of a second in a large suite. What is left afterwards is not reported: it harms no test.
-"""
-_PACKAGES_OF_TOOLS = ("_pytest.", "pytest_accel.", "xdist.", "pytest_asyncio.", "anyio.")
-"""Packages whose fixtures and collectors keep nothing for a test."""
-_PLAIN = (str, bytes, int, float, PurePath)
-"""Types of values, such as the address of a server, through which a fixture keeps no process group."""
 
 
 class Leaks(NamedTuple):
@@ -71,19 +45,6 @@ class Leaks(NamedTuple):
     def must_be_killed(self) -> bool:
         """True if this process must be killed after the test."""
         return bool(self.device_error) or self.lost_default or any(leak.lasting for leak in self.found)
-
-
-class _Started(NamedTuple):
-    """Processes, threads and groups of one test that have not been judged yet."""
-
-    test: str
-    """Node id of the test."""
-    module: pytest.Module | None
-    owners: Collection[object]
-    """Fixtures and collectors that may use it. It is judged when they have been torn down."""
-    spawned: Spawned = Spawned()
-    groups: frozenset[str] = frozenset()
-    """Names of process groups."""
 
 
 def check_failed(error: Exception) -> Leaks:
@@ -106,18 +67,7 @@ class LeakCheck:
         """Settings before and after the setup of each fixture of a wider scope that is set up and may restore them."""
         self._restored_settings: set[tuple[str | bytes, object]] = set()
         """The same of the fixtures that have been torn down since the beginning of the test."""
-        self._known = self._spawned()
-        """Processes and threads that the test has not started."""
-        self._owners: dict[object, bool] = {}
-        """Fixtures of a wider scope and collectors that are set up; True if they may keep a process group."""
-        self._used: tuple[object, ...] = ()
-        """The fixtures and collectors of `_owners` that the test uses."""
-        self._item: pytest.Item | None = None
-        """The test, if it has reached its teardown."""
-        self._started: list[_Started] = []
-        """Things that this test and earlier ones have started, and that have not been judged yet."""
-        self._left_groups = 0
-        """Number of process groups that tests have left in this rank."""
+        self._started = StartedThings(context)
         self._rpc = 0
         """Count of RPC initialisations at the beginning of the test, or after a wider fixture has initialised RPC."""
         self._memory = MemoryGrowth(context) if self._is_on else None
@@ -138,8 +88,7 @@ class LeakCheck:
         """
         if self._memory is not None:
             self._memory.begin()
-        self._known |= self._spawned()
-        self._item, self._used = None, ()
+        self._started.begin()
         self._rpc = torch_api.rpc_initialisations()
         if self._context.spec.grouped:
             self._context.operations.begin()
@@ -167,7 +116,7 @@ class LeakCheck:
         def exempt_setup() -> None:
             __tracebackhide__ = True
             collector.addfinalizer(partial(self._end_owner, collector))
-            self._owners[collector] = True
+            self._started.add_collector(collector)
             with self._wider_fixture(collector) if exempts else nullcontext():
                 setup()
 
@@ -181,9 +130,7 @@ class LeakCheck:
             return (yield)
         with self._wider_fixture(fixturedef):
             value = yield
-        # A fixture without a value keeps things in a global, if at all.
-        if value is not None and not _is_of_tool(fixturedef.func):
-            self._owners[fixturedef] = not isinstance(value, _PLAIN)
+        self._started.add_fixture(fixturedef, value)
         return value
 
     @pytest.hookimpl
@@ -192,17 +139,12 @@ class LeakCheck:
 
     def _end_owner(self, owner: object) -> None:
         """Record that a fixture or collector is torn down. Exempt its settings until the next test begins."""
-        self._owners.pop(owner, None)
+        self._started.remove(owner)
         self._restored_settings |= self._wider_settings.pop(owner, set())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        self._item = item
-        nodes = [node for node in item.listchain() if not _is_of_tool(type(node))]
-        self._used = tuple(one for one in (*requested_fixtures(item), *nodes) if one in self._owners)
-
-    def _spawned(self) -> Spawned:
-        return leaked_processes.find() if self._is_on else Spawned()
+        self._started.begin_teardown(item)
 
     def _read_settings(self) -> process_state.Settings:
         return process_state.read(self._context.variables) if self._is_on else {}
@@ -212,12 +154,11 @@ class LeakCheck:
         """Attribute changes made in the ``with`` block to `owner`, a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
         settings = self._read_settings()
-        spawned = self._spawned()
-        groups = group_state.group_names() if grouped else set()
         initialised = torch_api.rpc_initialisations()
         own_groups, created = self._groups, group_state.created_count() if grouped else 0
         try:
             with ExitStack() as stack:
+                stack.enter_context(self._started.wider_fixture())
                 stack.enter_context(self._context.operations.wider_fixture())
                 stack.enter_context(self._context.store_keys.wider_fixture())
                 if self._memory is not None:
@@ -227,14 +168,9 @@ class LeakCheck:
             changed = process_state.changed(settings, self._read_settings())
             pairs = {(name, value) for name, values in changed.items() for value in values}
             self._wider_settings.setdefault(owner, set()).update(pairs)
-            self._known |= self._spawned() - spawned
             if (now := torch_api.rpc_initialisations()) != initialised:
                 self._rpc = now
             if grouped:
-                made = group_state.group_names() - groups
-                self._context.kept_groups |= made
-                # torch gives the names of destroyed groups to others.
-                self._started = [one._replace(groups=one.groups - made) for one in self._started]
                 self._groups = own_groups + group_state.created_count() - created
 
     def end(self, *, closed_streams: bool, failed_work: FailedWork | None) -> Leaks:
@@ -252,7 +188,7 @@ class LeakCheck:
             if (name, new) not in exempt:
                 change = process_state.change(name, old, new)
                 found.append(structs.replace(change, lasting=not process_state.restore(name, old)))
-        found += self._judge_started()
+        found += self._started.judge()
         initialised = torch_api.rpc_initialisations()
         runs = initialised > 0 and torch_api.rpc_is_running()
         if runs and initialised != self._rpc:
@@ -262,63 +198,15 @@ class LeakCheck:
             return Leaks(_lasting_last(found), str(failed_work))
         found += self._memory.leaks() if self._memory is not None else ()
         self._ended_clean = settings == self._settings
-        most_groups = _MOST_GROUPS_OF_FIXTURES if self._used else _MOST_GROUPS
         return Leaks(
             _lasting_last(found),
-            lost_default=self._context.spec.grouped and leaked_groups.has_lost_default(self._context),
-            retire=self._context.store_keys.end()
-            or (initialised > 0 and not runs)
-            or self._left_groups + sum(len(one.groups) for one in self._started) > most_groups,
+            lost_default=self._context.spec.grouped and self._has_lost_default(),
+            retire=self._context.store_keys.end() or (initialised > 0 and not runs) or self._started.too_many_groups,
         )
 
-    def _judge_started(self) -> Iterator[Leak]:
-        """Yield each thing that a test has started and left.
-
-        What may belong to a fixture or module that is still set up stays in `_started`.
-        """
-        grouped = self._context.spec.grouped
-        test = "" if self._item is None else self._item.nodeid
-        module = None if self._item is None else self._item.getparent(pytest.Module)
-        spawned, names = self._spawned() - self._known, group_state.group_names() if grouped else set()
-        groups = frozenset(names - self._context.kept_groups)
-        self._known |= spawned
-        self._context.kept_groups |= names
-        if any(spawned):
-            self._started.append(_Started(test, module, self._used, spawned))
-        if default := groups & leaked_groups.default_name():
-            self._started.append(_Started(test, module, (), groups=default))  # The next test could not make one.
-        if groups := groups - default:
-            keepers = [one for one in self._used if self._owners.get(one)]
-            self._started.append(_Started(test, module, keepers, groups=groups))
-        due: list[_Started] = []
-        started, self._started = self._started, []
-        for one in started:
-            (self._started if any(owner in self._owners for owner in one.owners) else due).append(one)
-        spawned = reduce(Spawned.__or__, (one.spawned for one in due), Spawned())
-        running = leaked_processes.left(spawned, self._context.session.kept_processes)
-        deadline = monotonic() + _LONGEST_SEARCH
-        for one in due:
-            found = [leftover for leftover in running if not any(leftover.spawned - one.spawned)]
-            found += leaked_groups.left(one.groups) if one.groups else []
-            self._left_groups += len(one.groups)
-            for leftover in found:
-                if not leftover.leak.lasting and (not self._is_on or monotonic() > deadline):
-                    continue
-                holder = None if leftover.leak.lasting else module_that_holds(leftover.handles)
-                if holder is not None and holder is not getattr(one.module, "obj", None):
-                    self._left_groups -= len(leftover.groups)
-                elif holder is not None and one.module in self._owners:
-                    self._left_groups -= len(leftover.groups)
-                    self._started.append(
-                        _Started(one.test, one.module, [one.module], leftover.spawned, leftover.groups)
-                    )
-                else:
-                    yield leftover.leak if one.test == test else structs.replace(leftover.leak, test=one.test)
-
-
-def _is_of_tool(made: Any) -> bool:
-    """Return whether the function or class `made` is one of pytest, its workers or this package."""
-    return str(getattr(made, "__module__", "")).startswith(_PACKAGES_OF_TOOLS)
+    def _has_lost_default(self) -> bool:
+        """Return whether the default process group of the world has been destroyed or replaced."""
+        return self._context.default_group is not None and not group_state.has_own_default(self._context)
 
 
 def _lasting_last(leaks: list[Leak]) -> tuple[Leak, ...]:

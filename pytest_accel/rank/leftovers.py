@@ -1,9 +1,13 @@
-"""Processes and threads that a test has started and that are still running when it ends."""
+"""Processes, threads and process groups that outlive the test that has started them.
+
+Runs in ranks only.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from gc import collect, get_objects
 from os import getpid, waitid
@@ -18,7 +22,9 @@ from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import SHM_MANAGER, children_of, resource_tracker_pid
 from pytest_accel.core.rank_messages import Leak, LeakKind
+from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.truncation import cut_end
+from pytest_accel.rank import group_state
 
 _INTERVAL = 0.005
 """Seconds between two looks at the processes and threads that may still end."""
@@ -92,7 +98,7 @@ def _children() -> frozenset[int]:
     return children_of(getpid())
 
 
-def left(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]:
+def left_running(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]:
     """Return those of the processes and threads that do not end by themselves soon.
 
     Processes with a text of `kept` or of `_LIBRARIES` in their command lines, and idle threads of executors, are left
@@ -186,3 +192,25 @@ def _may_stay(thread: Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
     code = frame.f_code if frame is not None else None
     return code is not None and code.co_name == "_worker" and code.co_filename.endswith(_EXECUTOR)
+
+
+def left_groups(names: Collection[str]) -> list[Leftover]:
+    """Return those of the groups `names` that have not been destroyed.
+
+    The groups of a device mesh are left out, because torch has no function to destroy them.
+    """
+    found = []
+    for group in group_state.all_groups():
+        name = str(group.group_name)
+        if name in names and not group.group_desc.startswith("mesh_"):
+            label = group_state.label(group)
+            # A default process group is in the way of the next test that makes one.
+            leak = Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP)
+            found.append(Leftover(leak, [group], groups=frozenset([name])))
+    return found
+
+
+def default_group() -> frozenset[str]:
+    """Return the name of the default process group; nothing if there is none."""
+    groups = group_state.all_groups()
+    return frozenset(str(group.group_name) for group in groups if group_state.label(group) == DEFAULT_GROUP)

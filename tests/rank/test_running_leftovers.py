@@ -1,4 +1,4 @@
-"""Tests of `leaked_processes`: how long what a test leaves running may take to end by itself."""
+"""Tests of `leftovers`: how long what a test leaves running may take to end by itself."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import time
 import pytest
 
 from pytest_accel.core.rank_messages import LeakKind
-from pytest_accel.rank import leaked_processes
+from pytest_accel.rank import leftovers
 
 _COMPUTES = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
 
 
 @pytest.mark.parametrize("prefix", [[], ["sh", "-c", '"$@"; true', "sh"]], ids=["itself", "in a shell"])
 def test_a_process_that_runs_code_is_given_time_to_end(monkeypatch: pytest.MonkeyPatch, prefix: list[str]) -> None:
-    monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 60.0)
-    known = leaked_processes.find()
+    monkeypatch.setattr(leftovers, "_LONGEST_GRACE", 60.0)
+    known = leftovers.find()
     with subprocess.Popen([*prefix, sys.executable, "-c", _COMPUTES.format(0.5)]) as child:
-        assert leaked_processes.left(leaked_processes.find() - known) == []
+        assert leftovers.left_running(leftovers.find() - known) == []
     assert child.returncode == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tells whether a thread runs by proc_pid_stat(5)")
 def test_a_thread_that_runs_code_is_given_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 60.0)
+    monkeypatch.setattr(leftovers, "_LONGEST_GRACE", 60.0)
 
     def compute() -> None:
         while time.thread_time() < 0.5:
             sum(range(10_000))
 
-    known = leaked_processes.find()
+    known = leftovers.find()
     thread = threading.Thread(target=compute)
     thread.start()
-    assert leaked_processes.left(leaked_processes.find() - known) == []
+    assert leftovers.left_running(leftovers.find() - known) == []
     assert not thread.is_alive()
 
 
 def test_a_process_that_runs_code_for_too_long_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaked_processes, "_LONGEST_GRACE", 0.1)
-    known = leaked_processes.find()
+    monkeypatch.setattr(leftovers, "_LONGEST_GRACE", 0.1)
+    known = leftovers.find()
     with subprocess.Popen([sys.executable, "-c", _COMPUTES.format(600)]) as child:
-        [leftover] = leaked_processes.left(leaked_processes.find() - known)
+        [leftover] = leftovers.left_running(leftovers.find() - known)
         assert child.poll() is None
         child.kill()
     assert (leftover.leak.kind, leftover.leak.number) == (LeakKind.PROCESS, child.pid)
@@ -51,7 +51,7 @@ def test_a_process_that_runs_code_for_too_long_is_left_running(monkeypatch: pyte
 
 
 def test_a_warning_filter_that_names_a_library_does_not_hide_a_process() -> None:
-    known = leaked_processes.find()
+    known = leftovers.find()
     command = [
         sys.executable,
         "-Wignore::UserWarning:multiprocessing.resource_tracker",
@@ -59,5 +59,5 @@ def test_a_warning_filter_that_names_a_library_does_not_hide_a_process() -> None
         "ignore::UserWarning:loky.backend.x",
     ]
     with subprocess.Popen([*command, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        [leftover] = leaked_processes.left(leaked_processes.find() - known)
+        [leftover] = leftovers.left_running(leftovers.find() - known)
     assert (leftover.leak.kind, leftover.leak.number) == (LeakKind.PROCESS, child.pid)
