@@ -70,8 +70,6 @@ class RankCollector:
         """Watches the imports of the files that are collected."""
         self.errors: list[str] = []
         """Errors of the last collection, and internal errors of pytest."""
-        self.activity = 0
-        """Number of times that code of the suite has run outside of a test: in a collection, or in a late teardown."""
         self._import_error = ""
         """The error of the last collection in one line, if the import of the file has failed."""
         self._skipped: dict[str, Any] = {}
@@ -172,7 +170,6 @@ class RankCollector:
 
     def _collect(self, session: pytest.Session, path: str) -> None:
         """Collect the file `path`; raise :class:`NotCollected` or :class:`FileSkipped` as `find` does."""
-        self.activity += 1
         self.errors.clear()
         self._import_error = ""
         self._skipped.clear()
@@ -251,7 +248,6 @@ class RankCollector:
         kept, self._kept_setup = self._kept_setup, None
         if kept is None or all(node in item.listchain() for node in kept[1]):
             return None
-        self.activity += 1
         try:
             teardown_to(item.session, item)
         except pytest.exit.Exception:

@@ -60,9 +60,6 @@ class LeakCheck:
         self._is_on = context.session.leaks != "off"
         self._settings: process_state.Settings = {}
         """Settings at the beginning of the test."""
-        self._ended_clean = False
-        """True if the last test has ended without a changed setting."""
-        self._activity = 0
         self._wider_settings: dict[object, set[tuple[str | bytes, object]]] = {}
         """Settings before and after the setup of each fixture of a wider scope that is set up and may restore them."""
         self._restored_settings: set[tuple[str | bytes, object]] = set()
@@ -80,12 +77,8 @@ class LeakCheck:
         # When the default group is destroyed, torch begins to count again.
         return group_state.created_count() - self._groups if group_state.has_own_default(self._context) else 0
 
-    def begin(self, activity: int) -> None:
-        """Record the state before a test.
-
-        `activity` differs from that of the last call if code of the suite has run between the two tests
-        (`RankCollector.activity`).
-        """
+    def begin(self) -> None:
+        """Record the state before a test."""
         if self._memory is not None:
             self._memory.begin()
         self._started.begin()
@@ -95,11 +88,7 @@ class LeakCheck:
             self._context.store_keys.begin()
             self._context.kept_groups = group_state.group_names()
             self._groups = group_state.created_count()
-        unchanged = self._ended_clean and activity == self._activity
-        self._ended_clean, self._activity = False, activity
         self._restored_settings = set()
-        if unchanged:
-            return  # The last check found the same settings. Reading them again takes longer than many tests.
         self._settings = self._read_settings()
 
     @pytest.hookimpl(trylast=True)
@@ -197,7 +186,6 @@ class LeakCheck:
             # The test has seen the error, or has failed because of it, so the error is no leak.
             return Leaks(_lasting_last(found), str(failed_work))
         found += self._memory.leaks() if self._memory is not None else ()
-        self._ended_clean = settings == self._settings
         return Leaks(
             _lasting_last(found),
             lost_default=self._context.spec.grouped and self._has_lost_default(),

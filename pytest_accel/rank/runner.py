@@ -176,7 +176,7 @@ class TestRunner:
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
-            self._leak_check.begin(self._collector.activity)
+            self._leak_check.begin()
             test.warnings += self._collector.watch.take_warnings(session.config.rootpath)
             self._report_skipped(skipped.longrepr)
             self._finish(test)
@@ -188,7 +188,7 @@ class TestRunner:
             driver.send(CannotRun(format_exc()))
             return
         self._context.raised_errors.begin()
-        self._leak_check.begin(self._collector.activity)
+        self._leak_check.begin()
         test.item = item
         session.items, session.testscollected = [item], 1
         forget_sections(item)
