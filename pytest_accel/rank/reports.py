@@ -29,11 +29,6 @@ _IMPLEMENTATION = ("torch.distributed.distributed_c10d", "torch.distributed.rend
 """Modules with long functions. Their frames do not help with an error that has an explanation."""
 _HIDE = "__tracebackhide__"
 """pytest's name for a variable of a function or module whose frames it hides. `--full-trace` shows all."""
-_PASSED_FIELDS = ("outcome", "longrepr", "sections", "user_properties", "duration", "start", "stop", "wasxfail")
-"""The fields of a report of a passed phase that the merged report uses.
-
-Serializing the others, mainly keywords, takes longer than many tests.
-"""
 
 
 class RankReports:
@@ -132,22 +127,15 @@ def _has_own_frame(excinfo: pytest.ExceptionInfo[BaseException] | None) -> bool:
     )
 
 
-def serialize(config: pytest.Config, report: pytest.TestReport, *, whole: bool) -> dict[str, Any]:
-    """Return `report` as ``pytest_report_to_serializable`` does, with long text truncated.
-
-    If not `whole`, leave out what the merged report of a phase does not use.
-    """
-    if report.passed and not whole:
-        data = {name: vars(report)[name] for name in _PASSED_FIELDS if name in vars(report)}
-        data |= {"$report_type": "TestReport", "user_properties": plain_properties(report.user_properties)}
-    else:
-        data = report_to_data(config, report)
-        if "$report_type" in data and isinstance(report, pytest.TestReport):
-            data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
-        if config.get_verbosity() < 2:
-            cut_failure(data.get("longrepr"))
-        data["user_properties"] = plain_properties(data.get("user_properties", ()))
-        data = {name: value for name, value in data.items() if travels(value)}
+def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
+    """Return `report` as ``pytest_report_to_serializable`` does, with long text truncated."""
+    data = report_to_data(config, report)
+    if "$report_type" in data and isinstance(report, pytest.TestReport):
+        data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
+    if config.get_verbosity() < 2:
+        cut_failure(data.get("longrepr"))
+    data["user_properties"] = plain_properties(data.get("user_properties", ()))
+    data = {name: value for name, value in data.items() if travels(value)}
     data["sections"] = [(name, cut(text)) for name, text in data.get("sections", ())]
     return data
 

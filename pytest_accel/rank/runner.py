@@ -358,7 +358,7 @@ class TestRunner:
         if test.in_phase or report.when in test.reported or is_subtest(report):
             test.only_passed &= not report.failed
             test.raised |= report.failed
-            data = serialize(self._config, report, whole=True)
+            data = serialize(self._config, report)
             test.driver.send(ExtraReport(serial, test.phase, data))
             return
         test.raised |= report.failed or hasattr(report, "wasxfail")
@@ -370,7 +370,7 @@ class TestRunner:
         if test.item is not None:
             plugin_data, invalid = collect_rank_data(test.item, report)
             exception = invalid or exception
-        data = serialize(self._config, report, whole=False)
+        data = serialize(self._config, report)
         if plugin_data:
             data[rank_data.KEY] = plugin_data
         now = monotonic() + self._context.session.clock
