@@ -36,35 +36,37 @@ class _Setting(NamedTuple):
     put: Callable[[Any, Any], object]
 
 
-def _set_cudnn(name: str) -> Callable[[Any, Any], object]:
-    return lambda torch, value: setattr(torch.backends.cudnn, name, value)
+def _functions(get: str, put: str) -> _Setting:
+    """Return a setting with the functions of torch that have these names."""
+    return _Setting(lambda torch: getattr(torch, get)(), lambda torch, value: getattr(torch, put)(value))
+
+
+def _of_cudnn(name: str) -> _Setting:
+    """Return a setting of cuDNN, an attribute."""
+    return _Setting(
+        lambda torch: getattr(torch.backends.cudnn, name),
+        lambda torch, value: setattr(torch.backends.cudnn, name, value),
+    )
 
 
 _TORCH = {
-    "torch's default dtype": _Setting(
-        lambda torch: torch.get_default_dtype(), lambda torch, value: torch.set_default_dtype(value)
-    ),
+    "torch's default dtype": _functions("get_default_dtype", "set_default_dtype"),
     # To reset the device, set None, torch's initial state: "cpu" would install a mode through which every call goes.
     "torch's default device": _Setting(
         torch_api.default_device,
         lambda torch, value: torch.set_default_device(None if str(value) == "cpu" else value),
     ),
-    "torch's grad mode": _Setting(
-        lambda torch: torch.is_grad_enabled(), lambda torch, value: torch.set_grad_enabled(value)
-    ),
+    "torch's grad mode": _functions("is_grad_enabled", "set_grad_enabled"),
     # 0: off, 1: warns, 2: raises (torch.set_deterministic_debug_mode).
-    "torch.use_deterministic_algorithms": _Setting(
-        lambda torch: torch.get_deterministic_debug_mode(),
-        lambda torch, value: torch.set_deterministic_debug_mode(value),
-    ),
-    "torch.backends.cudnn.deterministic": _Setting(
-        lambda torch: torch.backends.cudnn.deterministic, _set_cudnn("deterministic")
-    ),
-    "torch.backends.cudnn.benchmark": _Setting(lambda torch: torch.backends.cudnn.benchmark, _set_cudnn("benchmark")),
-    "torch's number of threads": _Setting(
-        lambda torch: torch.get_num_threads(), lambda torch, value: torch.set_num_threads(value)
-    ),
+    "torch.use_deterministic_algorithms": _functions("get_deterministic_debug_mode", "set_deterministic_debug_mode"),
+    "torch.backends.cudnn.deterministic": _of_cudnn("deterministic"),
+    "torch.backends.cudnn.benchmark": _of_cudnn("benchmark"),
+    "torch's number of threads": _functions("get_num_threads", "set_num_threads"),
 }
+"""torch's settings. They are put back: many suites choose deterministic algorithms in a test and never reset them.
+
+To replace the ranks instead takes more than a second for each such test.
+"""
 
 
 def read(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
