@@ -266,7 +266,7 @@ def test_an_mpi_job_that_ends_too_early_is_reported_with_its_own_log(
         return pool._manager._servers
 
     manager, driver = pool._manager, ListDriver(pool)
-    monkeypatch.setattr(world_manager, "MpiJob", start_job)
+    monkeypatch.setattr(manager, "_starter_of_jobs", start_job)
     monkeypatch.setattr(manager, "start", partial(WorldManager.start, manager))
     Path(server_log_path(manager.directory, 0)).write_text("of another server")
     Path(server_log_path(manager.directory, world_manager._FIRST_JOB_SERVER)).write_text("of the job")
