@@ -141,7 +141,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
             assert 1 == 2
         """,
     )
-    run = suite.run(CAUSES)
+    run = suite.run(CAUSES, "-o", "junit_family=xunit1")  # The default family refuses record_property.
     assert run.causes["test_hangs_while_the_clock_stands"] == "hung: phase timeout; rank 1"
     assert "assert 1 == 2" in run.failure("test_fails_in_the_first_world")  # Its report cannot be sent whole.
     assert "not in a rank" in run.failure("test_is_not_in_the_ranks")
