@@ -258,7 +258,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
-    made: Launch = features.call("make_launch", request.config, request, tmp_path_factory)[0]
+    made: Launch = features.call_one("make_launch", request.config, request, tmp_path_factory)
     return made
 
 

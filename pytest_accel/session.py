@@ -94,7 +94,7 @@ class AccelSession:
         The first access connects to the cluster, and raises :class:`pytest.UsageError` if that is not possible.
         """
         if self._cluster is None and self.settings.cluster is not None:
-            self._cluster = features.call("connect_cluster", self.config, self)[0]
+            self._cluster = features.call_one("connect_cluster", self.config, self)
         return self._cluster
 
     @property

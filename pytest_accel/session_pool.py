@@ -100,7 +100,7 @@ class SessionPool:
 
 def _start_job(config: pytest.Config, *arguments: Any) -> WorldStarter:
     """Start a world with a launcher; see `StartJob` in `pool/world_manager.py`."""
-    job: WorldStarter = features.call("start_job", config, *arguments)[0]
+    job: WorldStarter = features.call_one("start_job", config, *arguments)
     return job
 
 

@@ -105,3 +105,14 @@ def test_the_kernel_runs_without_a_feature(
     expected = {"test_devices": "PASSED", "test_ranks": "PASSED", "test_unmarked": "PASSED"}
     expected |= dict.fromkeys(("test_dead_rank", "test_failing_rank"), "FAILED") | {"test_too_large": "SKIPPED"}
     run.expect(expected)
+
+
+@pytest.mark.long
+def test_a_test_that_needs_a_deleted_feature_says_so(
+    suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    suite.write("test_launch.py", "def test_launch(launch):\n    pass\n")
+    folder = without(standing_on("launch"), tmp_path_factory.mktemp("without"))
+    run = suite.start(environment={"PYTHONPATH": str(folder)}).finish()
+    run.expect({"test_launch": "ERROR"})
+    assert "this installation of pytest-accel lacks the feature for 'make_launch'" in run.failure("test_launch")

@@ -184,6 +184,14 @@ def call(moment: Moment, config: pytest.Config, *arguments: Any) -> list[Any]:
     return [result for result in results if result is not None]
 
 
+def call_one(moment: Moment, config: pytest.Config, *arguments: Any) -> Any:
+    """Return what the one feature that serves `moment` returns; raise ``pytest.UsageError`` if none does."""
+    results = call(moment, config, *arguments)
+    if not results:
+        raise pytest.UsageError(f"this installation of pytest-accel lacks the feature for {moment!r}")
+    return results[0]
+
+
 def commands() -> dict[str, bool]:
     """Return the names of all commands, each with True if it gets the arguments, False for the machine's settings."""
     # The doctor's come first: the help of the first command has the options of the machine.
