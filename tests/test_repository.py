@@ -32,7 +32,7 @@ KERNEL = (
     *("core", "hardware", "settings", "leases", "rank", "forkserver", "diagnostics", "pool", "verdict", "driver"),
 )
 """The packages of the kernel, lowest first. A module imports from its own package and from lower ones."""
-PUBLIC_NAMES = {"fixtures.py", "launch.py"}
+PUBLIC_NAMES = {"fixtures.py"}
 """Modules that name a feature's classes because users do."""
 VENDORS = {f"hardware/vendors/{name}.py" for name in ("cuda", "rocm", "xpu", "mps", "base_vendor")}
 """The vendors whose `verify` asks torch, in a rank, which devices the rank sees."""

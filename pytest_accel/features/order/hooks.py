@@ -45,7 +45,7 @@ def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequ
 def collection_finished(session: AccelSession, items: list[pytest.Item]) -> None:
     """In an xdist worker, send the needs of the tests to the controller, if it may order the tests."""
     given = session.worker_input or {}
-    if "accel_schedule" in given and not session.config.pluginmanager.has_plugin("accel-schedule"):
+    if "accel_schedule" in given:
         from pytest_accel.features.order.worker_channels import HeldTests
 
         HeldTests(session, given["accel_schedule"], items)
