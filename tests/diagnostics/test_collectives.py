@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label
 from pytest_accel.diagnostics.collectives import Collective, read_record, waits
-
-
-def entry(
-    number: int, operation: str = "all_reduce", *, done: bool = True, group: str = "0", **more: Any
-) -> dict[str, Any]:
-    """Return one entry of a record, as torch's flight recorder writes it."""
-    description = "default_pg" if group == "0" else "undefined"
-    return {
-        "collective_seq_id": number,
-        "input_dtypes": ["Float"],
-        "input_sizes": [[2, 3]],
-        "is_p2p": False,
-        "process_group": [group, description],
-        "profiling_name": f"gloo:{operation}",
-        "retired": done,
-        "state": "scheduled",
-        **more,
-    }
-
-
-def record(*entries: object, **numbers: int) -> dict[str, dict[int, Collective]]:
-    """Return the collectives in a record of `entries`. `numbers`: how many collectives each group has issued."""
-    document = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "numbers": numbers}
-    return read_record(json.dumps(document).encode())
+from tests.flight_records import entry, record
 
 
 def test_a_record_has_the_collectives_of_each_group() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +12,13 @@ from pytest_accel.core.frames import PACKAGE
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.rank_messages import CallSite, Finished, Leak, LeakKind
 from pytest_accel.core.rank_names import DEFAULT_GROUP, ranks_text
-from pytest_accel.diagnostics.collectives import Collective, Record, read_record
+from pytest_accel.diagnostics.collectives import Record
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import OutsideCause
 from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups, UnmetMessages
+from tests.flight_records import entry, record
 from tests.verdict.phases import FOLDERS, STACK, hung, judged
 
 OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
@@ -218,30 +218,6 @@ def test_other_reasons_to_kill_a_rank() -> None:
     assert sentences.kill_reason(lost) == "the test destroyed or replaced the world's default process group"
     unusable = Finished(1, {}, device_error="device-side assert")
     assert sentences.kill_reason(unusable) == "the test left a device unusable: device-side assert"
-
-
-def entry(
-    number: int, operation: str = "all_reduce", *, done: bool = True, group: str = "0", **more: Any
-) -> dict[str, Any]:
-    """Return one entry of a record, as torch's flight recorder writes it."""
-    description = "default_pg" if group == "0" else "undefined"
-    return {
-        "collective_seq_id": number,
-        "input_dtypes": ["Float"],
-        "input_sizes": [[2, 3]],
-        "is_p2p": False,
-        "process_group": [group, description],
-        "profiling_name": f"gloo:{operation}",
-        "retired": done,
-        "state": "scheduled",
-        **more,
-    }
-
-
-def record(*entries: object, **numbers: int) -> dict[str, dict[int, Collective]]:
-    """Return the collectives in a record of `entries`. `numbers`: how many collectives each group has issued."""
-    document = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "numbers": numbers}
-    return read_record(json.dumps(document).encode())
 
 
 HINT = "with --accel-debug, such a call raises an error on every rank"
