@@ -1,4 +1,4 @@
-"""What several packages share, and what needs no other package.
+"""Code that several packages share, and that needs no other package.
 
 The messages between processes are here, one module for each conversation, although each has only two ends. The ends
 are in different packages, as driver and rank are, and the lower one must not import the upper one. If each message were

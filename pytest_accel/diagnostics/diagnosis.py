@@ -45,7 +45,7 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the ranks of a running test are doing, as far as that is known without disturbing them."""
+    """The present activity of the ranks of a running test, as far as it is known without disturbing them."""
 
     places: Mapping[int, str] = field(default_factory=dict)
     """The places in the code, by rank."""

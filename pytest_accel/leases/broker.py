@@ -270,7 +270,7 @@ class Broker:
         if locks is None:
             return None
         for device in dict.fromkeys(lease.devices):
-            # A device of which other parts are leased is locked already, unless its lock was lost.
+            # A device is locked already if other parts of it are leased, unless its lock was lost.
             is_locked = device in self._table.held and device in locks.locked
             if not is_locked and not locks.acquire(device, holder):
                 return device

@@ -35,7 +35,7 @@ class IdleWorld:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What waiting requests, of this session or of others, need of idle worlds."""
+    """The needs of waiting requests, of this session or of others, that idle worlds could meet."""
 
     worlds: frozenset[int] = frozenset()
     """The numbers of the worlds whose devices a request waits for."""

@@ -87,7 +87,7 @@ class Pool:
         """The last number given to a request or a world."""
         self._record = record
         self._recorded_devices: set[tuple[int, str]] = set()
-        """The machine and id of each device of which there is an event."""
+        """The machine and id of each device that has an event."""
         self._recorded_machines = 0
         """The number of machines that have an event."""
         self._record_opening()

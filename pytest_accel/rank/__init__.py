@@ -1,4 +1,4 @@
-"""What runs in a rank, and nothing that another process uses.
+"""Code that runs in a rank, and nothing that another process uses.
 
 A rank is a whole pytest session. To send it the function of the test alone would be less, and harnesses that spawn
 processes do so. But a test is more than its function: fixtures of all scopes, parameters, conftests, plugins, rewritten

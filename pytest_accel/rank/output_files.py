@@ -1,4 +1,4 @@
-"""What pytest captures, logs and shows in a rank, written to files that the driver reads.
+"""Output that pytest captures, logs and shows in a rank, written to files that the driver reads.
 
 The files of captured text are those of one rank, and are read if it dies. The ranks of a world on one machine append
 what they log, and what they show, to the same two files, whose text the driver passes on while the test runs. So the

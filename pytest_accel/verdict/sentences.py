@@ -68,7 +68,7 @@ _EVENTS = {
     "failed": "failed",
     "skipped": "skipped",
 }
-"""What a rank did, by its ending."""
+"""Words for the end of a rank, by its kind."""
 
 
 def describe_exit(end: RankExit, be: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What the plugin sees of a machine, and which problems tests on accelerators have there.
+"""The devices of a machine as the plugin sees them, and the problems that tests on accelerators have there.
 
 It gives ``pytest --accel-info``, and the commands ``info`` and ``doctor`` of ``python -m pytest_accel``.
 

@@ -1,4 +1,4 @@
-"""Which tests a session runs, and what can be said of a whole pipeline without running it.
+"""The choice of the tests of a session, and forecasts for a whole pipeline, made without running it.
 
 It gives the choice of tests (``--accel-select``, ``--accel-shard``, ``-m`` with the arguments of marks), the plan of a
 session or a pipeline (``--accel-plan``, ``--accel-within``), the census with its command (``--accel-census``: which

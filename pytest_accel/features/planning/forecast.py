@@ -48,7 +48,7 @@ def lower_bound(tests: Iterable[tuple[float, float]], devices: int, workers: flo
     The bound is the maximum of: the longest test; the sum of all times, divided by the number of workers; and, for
     several measures of a test's size, the sum of size times seconds. Under each measure, the sizes of tests that run at
     the same time add up to at most 1. The measures are the dual feasible functions of Fekete and Schepers ("New classes
-    of fast lower bounds for bin packing problems", 2001): under u_k, a test of which only k fit at the same time has
+    of fast lower bounds for bin packing problems", 2001): under u_k, a test that fits only k times at the same time has
     the size 1/k.
     """
     longest = 0.0

@@ -65,11 +65,11 @@ class WithoutBridge(NamedTuple):
     plugin: str
     """The name of its distribution."""
     missing: str = ""
-    """What is missing for marked tests; empty: nothing."""
+    """The data that marked tests lack without the bridge; empty if they lack none."""
     damage: str = ""
     """Why the plugin is refused; empty: it is not."""
     applies: Condition = lambda config, items: True
-    """Whether `damage` applies to a session."""
+    """Returns True if `damage` applies to a session."""
 
     def about(self, error: Exception | str) -> str:
         """Return the beginning of the text on an unknown release: which one, and what `error` says about it."""

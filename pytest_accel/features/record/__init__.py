@@ -1,4 +1,4 @@
-"""What happened in a session, while it runs and afterwards.
+"""The history of a session, while it runs and afterwards.
 
 It gives the record of a session's events (``--accel-record``) and what is made of it: a trace (``--accel-trace``), a
 page (``--accel-report``), a summary in CI systems (``--accel-ci``), and the commands ``trace``, ``report`` and
