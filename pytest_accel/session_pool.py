@@ -81,7 +81,7 @@ class SessionPool:
             cpu_slots(),
             workers=RankInputs(config, show, self.calls),
             waits_for_busy=waits,
-            machines=launched or (here if cluster is None else cluster.nodes),
+            machines=launched or (here if cluster is None else cluster.machines),
             start_job=partial(_start_job, config),
             record=Recorders((*config.stash.get(RECORDERS, ()), *recorders, *((log.record,) if log.is_on() else ()))),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from pathlib import Path
 
 
 def read_all(end: socket.socket) -> bytes:
@@ -15,13 +14,3 @@ def read_all(end: socket.socket) -> bytes:
         while data := end.recv(1 << 16):
             found += data
     return found
-
-
-class UnpickleMarker:
-    """An object that creates the file `marker` when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.marker,)

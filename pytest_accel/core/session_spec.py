@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from pytest_accel.core.plugin_roles import RoleName
 from pytest_accel.core.suite_place import SuitePlace
-
-if TYPE_CHECKING:
-    from pytest_accel.core.plugin_roles import RoleName
 
 
 class SessionSpec(Struct, frozen=True):

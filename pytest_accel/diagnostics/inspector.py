@@ -1,7 +1,8 @@
-"""Inspection of the ranks of a world from outside, on any node.
+"""Inspection of the ranks of a world from outside, on any machine.
 
-Ranks on another node are inspected there, in a thread of the agent that runs their fork server. The driver's request
-and the answer go through the agent's TCP connection.
+Ranks on another machine are inspected there, in a thread of the agent that runs their fork server. The driver's request
+and the answer go through the agent's TCP connection: the request names a method of :class:`NodeInspector`, whose
+annotations are the types of its argument and of the answer.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from os.path import exists
 from pathlib import Path
 from pickle import load
 from time import sleep
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_type_hints
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.clock import monotonic
@@ -26,12 +27,15 @@ from pytest_accel.core.paths import (
     RANK_FILES,
     agent_path,
     flight_path,
+    log_file_path,
     log_path,
     output_path,
     stack_path,
+    terminal_path,
 )
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import FLIGHT_SIGNAL, STACK_SIGNAL
+from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.core.truncation import read_cut
 from pytest_accel.core.unix_sockets import limit_reads
 from pytest_accel.core.world_spec import WorldSpec
@@ -49,14 +53,19 @@ _LONGEST_LOG = 100_000
 """Maximum number of bytes of a log that are read: faulthandler writes up to 100 frames for each thread."""
 
 PathOf = Callable[[str, int, int], str]
-"""Returns the path of a rank's file, of the session's folder, the world and the rank. It can be pickled."""
+"""Returns the path of a rank's file, of the session's folder, the world and the rank."""
+
+GrowingFile = Literal["log", "log_file", "terminal"]
+"""A file to which a rank appends: its output, and what it writes for the session's log file and for the terminal."""
+
+_PATHS: Mapping[GrowingFile, PathOf] = {"log": log_path, "log_file": log_file_path, "terminal": terminal_path}
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
 class NodeInspector:
-    """Inspects ranks of one world on its own node.
+    """Inspects ranks of one world on its own machine.
 
     Each method takes a mapping by rank, and returns one. Ranks for which there is no result are left out.
     """
@@ -83,7 +92,7 @@ class NodeInspector:
         return found
 
     def oom_kills(self, ranks: Mapping[int, None]) -> dict[int, int | None]:
-        """Return the number of out-of-memory kills, the same for all ranks of a node; see `oom.oom_kills`."""
+        """Return the number of out-of-memory kills, the same for all ranks of a machine; see `oom.oom_kills`."""
         return dict.fromkeys(ranks, oom_kills())
 
     def at_work(self, pids: Mapping[int, int]) -> dict[int, bool]:
@@ -107,36 +116,39 @@ class NodeInspector:
         """Return the native frames; see `native_frames`."""
         return native_frames(pids)
 
-    def sizes(self, files: Mapping[int, PathOf]) -> dict[int, int]:
+    def sizes(self, files: Mapping[int, GrowingFile]) -> dict[int, int]:
         """Return the size of a file of each rank, in bytes."""
         found = {}
-        for rank, path in files.items():
+        for rank, file in files.items():
             with suppress(OSError):
-                found[rank] = stat(path(self._directory, self._world, rank)).st_size
+                found[rank] = stat(_PATHS[file](self._directory, self._world, rank)).st_size
         return found
 
-    def pieces(self, wanted: Mapping[int, tuple[PathOf, int, int]]) -> dict[int, bytes]:
+    def pieces(self, wanted: Mapping[int, tuple[GrowingFile, int, int]]) -> dict[int, bytes]:
         """Return a piece of a file of each rank; `wanted` has the file, the offset and the maximum number of bytes."""
         found = {}
-        for rank, (path, offset, limit) in wanted.items():
-            with suppress(OSError), open(path(self._directory, self._world, rank), "rb", buffering=0) as file:
+        for rank, (name, offset, limit) in wanted.items():
+            with suppress(OSError), open(_PATHS[name](self._directory, self._world, rank), "rb", buffering=0) as file:
                 file.seek(offset)
                 found[rank] = file.read(limit)
         return found
 
     def outputs(self, ranks: Mapping[int, None]) -> dict[int, dict[str, Any]]:
-        """Return `config.workeroutput` of ranks that have ended their sessions."""
+        """Return `config.workeroutput` of ranks that have ended their sessions; only for ranks of this machine.
+
+        Plugins put objects of any plain type into it, so it is pickled, in a file of the session's folder.
+        """
         found = {}
         for rank, path in self._paths(output_path, ranks).items():
             with suppress(OSError), open(path, "rb") as file:
                 found[rank] = load(file)
         return found
 
-    def truncate(self, files: Mapping[int, PathOf]) -> dict[int, None]:
+    def truncate(self, files: Mapping[int, GrowingFile]) -> dict[int, None]:
         """Truncate a file of each rank to nothing."""
-        for rank, path in files.items():
+        for rank, file in files.items():
             with suppress(OSError):
-                truncate(path(self._directory, self._world, rank), 0)
+                truncate(_PATHS[file](self._directory, self._world, rank), 0)
         return {}
 
     def remove_files(self, ranks: Mapping[int, None]) -> dict[int, None]:
@@ -185,21 +197,28 @@ def _blocks(pid: int, number: int) -> bool:
     return bool(int(blocked, 16) >> (number - 1) & 1)
 
 
-class Inspection(Struct, frozen=True):
-    """The driver's request to the inspector on another node; the answer is the result of `method`."""
+_Method = Callable[[NodeInspector, Mapping[int, Any]], dict[int, Any]]
+_METHODS: Mapping[str, _Method] = {
+    name: method for name, method in vars(NodeInspector).items() if not name.startswith("_") and name != "outputs"
+}
+"""The methods that another machine may ask for, by name."""
 
-    method: Callable[[NodeInspector, Mapping[int, Any]], dict[int, Any]]
-    """A method of :class:`NodeInspector`."""
+
+class Inspection(Struct, frozen=True):
+    """The driver's request to the inspector on another machine; the answer is the result of `method`."""
+
+    method: str
+    """The name of a method of :class:`NodeInspector`."""
     world: int
-    given: Mapping[int, object]
+    given: Any
     """The argument of `method`."""
 
 
 class WorldInspector:
-    """Inspects all ranks of a world, each on its node."""
+    """Inspects all ranks of a world, each on its machine."""
 
     def __init__(self, directory: str, spec: WorldSpec) -> None:
-        """`directory` is the session's folder on the driver's node."""
+        """`directory` is the session's folder on the driver's machine."""
         self._directory = directory
         self._spec = spec
         self._here = NodeInspector(directory, spec.world)
@@ -209,30 +228,30 @@ class WorldInspector:
     ) -> dict[int, Found]:
         """Return the result of `method`, a method of :class:`NodeInspector`, for the ranks in `given`.
 
-        All nodes work in parallel.
+        All machines work in parallel.
         """
         remote: dict[int, dict[int, Given]] = {}
         for rank, value in given.items():
             if self._spec.is_remote(rank):
                 remote.setdefault(self._spec.server_of(rank), {})[rank] = value
-        calls = [self._begin(server, Inspection(method, self._spec.world, part)) for server, part in remote.items()]
+        calls = [self._begin(server, method, part) for server, part in remote.items()]
         local = {rank: value for rank, value in given.items() if not self._spec.is_remote(rank)}
         found = method(self._here, local) if local else {}
         for call in calls:
             if call is not None:
-                found |= _receive_answer(call)
+                found |= _receive_answer(call, method)
         return found
 
     def remove_files(self) -> None:
-        """Remove the files of the ranks, which have ended; do not wait for other nodes."""
+        """Remove the files of the ranks, which have ended; do not wait for other machines."""
         ranks = dict.fromkeys(range(self._spec.ranks))
         self._here.remove_files(ranks)
         for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_remote(rank)}:
-            call = self._begin(server, Inspection(NodeInspector.remove_files, self._spec.world, ranks))
+            call = self._begin(server, NodeInspector.remove_files, ranks)
             if call is not None:
                 call.close()
 
-    def _begin(self, server: int, request: Inspection) -> Connection | None:
+    def _begin(self, server: int, method: _Method, given: Mapping[int, Any]) -> Connection | None:
         try:
             call = call_agent(agent_path(self._directory, server), InspectorTarget())
         except OSError:
@@ -240,44 +259,47 @@ class WorldInspector:
         limit_reads(call, _TIMEOUT)
         connection = Connection(call.detach())
         try:
-            connection.send(request)
+            connection.send_bytes(encode(Inspection(method.__name__, self._spec.world, given)))
         except OSError:
             connection.close()
             return None
         return connection
 
 
-def _receive_answer(call: Connection) -> dict[int, Any]:
-    with call, suppress(EOFError, OSError):  # The other node is lost; the agent's client reports that.
-        found: dict[int, Any] = call.recv()
+def _receive_answer(call: Connection, method: _Method) -> dict[int, Any]:
+    with call, suppress(EOFError, OSError):  # The other machine is lost; the agent's client reports that.
+        found: dict[int, Any] = decode(call.recv_bytes(), get_type_hints(method)["return"])
         return found
     return {}
 
 
 def answer(call: Connection, directory: str) -> None:
-    """Answer one request of the driver; called in a thread of an agent on another node."""
+    """Answer one request of the driver; called in a thread of an agent on another machine."""
     with call, suppress(EOFError, OSError):
-        request: Inspection = call.recv()
-        call.send(request.method(NodeInspector(directory, request.world), request.given))
+        request: Inspection = decode(call.recv_bytes(), Inspection)
+        method = _METHODS[request.method]
+        form, _ = get_type_hints(method).values()
+        given = convert(request.given, form, str_keys=True)
+        call.send_bytes(encode(method(NodeInspector(directory, request.world), given)))
 
 
 class LogReader:
     """A file to which a rank appends, to be read while it grows."""
 
-    def __init__(self, inspector: WorldInspector, rank: int, path: PathOf) -> None:
+    def __init__(self, inspector: WorldInspector, rank: int, file: GrowingFile) -> None:
         self._inspector = inspector
         self._rank = rank
-        self._path = path
+        self._file = file
 
     def size(self) -> int:
         """Return the size in bytes."""
-        return self._inspector.ask(NodeInspector.sizes, {self._rank: self._path}).get(self._rank, 0)
+        return self._inspector.ask(NodeInspector.sizes, {self._rank: self._file}).get(self._rank, 0)
 
     def read(self, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes from `offset`; empty if there are none."""
-        wanted = {self._rank: (self._path, offset, limit)}
+        wanted = {self._rank: (self._file, offset, limit)}
         return self._inspector.ask(NodeInspector.pieces, wanted).get(self._rank, b"")
 
     def truncate(self) -> None:
         """Truncate the file to nothing."""
-        self._inspector.ask(NodeInspector.truncate, {self._rank: self._path})
+        self._inspector.ask(NodeInspector.truncate, {self._rank: self._file})

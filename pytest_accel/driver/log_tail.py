@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-from pytest_accel.core.paths import HEADING, log_path
+from pytest_accel.core.paths import HEADING
 from pytest_accel.core.rank_names import line_prefix
 from pytest_accel.diagnostics.inspector import LogReader, WorldInspector
 
@@ -88,7 +88,7 @@ class LogTail(Tail):
         self._kept = kept
         self._show = show
         self._ranks = [
-            _RankOutput(LogReader(inspector, rank, log_path), line_prefix(rank, ranks)) for rank in range(ranks)
+            _RankOutput(LogReader(inspector, rank, "log"), line_prefix(rank, ranks)) for rank in range(ranks)
         ]
 
     def show(self) -> bool:

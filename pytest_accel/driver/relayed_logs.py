@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.paths import END_OF_CALL, UNFINISHED, log_file_path, terminal_path
+from pytest_accel.core.paths import END_OF_CALL, UNFINISHED
 from pytest_accel.core.shims import live_log_handler, log_file_handler
 from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.inspector import LogReader, PathOf, WorldInspector
+from pytest_accel.diagnostics.inspector import GrowingFile, LogReader, WorldInspector
 from pytest_accel.driver.log_tail import BACKLOG, CHUNK, Tail
 from pytest_accel.settings.options import is_distributed
 
@@ -101,14 +101,20 @@ class RelayedLogs(Tail):
     """Passes on what the ranks of a world have written for the session's log file, or for its terminal."""
 
     def __init__(
-        self, inspector: WorldInspector, spec: WorldSpec, path: PathOf, write: Callable[[str], None], *, terminal: bool
+        self,
+        inspector: WorldInspector,
+        spec: WorldSpec,
+        name: GrowingFile,
+        write: Callable[[str], None],
+        *,
+        terminal: bool,
     ) -> None:
-        """Pass the text of the files `path` to `write`. For the `terminal`, text is left out if the backlog is long."""
+        """Pass the text of the files `name` to `write`. For the `terminal`, text is left out if the backlog is long."""
         machines = {
             spec.server_of(rank) if spec.is_remote(rank) else None: rank for rank in reversed(range(spec.ranks))
         }
         self._files = [
-            _RelayedFile(LogReader(inspector, rank, path), write, terminal=terminal) for rank in machines.values()
+            _RelayedFile(LogReader(inspector, rank, name), write, terminal=terminal) for rank in machines.values()
         ]
 
     def show(self) -> bool:
@@ -132,9 +138,9 @@ class RelayedLogs(Tail):
 def relayed_logs(inspector: WorldInspector, spec: WorldSpec, config: pytest.Config) -> Iterator[RelayedLogs]:
     """Yield the objects that pass on the logs of a world's ranks to the places that this process has for them."""
     if (handler := log_file_handler(config)) is not None:
-        yield RelayedLogs(inspector, spec, log_file_path, partial(_log, handler), terminal=False)
+        yield RelayedLogs(inspector, spec, "log_file", partial(_log, handler), terminal=False)
     if shows_logs_of_ranks(config):
-        yield RelayedLogs(inspector, spec, terminal_path, partial(_show, config), terminal=True)
+        yield RelayedLogs(inspector, spec, "terminal", partial(_show, config), terminal=True)
 
 
 def _log(handler: Any, text: str) -> None:

@@ -76,7 +76,7 @@ class ClusterConnection(Protocol):
         """The devices of the cluster, in place of those of this machine."""
 
     @property
-    def nodes(self) -> SessionMachines:
+    def machines(self) -> SessionMachines:
         """The machines that have joined the session."""
 
     def close(self) -> None:

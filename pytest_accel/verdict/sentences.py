@@ -53,7 +53,7 @@ FAILED_MESSAGE = "a point-to-point operation of the test failed, and its connect
 _OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
 _EXITS = {
     ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
-    ExitCause.NODE_LOST: "lost with the node",
+    ExitCause.NODE_LOST: "lost with the machine",
     ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
     ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
 }

@@ -132,4 +132,4 @@ def test_a_failure_names_a_machine_that_is_no_longer_reachable(suite: Background
     # The result is ERROR if the driver did not learn in time that the lost ranks had passed the setup.
     assert run.outcomes()["test_endless"] in ("FAILED", "ERROR")
     assert run.outcomes()["test_unmarked"] == "PASSED"
-    assert "ranks 0-1 were lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")
+    assert "ranks 0-1 were lost with the machine far-node (it did not answer for 10 s)" in run.failure("test_endless")

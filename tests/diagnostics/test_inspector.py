@@ -1,4 +1,4 @@
-"""Tests of the inspection of ranks on another node."""
+"""Tests of the inspection of ranks on another machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 from pytest_accel.core.paths import log_path
-from pytest_accel.diagnostics.inspector import Inspection, NodeInspector, answer
+from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.diagnostics.inspector import Inspection, answer
 
 
 def test_an_inspection_is_answered_for_the_ranks_that_have_a_result(tmp_path: Path) -> None:
@@ -16,6 +17,6 @@ def test_an_inspection_is_answered_for_the_ranks_that_have_a_result(tmp_path: Pa
     thread = threading.Thread(target=answer, args=(theirs, str(tmp_path)))
     thread.start()
     with ours:
-        ours.send(Inspection(NodeInspector.pieces, 3, {1: (log_path, 4, 2), 2: (log_path, 0, 2)}))
-        assert ours.recv() == {1: b"lo"}
+        ours.send_bytes(encode(Inspection("pieces", 3, {1: ("log", 4, 2), 2: ("log", 0, 2)})))
+        assert decode(ours.recv_bytes(), dict[int, bytes]) == {1: b"lo"}
     thread.join()

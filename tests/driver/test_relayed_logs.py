@@ -25,7 +25,9 @@ class Relay:
         self.path = Path(path(str(folder), 1, 0))
         self.texts: list[str] = []
         inspector = WorldInspector(str(folder), SPEC)
-        self.logs = RelayedLogs(inspector, SPEC, path, self.texts.append, terminal=terminal)
+        self.logs = RelayedLogs(
+            inspector, SPEC, "terminal" if terminal else "log_file", self.texts.append, terminal=terminal
+        )
 
     def add(self, text: str) -> None:
         with self.path.open("a", encoding="utf-8") as file:

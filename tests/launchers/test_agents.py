@@ -9,20 +9,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from json import JSONDecodeError
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from pickle import UnpicklingError
 
 import pytest
 from msgspec import structs
 
 from pytest_accel.core import fd_passing, prctl
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.features.launchers.agent import serve_driver
 from pytest_accel.features.launchers.agent_client import AgentClient
-from pytest_accel.features.launchers.agent_messages import End, Hello, ServerEnded, StartServer
-from pytest_accel.features.launchers.local_transport import LocalAgentTransport, LocalClientTransport
+from pytest_accel.features.launchers.agent_messages import End, Hello, ServerEnded, StartServer, ToDriver
+from pytest_accel.features.launchers.transports import LocalAgentTransport, LocalClientTransport
 
 
 def session(directory: str) -> SessionSpec:
@@ -37,7 +38,7 @@ def keep_sigint() -> Iterator[None]:
     signal.signal(signal.SIGINT, handler)
 
 
-@pytest.mark.parametrize("what", ["no pickle", "unknown server"])
+@pytest.mark.parametrize("what", ["no message", "unknown server"])
 def test_an_error_in_the_handling_of_a_message_is_reported(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
@@ -49,16 +50,16 @@ def test_an_error_in_the_handling_of_a_message_is_reported(what: str, monkeypatc
         spec = session("/")
         end, _ = pair = socket.socketpair()
         server = client.spawn(spec, end)
-        if what == "no pickle":
-            other.send_bytes(b"no pickle")
+        if what == "no message":
+            other.send_bytes(b"no message")
         else:
-            other.send(ServerEnded(7))
+            other.send_bytes(encode(ServerEnded(7)))
         assert server.wait(60)
         assert lost.wait(60)
         assert client.lost
         for thread in [thread for thread in threading.enumerate() if thread.name == "accel-agent-1"]:
             thread.join(60)
-        assert [one.exc_type for one in raised] == [UnpicklingError if what == "no pickle" else IndexError]
+        assert [one.exc_type for one in raised] == [JSONDecodeError if what == "no message" else IndexError]
         for one in pair:
             one.close()
 
@@ -67,7 +68,7 @@ def test_an_error_in_the_handling_of_a_message_is_reported(what: str, monkeypatc
 def test_an_agent_exits_after_its_driver_with_the_status_that_it_was_sent(keep_sigint: None) -> None:
     ours, theirs = Pipe()
     with ours, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
-        ours.send(End(3, driver.pid))
+        ours.send_bytes(encode(End(3, driver.pid)))
         threading.Timer(0.5, driver.kill).start()
         assert serve_driver(LocalAgentTransport(theirs)) == 3
         assert driver.poll() is not None
@@ -89,13 +90,13 @@ def test_the_end_of_each_fork_server_is_reported_in_any_order(tmp_path: Path, ke
         exits = session(str(tmp_path / "exits"))  # The server cannot import anything.
         for number, (spec, (_, server_end)) in enumerate(zip((runs, exits), pairs, strict=True)):
             os.mkdir(spec.directory)
-            ours.send(StartServer(number, spec, {}))
+            ours.send_bytes(encode(StartServer(number, spec, {})))
             fd_passing.send(ours, [server_end.fileno()])
             server_end.close()
-        found.append(ours.recv())
+        found.append(decode(ours.recv_bytes(), ToDriver))
         pairs[0][0].close()  # Ends the first server.
-        found.append(ours.recv())
-        ours.send(End(0, driver.pid))
+        found.append(decode(ours.recv_bytes(), ToDriver))
+        ours.send_bytes(encode(End(0, driver.pid)))
 
     with ours, subprocess.Popen([sys.executable, "-c", ""]) as driver:
         driving = threading.Thread(target=drive)
@@ -110,11 +111,11 @@ def test_the_driver_gets_the_error_of_a_fork_server_that_cannot_be_started(tmp_p
     ours, theirs = Pipe()
     driver_end, server_end = socket.socketpair()
     with ours, driver_end, server_end, subprocess.Popen([sys.executable, "-c", ""]) as driver:
-        ours.send(StartServer(5, session(str(tmp_path / "missing")), {}))
+        ours.send_bytes(encode(StartServer(5, session(str(tmp_path / "missing")), {})))
         fd_passing.send(ours, [server_end.fileno()])
-        ours.send(End(0, driver.pid))
+        ours.send_bytes(encode(End(0, driver.pid)))
         assert serve_driver(LocalAgentTransport(theirs)) == 0
-        message = ours.recv()
+        message = decode(ours.recv_bytes(), ToDriver)
     assert isinstance(message, ServerEnded)
     assert message.number == 5
     assert "FileNotFoundError" in message.log

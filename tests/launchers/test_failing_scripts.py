@@ -17,7 +17,6 @@ import pytest
 from pytest_accel import LaunchError, LaunchTimeout, NoOutput
 from pytest_accel.features.launch.launch_result import failed, result_of, timed_out
 from tests.deadline import scaled
-from tests.descriptor_limit import open_descriptors
 
 if TYPE_CHECKING:
     from pytest_accel.features.launch.launch_api import Launch
@@ -107,12 +106,6 @@ def test_a_signal_is_reported_by_its_name(launch: Launch, script: Script) -> Non
     assert "ctypes/__init__.py" in str(caught.value), "the stack of a dead rank must be shown"
 
 
-def test_the_stack_of_a_rank_that_aborts_is_shown(launch: Launch, script: Script) -> None:
-    with pytest.raises(LaunchError, match=r"^python ended by SIGABRT\n") as caught:
-        launch(script("import os\ndef give_up():\n    os.abort()\ngive_up()"), launcher="python")
-    assert "in give_up" in str(caught.value)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs libstdc++")
 def test_an_abort_at_the_exit_of_a_script_is_explained(launch: Launch, script: Script) -> None:
     """The threads of a process group abort the process in the same way if they run when Python exits."""
@@ -153,14 +146,6 @@ def test_a_dead_rank_of_torchrun_is_reported(launch: Launch, script: Script, mar
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["deepspeed"])
-def test_a_dead_rank_of_deepspeed_is_reported(launch: Launch, script: Script, marker: str, launcher: str) -> None:
-    with pytest.raises(LaunchError, match=r"^deepspeed ended with exit status 245 \(SIGSEGV in a rank\)\n"):
-        launch(script(SEGFAULT), launcher=launcher, nproc=2)
-    assert living_processes(marker) == []
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_dead_rank_of_mpirun_is_reported(
     launch: Launch, script: Script, marker: str, use_mpi: Callable[[str], None], flavour: str
@@ -178,7 +163,7 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str,
     nproc = None if launcher == "python" else 2
     path = script(HANG)
     with pytest.raises(LaunchTimeout) as caught:
-        launch(path, launcher=launcher, nproc=nproc, timeout=scaled(8 if launcher == "python" else 20))
+        launch(path, launcher=launcher, nproc=nproc, timeout=scaled(2 if launcher == "python" else 20))
     assert living_processes(marker) == []
     assert sorted(caught.value.stacks) == list(range(nproc or 1))
     for rank, stack in caught.value.stacks.items():
@@ -195,18 +180,6 @@ def test_output_before_the_stacks_of_a_timeout_is_shown_whole(tmp_path: Path) ->
     error = timed_out("python", result_of((), -6, {0: ""}, {0: written}, ("", ""), tmp_path), 1, 1)
     assert dict(error.stacks) == {0: "the stack of the rank"}
     assert str(error).endswith(f"--- rank 0, stderr\n{before}--- rank 0, stacks\nthe stack of the rank")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_a_timeout_shows_the_stacks_of_mpirun(
-    launch: Launch, script: Script, marker: str, use_mpi: Callable[[str], None], flavour: str
-) -> None:
-    use_mpi(flavour)
-    with pytest.raises(LaunchTimeout) as caught:
-        launch(script(HANG), launcher="mpirun", nproc=2, timeout=scaled(8))
-    assert living_processes(marker) == []
-    assert ["in wait_for_ever" in stack for _, stack in sorted(caught.value.stacks.items())] == [True, True]
 
 
 def test_processes_that_a_script_leaves_are_killed(launch: Launch, script: Script, marker: str) -> None:
@@ -251,15 +224,6 @@ def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: 
     assert launch(path, launcher="python").stdout == ""
     with pytest.raises(NoOutput, match=r"^python succeeded, but no rank wrote anything \(output=True\)\n"):
         launch(path, launcher="python", output=True)
-
-
-def test_a_failed_launch_leaves_no_descriptors_open(launch: Launch, script: Script) -> None:
-    path = script("raise SystemExit(3)")
-    before = open_descriptors()
-    for _ in range(2):
-        with pytest.raises(LaunchError):
-            launch(path, launcher="python")
-    assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.features.launch import launch_api
-from pytest_accel.features.launch.job import Job
-from pytest_accel.features.launch.launch_commands import LAUNCHERS
+from pytest_accel.features.launch.launch_commands import LAUNCHERS, Job
 from pytest_accel.features.launch.launch_result import timed_out
 from pytest_accel.features.launch.launched_process import LaunchedProcess
 from tests.deadline import eventually
@@ -66,15 +65,6 @@ def test_stacks_are_shown_although_the_launch_has_left_an_orphan(script: Callabl
         eventually("the script to wait", lambda: process.wait(0.01) is None and "waits\n" in shown)
         result = process.result(process.terminate())
     assert f'File "{path}", line 5 in wait_for_ever' in timed_out("python", result, 1, 1).stacks[0]
-
-
-def test_a_launch_whose_folder_cannot_be_made_leaves_no_descriptors_open(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.touch()
-    before = open_descriptors()
-    with pytest.raises(OSError, match="folder"):
-        launched(tmp_path / "trainer.py", folder, []).__enter__()
-    assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize("free", [1, 3, 4])

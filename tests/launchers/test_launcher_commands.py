@@ -9,8 +9,7 @@ import pytest
 from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import module_command
 from pytest_accel.core.kinds import KINDS
-from pytest_accel.features.launch.job import Job, Plan
-from pytest_accel.features.launch.launch_commands import LAUNCHERS
+from pytest_accel.features.launch.launch_commands import LAUNCHERS, Job, Plan
 
 GPUS = tuple(Device("cuda", f"GPU-{index}{index}", index, "H200") for index in (3, 1))
 ON_GPUS = Job(

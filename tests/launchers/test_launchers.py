@@ -28,6 +28,8 @@ while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.01)
 print(" and its end\\nwithout an end", end="")
 """
+
+
 SPAWNS = """
 import os
 
@@ -94,15 +96,6 @@ def test_accelerate_runs_two_ranks(launch: Launch, launcher: str) -> None:
     ranks = check_launcher(launch, launcher)
     assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
     assert {data["environment"]["ACCELERATE_USE_CPU"] for data in ranks.values()} == {"true"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["accelerate"])
-def test_accelerate_runs_one_process(launch: Launch, launcher: str) -> None:
-    result = launch(ALL_REDUCE, launcher=launcher, output=True, timeout=TIMEOUT)
-    data = read_rank_data(result.rank_stdout[0])
-    assert data["environment"]["ACCELERATE_USE_CPU"] == "True"
-    assert list(result.rank_stdout) == [0]
 
 
 @pytest.mark.long

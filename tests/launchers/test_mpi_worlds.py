@@ -203,28 +203,6 @@ def test_a_job_ends_with_its_session(suite: BackgroundSuite, mpi: Mapping[str, s
 
 
 @pytest.mark.long
-@needs_mpi4py
-@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
-def test_coverage_of_the_ranks_of_a_job_is_measured(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
-    """The variable makes each new Python process start a measurement. This must not replace that of the rank."""
-    coverage = pytest.importorskip("coverage")
-    suite.write("coverage.ini", "[run]\nparallel = true\nsource = .\npatch = subprocess\n")
-    suite.write("product.py", "def work():\n    return 1\n")
-    suite.write(
-        "test_measured.py",
-        f"{_HEAD}\n\n    def test_measured(world):\n        import product\n\n        assert product.work()\n",
-    )
-    suite.start(environment={**mpi, "COVERAGE_PROCESS_START": str(suite.path / "coverage.ini")}).finish().expect(
-        {"test_measured": "PASSED"}
-    )
-    data = [coverage.CoverageData(str(file)) for file in suite.path.glob(".coverage.*")]
-    assert data
-    for measured in data:
-        measured.read()
-    assert any(2 in (measured.lines(str(suite.path / "product.py")) or ()) for measured in data)
-
-
-@pytest.mark.long
 def test_a_test_is_skipped_without_mpirun(suite: BackgroundSuite, tmp_path: Path) -> None:
     suite.write("test_world.py", _WORLD)
     run = suite.start("-k", "test_it_stays", environment={"PATH": str(tmp_path)}).finish()

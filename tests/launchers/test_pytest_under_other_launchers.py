@@ -26,14 +26,6 @@ DEEPSPEED = (
     *(sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", "none", "--num_gpus", "2"),
     *("--module", "pytest"),
 )
-FAILING = """
-    import pytest
-
-
-    @pytest.mark.distributed(2)
-    def test_fails(rank):
-        assert rank == 0
-"""
 
 
 def srun(variables: str, *, rank_1_args: str = "") -> tuple[str, ...]:
@@ -69,32 +61,24 @@ def skip_without(package: str) -> None:
         pytest.skip(f"{package} is not installed")
 
 
-def check_sessions(
-    suite: BackgroundSuite, launcher: str, program: tuple[str, ...], environment: dict[str, str]
-) -> None:
-    """Check a session under `launcher` that passes, and one with a failure."""
+def check_session(suite: BackgroundSuite, launcher: str, program: tuple[str, ...], environment: dict[str, str]) -> None:
+    """Check a session under `launcher`."""
     suite.write("test_it.py", RANKS)
     run = suite.start("--junitxml=report.xml", program=program, environment=environment).finish()
     expect_one_session(suite, run, launcher)
-
-    suite.write("test_it.py", FAILING)
-    run = suite.start(program=program, environment=environment).finish()
-    run.expect({"test_fails": "FAILED"})
-    assert "rank 1: failed at test_it.py:7\n" in run.failure("test_fails")
-    assert run.ret == 1
 
 
 @pytest.mark.long
 def test_accelerate_starts_one_session(suite: BackgroundSuite) -> None:
     skip_without("accelerate")
     environment = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
-    check_sessions(suite, "accelerate launch", ACCELERATE, environment)
+    check_session(suite, "accelerate launch", ACCELERATE, environment)
 
 
 @pytest.mark.long
 def test_deepspeed_starts_one_session(suite: BackgroundSuite) -> None:
     skip_without("deepspeed")
-    check_sessions(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
+    check_session(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
 
 
 @pytest.mark.long
@@ -102,23 +86,18 @@ def test_open_mpi_starts_one_session(suite: BackgroundSuite) -> None:
     program = mpirun("openmpi", "--host", "localhost:2")
     # Open MPI gives the ranks a terminal, so pytest would write colors.
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
-    check_sessions(suite, "mpirun", program, environment)
+    check_session(suite, "mpirun", program, environment)
 
 
 @pytest.mark.long
 def test_mpich_starts_one_session(suite: BackgroundSuite) -> None:
-    check_sessions(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
+    check_session(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
 
 @pytest.mark.long
 def test_srun_starts_one_session(suite: BackgroundSuite, tmp_path: Path) -> None:
     with slurm.single_node(tmp_path) as running:
-        check_sessions(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
-
-
-@pytest.mark.long
-def test_processes_with_the_variables_of_srun_are_one_session(suite: BackgroundSuite) -> None:
-    check_sessions(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
+        check_session(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
 
 
 @pytest.mark.long
@@ -141,18 +120,4 @@ def test_a_conftest_that_cannot_be_imported_ends_all_processes_with_the_same_sta
 
     assert run.text.count("No module named 'no_such_module'") == 1
     assert "rank 1 ended with 4\n" in run.text
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-
-
-@pytest.mark.long
-def test_processes_with_different_devices_are_refused(suite: BackgroundSuite) -> None:
-    suite.write("test_it.py", RANKS)
-
-    program = srun("SLURM_STEP_TASKS_PER_NODE='2' CUDA_VISIBLE_DEVICES=0")
-    program = (*program[:2], program[2].replace("=0 SLURM_PROCID=1", "=1 SLURM_PROCID=1"), *program[3:])
-    run = suite.start(program=program).finish()
-
-    assert "differ in their visible devices: rank 0 has CUDA_VISIBLE_DEVICES=0, rank 1 has CUDA_VISIBLE_DEVICES=1" in (
-        run.text
-    )
     assert run.ret == pytest.ExitCode.USAGE_ERROR

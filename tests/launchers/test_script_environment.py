@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pytest_accel.features.launch.launch_environment import added_paths, hidden_accelerators, launch_environment
+from pytest_accel.features.launch.launch_api import added_paths, hidden_accelerators, launch_environment
 
 RANK = {
     "RANK": "1",

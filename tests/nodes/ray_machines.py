@@ -45,18 +45,6 @@ whenever a session connects; the sessions use none. With the others, the head an
 the other side is gone, and the autoscaler notices that a node is needed."""
 
 
-_SET_VERSION = """
-import json, sys
-from ray._raylet import GcsClient
-
-key, space = b"CLUSTER_METADATA", b"cluster"
-client = GcsClient(address=sys.argv[1])
-known = json.loads(client.internal_kv_get(key, space))
-client.internal_kv_put(key, json.dumps({**known, "ray_version": sys.argv[2]}).encode(), True, space)
-"""
-"""A program that changes the version of Ray that the head reports. A process that connects compares it with its own."""
-
-
 @dataclass(frozen=True)
 class StartedNode:
     """A running ``ray start --block``. All processes of its node end with it."""
@@ -159,10 +147,6 @@ class RayMachines:
         # Ray accepts its own labels in the environment only, not as an option.
         labels = {} if model is None else {"RAY_OVERRIDE_LABELS": json.dumps({TYPE_LABEL: model})}
         return self._start(*join_options(self.folder, gpus), **labels)
-
-    def pretend_version(self, version: str) -> None:
-        """Make the cluster report that it runs the Ray version `version`."""
-        subprocess.run([sys.executable, "-c", _SET_VERSION, self.address, version], env=self.environment, check=True)
 
     def _start(self, *options: str, **variables: str) -> StartedNode:
         self._hosts += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.pool.placement import Place, PlaceError
 from pytest_accel.settings.options import Settings
 
@@ -151,7 +151,7 @@ class Agents:
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.nodes = ClusterNodes(self.settings, "")
+        self.nodes = ClusterMachines(self.settings, "")
 
     def start(self) -> int:
         """Start the agent of the next node, wait until it has joined, and return its number."""
@@ -182,7 +182,11 @@ def start_agent(invitation: bytes) -> subprocess.Popen[bytes]:
     source = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     )
-    program = [sys.executable, "-m", "pytest_accel.features.ray.cluster_agent"]
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; from pytest_accel.features.ray.cluster_agent import main; sys.exit(main())",
+    ]
     command = [sys.executable, "-c", source, *program]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None

@@ -13,9 +13,10 @@ from typing import BinaryIO
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.ray import ray_client
-from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_client import RayCluster
 from pytest_accel.features.ray.ray_messages import (
     Connect,
@@ -24,6 +25,7 @@ from pytest_accel.features.ray.ray_messages import (
     ReleasePlace,
     RequestPlace,
     ReservedBundle,
+    ToHelper,
 )
 from pytest_accel.settings.options import Settings
 
@@ -53,11 +55,11 @@ def helpers_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
 @pytest.fixture
 def cluster(helpers_end: list[Connection]) -> Iterator[RayCluster]:
     """Yield a cluster that is connected through the fake helper."""
-    nodes = ClusterNodes(Settings(accel="sim:4"), "")
+    nodes = ClusterMachines(Settings(accel="sim:4"), "")
     made = RayCluster("auto", nodes)
     (helper,) = helpers_end
-    assert isinstance(helper.recv(), Connect)
-    helper.send(Connected((), can_scale=True))
+    decode(helper.recv_bytes(), Connect)
+    helper.send_bytes(encode(Connected((), can_scale=True)))
     made.connect(60)
     yield made
     made.close()
@@ -80,7 +82,8 @@ def test_a_request_that_is_cancelled_while_it_is_placed_again_keeps_no_place(
 
     monkeypatch.setattr(cluster, "_send", send_and_cancel)
     (helper,) = helpers_end
-    assert isinstance(helper.recv(), RequestPlace)
-    helper.send(PlaceReserved(request_id, (ReservedBundle("a node without an agent", 1, ("0",)),)))
-    assert [type(helper.recv()) for _ in range(3)] == [ReleasePlace, RequestPlace, ReleasePlace]
+    assert isinstance(decode(helper.recv_bytes(), ToHelper), RequestPlace)
+    reserved = PlaceReserved(request_id, (ReservedBundle("a machine without an agent", 1, ("0",)),))
+    helper.send_bytes(encode(reserved))
+    assert [type(decode(helper.recv_bytes(), ToHelper)) for _ in range(3)] == [ReleasePlace, RequestPlace, ReleasePlace]
     cancelling.join()

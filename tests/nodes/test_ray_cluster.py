@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
-import subprocess
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +16,10 @@ import pytest
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.ray import ray_client, ray_process
-from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_client import RayCluster
-from pytest_accel.features.ray.ray_machine import RayMachine
 from pytest_accel.features.ray.ray_messages import Connect
+from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import KindSpec, Machine
 from pytest_accel.pool.placement import Place, PlaceError
 from pytest_accel.settings.options import Settings
@@ -51,7 +48,7 @@ class ClusterUser:
     """The part of a session that uses a Ray cluster."""
 
     def __init__(self, address: str) -> None:
-        self.nodes = ClusterNodes(Settings(accel="sim:4"), "")
+        self.nodes = ClusterMachines(Settings(accel="sim:4"), "")
         self.cluster = RayCluster(address, self.nodes)
         self.waits: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -115,7 +112,7 @@ def processes_with(surroundings: Surroundings, part: str) -> list[psutil.Process
 
 
 def agents(surroundings: Surroundings) -> list[psutil.Process]:
-    return processes_with(surroundings, "ray_agent")
+    return processes_with(surroundings, "cluster_agent")
 
 
 def test_places_have_devices_of_their_own_on_nodes_whose_agents_have_joined(session: ClusterUser) -> None:
@@ -147,27 +144,6 @@ def test_a_released_place_is_kept_for_a_world_of_the_same_shape(machines: RayMac
         assert isinstance(answers.get(timeout=TIMEOUT), Place)
 
 
-def test_a_name_chooses_the_node(session: ClusterUser) -> None:
-    small = session.place(gpus(1, name="*H100*"))
-    assert session.place(gpus(4, name="*A100*")).nodes[0] != small.nodes[0]
-    assert session.failure(gpus(4, name="*H100*")).startswith("needs 4 GPU (H100) on one node; the largest node")
-
-
-def test_avoided_nodes_are_not_used(session: ClusterUser) -> None:
-    first = session.place(gpus(2))
-    session.cluster.release(first)
-    second = session.place(gpus(2), first.nodes)
-    assert set(first.nodes).isdisjoint(second.nodes)
-    both = {*first.nodes, *second.nodes}
-    assert "; no other node of the Ray cluster has GPU" in session.failure(gpus(2), both)
-
-
-def test_ranks_on_the_cpu_are_placed_if_they_need_several_nodes(session: ClusterUser) -> None:
-    place = session.place(WorldKey("cpu", None, 4, True, nodes=3))
-    assert sorted(place.nodes.count(node) for node in set(place.nodes)) == [1, 1, 2]
-    assert place.devices == {}
-
-
 def test_a_request_waits_until_there_is_room(session: ClusterUser) -> None:
     places = [session.place(gpus(4)), session.place(gpus(2))]
     number, cancelled = session.request(gpus(1))
@@ -181,15 +157,6 @@ def test_a_request_waits_until_there_is_room(session: ClusterUser) -> None:
     assert isinstance(found, Place)
     assert set(found.nodes) == set(places[0].nodes)
     assert cancelled.empty()
-
-
-def test_a_world_that_is_too_large_is_refused(session: ClusterUser) -> None:
-    (name, *_) = {node.name for node in session.cluster.nodes}
-    reason = f"needs 8 GPU on one node; the largest node of the Ray cluster ({name}) has 4"
-    assert session.failure(gpus(8)) == f"{reason}, and no autoscaler adds nodes"
-    assert session.shortage(gpus(8)) == reason
-    assert session.shortage(gpus(4)) is None
-    assert session.failure(gpus(1, kind="mlu")).startswith("Ray does not assign devices of kind 'mlu'")
 
 
 def test_an_agent_has_the_environment_of_its_node(session: ClusterUser, surroundings: Surroundings) -> None:
@@ -231,18 +198,6 @@ def test_a_failure_names_the_node_whose_agent_does_not_join(
     assert session.place(gpus(4)).nodes == (3,) * 4
 
 
-def test_a_request_that_waits_gets_a_node_that_has_just_joined(session: ClusterUser, machines: RayMachines) -> None:
-    held = [session.place(gpus(4)), session.place(gpus(2))]
-    _, answers = session.request(gpus(2))
-    assert session.waits.get(timeout=TIMEOUT)
-    node = machines.add(2)
-    found = answers.get(timeout=TIMEOUT)
-    assert isinstance(found, Place), found
-    assert not set(found.nodes) & {one for place in held for one in place.nodes}
-    node.kill()
-    eventually("the report of Ray", lambda: len(session.cluster.nodes) == 3)
-
-
 def test_nodes_join_and_leave(session: ClusterUser, machines: RayMachines) -> None:
     assert session.failure(gpus(7))
     node = machines.add(8)
@@ -279,41 +234,6 @@ def test_a_closed_session_leaves_no_agents_and_no_places(machines: RayMachines, 
     eventually("the end of the agents", lambda: not agents(surroundings))
     with connected(machines.address) as session:
         session.place(gpus(4))
-
-
-def test_a_killed_controller_leaves_no_agents_and_no_places(machines: RayMachines, surroundings: Surroundings) -> None:
-    source = f"""
-from pathlib import Path
-from tests.nodes.test_ray_cluster import connected, gpus
-with connected({machines.address!r}) as session:
-    print(session.place(gpus(4)).request_id, flush=True)
-    input()
-"""
-    command = [sys.executable, "-c", source]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as controller:
-        assert controller.stdout is not None
-        assert controller.stdout.readline() == b"1\n"
-        assert len(agents(surroundings)) == 1
-        controller.send_signal(signal.SIGKILL)
-    eventually("the end of the agents", lambda: not agents(surroundings))
-    with connected(machines.address) as session:
-        session.place(gpus(4))
-
-
-def test_requests_fail_if_the_head_dies(surroundings: Surroundings) -> None:
-    machines = RayMachines(surroundings.environment)
-    try:
-        with connected(machines.address) as session:
-            machines.head.kill()
-            _, answers = session.request(gpus(1))
-            assert "the connection to the Ray cluster is lost" in str(answers.get(timeout=TIMEOUT))
-    finally:
-        machines.close()
-
-
-def test_an_address_without_a_cluster_is_refused() -> None:
-    with pytest.raises(PlaceError, match=r"^no Ray cluster at 127\.0\.0\.1:1: .*$"), connected("127.0.0.1:1"):
-        pass
 
 
 def test_connecting_fails_if_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import queue
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.launchers.agent_messages import Hello, hello_of
-from pytest_accel.features.launchers.node_environment import additions
 from pytest_accel.features.launchers.suite_code import SuiteCode, difference, suite_code
-from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.features.ray.cluster_machines import ClusterMachines, additions
 from pytest_accel.settings.options import Settings
 from tests.nodes.table_cluster import start_agent
 
@@ -35,7 +32,7 @@ def test_suite_code_has_the_python_files_of_the_suite_and_the_versions(tmp_path:
 @pytest.mark.parametrize(
     ("there", "text"),
     [
-        (replace(HERE, files={}), "it has no Python files there; the suite must have the same path on all nodes"),
+        (replace(HERE, files={}), "it has no Python files there; the suite must have the same path on all machines"),
         (replace(HERE, files={"a.py": "1"}), "other files: b.py"),
         (replace(HERE, files=dict.fromkeys("abcde", "9")), "other files: a, a.py, b and 4 more"),
         (replace(HERE, versions={"Python": "3.11.7"}), "other versions: torch is missing (here 2.13.0)"),
@@ -51,7 +48,7 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
     for folder, text in ((own, "1"), (other, "2")):
         folder.mkdir()
         (folder / "test_it.py").write_text(text)
-    nodes = ClusterNodes(Settings(), str(own))
+    nodes = ClusterMachines(Settings(), str(own))
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
     invitation = nodes.expect(1, "far", "127.0.0.1")
     nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
@@ -61,11 +58,6 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
     nodes.close()
     assert agent.stdin is not None
     agent.stdin.close()
-
-
-def test_a_hello_message_is_unchanged_after_json() -> None:
-    hello = Hello(1, 71, ("-q",), "/suite", "/suite", {"SIM_VISIBLE_DEVICES": "0"}, "far", "id", HERE, ("HOME", "PATH"))
-    assert hello_of(json.loads(json.dumps(hello.as_json()))) == hello
 
 
 def test_ranks_get_the_variables_that_their_node_does_not_set() -> None:

@@ -133,7 +133,7 @@ def test_a_killed_node_fails_only_the_test_that_runs_there(suite: BackgroundSuit
             "test_plain": "PASSED",
         }
     )
-    assert "rank 1 was lost with the node node-2 (its agent has ended)" in run.failure("test_loses_a_node")
+    assert "rank 1 was lost with the machine node-2 (its agent has ended)" in run.failure("test_loses_a_node")
     assert "errors outside of any test" not in run.text
 
 

@@ -48,7 +48,7 @@ def test_consecutive_ranks_are_written_as_a_range(ranks: list[int], text: str) -
         (RankExit(ExitCause.SERVER_ENDED), "ended with the fork server, which is gone"),
         (
             RankExit(ExitCause.NODE_LOST, about="far (its agent has ended)"),
-            "{}lost with the node far (its agent has ended)",
+            "{}lost with the machine far (its agent has ended)",
         ),
         (
             RankExit(ExitCause.JOB_ENDED),

@@ -1,4 +1,4 @@
-"""The command line and environment of each launcher, as a pure function of the job.
+"""From a launcher's job (a script and its resources) to its plan (command line and environment): pure functions.
 
 The flags are those of torch 2.13 (``torch/distributed/run.py``), accelerate 1.15 (``commands/launch.py``), DeepSpeed
 0.19 (``launcher/runner.py``), Open MPI 4.1 and MPICH 4.0 (their ``--help``), and Slurm 22.05 (srun(1)): the versions
@@ -13,10 +13,116 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import module_command
 from pytest_accel.core.role import LOOPBACK
-from pytest_accel.features.launch.deepspeed import visible_slots
-from pytest_accel.features.launch.job import Job, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A script to launch, and the resources that it may use."""
+
+    launcher: str
+    script: str
+    """An absolute path, or a module's name if `module` is True."""
+    args: tuple[str, ...]
+    nproc: int
+    module: bool
+    launcher_args: tuple[str, ...]
+    """Extra arguments for the launcher itself, after those of its plan."""
+    kind: str
+    """The kind of the leased devices; ``cpu`` if there are none."""
+    accelerated: bool
+    """True if the devices are accelerators; False for CPU slots, pretend devices, and no devices."""
+    devices: tuple[Device, ...]
+    mask_variables: tuple[str, ...]
+    """The mask variables of the kind, outermost layer first."""
+    environ: Mapping[str, str]
+    """The environment of the launched processes, without the variables that the launcher needs."""
+    python: str
+    folder: str
+    """An empty folder for the output of the launcher and its ranks."""
+    port: int
+    """A port on this machine, reserved for the script's own rendezvous."""
+    program: str = ""
+    """The launcher's path, if it is a program of its own and not a Python module."""
+    version: str = ""
+    """The output of that program with ``--version``."""
+
+    @property
+    def ranks_folder(self) -> str:
+        """The folder for the output that the launcher writes for each rank."""
+        return f"{self.folder}/ranks"
+
+    @property
+    def target(self) -> tuple[str, ...]:
+        """The script and its arguments, in the form for a launcher of Python scripts."""
+        return (*(("-m",) if self.module else ()), self.script, *self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The command for a job, and the places of the ranks' output."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    stdout: str
+    """A regular expression for the ranks' files, as paths below the job's folder; group 1 is the rank, empty for 0."""
+    stderr: str | None
+    """Like `stdout`; None if both streams of a rank are in one file."""
+    depth: int | None = None
+    """The number of generations between the launcher and its only rank; None: an environment variable marks ranks."""
+
+
+_FIRST_CPU_SLOT = 1000
+"""A number larger than that of any accelerator."""
+
+
+def visible_slots(job: Job) -> dict[str, str]:
+    """Return the variables that make DeepSpeed start one rank for each of the job's devices.
+
+    Without a flag that selects devices, DeepSpeed reads the mask of its accelerator, converts the entries to integers,
+    sorts them, and gives all ranks the resulting mask (``launcher/runner.py``, ``parse_node_config``).
+
+    DeepSpeed's CPU accelerator uses ``CUDA_VISIBLE_DEVICES``, too, and would show the first GPUs to CPU ranks. So the
+    mask for CPU ranks has numbers that no GPU has. ``LOCAL_SIZE`` is the number of slots of the machine
+    (``accelerator/cpu_accelerator.py``).
+
+    Raise ValueError if the devices cannot be named by integers, or if there is not one device for each rank.
+    """
+    if not job.accelerated:
+        slots = range(_FIRST_CPU_SLOT, _FIRST_CPU_SLOT + job.nproc)
+        return {
+            "DS_ACCELERATOR": "cpu",
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, slots)),
+            "LOCAL_SIZE": str(slots.stop),
+        }
+    if job.nproc != len(job.devices):
+        raise ValueError(
+            f"launch(launcher='deepspeed', nproc={job.nproc}): DeepSpeed starts one rank for each device that it sees, "
+            f"and the test has {len(job.devices)}; allowed is nproc={len(job.devices)}"
+        )
+    if job.kind == "cuda":
+        parts = [device.id for device in job.devices if device.parent is not None]
+        if parts:
+            raise ValueError(
+                f"launch(launcher='deepspeed'): DeepSpeed selects devices by integers, and MIG instances have none "
+                f"({', '.join(parts)}): use torchrun"
+            )
+        # With PCI_BUS_ID, CUDA numbers devices as the management library does, which is where `index` comes from.
+        numbers = ",".join(str(device.index) for device in sorted(job.devices, key=lambda device: device.index))
+        return {"CUDA_VISIBLE_DEVICES": numbers, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if job.kind == "rocm":
+        # HIP's own mask, if set, wins over DeepSpeed's. If it is not set, DeepSpeed's numbers count within ROCR's mask.
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(job.devices))))}
+    name = next((name for name in job.mask_variables if name in job.environ), None)
+    mask = "" if name is None else job.environ[name]
+    if name is not None and not all(entry.strip().isdecimal() for entry in mask.split(",")):
+        raise ValueError(
+            f"launch(launcher='deepspeed'): {name}={mask!r}: DeepSpeed accepts only integers with commas between them"
+        )
+    return {}
+
 
 _OWN_STDOUT = r"launcher\.out()"
 _OWN_STDERR = r"launcher\.err()"

@@ -21,7 +21,7 @@ import psutil
 
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.features.launch import reaper
-from pytest_accel.features.launch.job import Job, Plan
+from pytest_accel.features.launch.launch_commands import Job, Plan
 from pytest_accel.features.launch.launch_result import LaunchResult, result_of
 
 _POLL_INTERVAL = 0.1

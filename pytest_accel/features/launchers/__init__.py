@@ -1,1 +1,14 @@
-"""Ranks in processes that a launcher has started, on this machine and on others, and on the nodes of a cluster."""
+"""Sessions whose processes a launcher has started, on this machine and on others, and worlds that are MPI jobs.
+
+Rank 0 of the launcher is the driver. Every other process runs an agent, which starts a fork server and is no rank: a
+rank that dies or hangs is replaced as without a launcher, and the launcher sees no process exit. SPMD, in which each
+launched process runs the whole session, was rejected: one dead rank would end all of it, and each rank would report.
+
+The conversations, each of frozen structs (`core/struct_messages.py`):
+
+- the greeting, with which the processes meet: over a Unix socket on rank 0's machine (`local_rendezvous`), else over
+  TCP after both ends have proved that they know a secret (`tcp_rendezvous`, `greeting`, `authentication`);
+- driver and agent, with the leases of devices there (`agent_messages`), over the same connection (`transports`);
+- between machines, that connection also carries the streams of fork servers, ranks and inspectors (`tcp_mux`);
+- the processes of an MPI job and the controller (`mpi`).
+"""

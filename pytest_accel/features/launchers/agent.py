@@ -1,10 +1,10 @@
-"""The agent of a launched process that is not rank 0, or of a cluster's node. It runs a fork server, which forks ranks.
+"""The agent of a launched process other than rank 0, or of a cluster's machine. Its fork server forks ranks.
 
 The agent is not a rank itself. So the launcher sees no process exit when a rank dies or hangs, and the world can be
 replaced as without a launcher. The agent prints nothing, except an error of its connection to the driver.
 
-An agent on the driver's node uses the session's folder. An agent on another node has a folder of its own, and leases
-devices of its node for the driver.
+An agent on the driver's machine uses the session's folder. An agent on another machine has a folder of its own, and
+leases devices of its machine for the driver.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class AgentTransport(Protocol):
     """
 
     remote: bool
-    """True if the driver is on another node, and so neither its folder nor its processes are visible here."""
+    """True if the driver is on another machine, and so neither its folder nor its processes are visible here."""
     clock: float
-    """Seconds to add to this node's clock to get the driver's."""
+    """Seconds to add to this machine's clock to get the driver's."""
 
     def send(self, message: object) -> None:
         """Send `message` to the driver; no-op if the connection has ended."""
@@ -133,7 +133,7 @@ class _Agent:
             self._watch_server(self._server, message.number, self._spec)
 
     def _own_spec(self, message: StartServer) -> SessionSpec:
-        """Return the session's data for a server on another node than the driver's, with a new folder."""
+        """Return the session's data for a server on another machine than the driver's, with a new folder."""
         self._remove_folder()
         session_folder.remove_dead()
         directory = session_folder.create()
@@ -162,7 +162,7 @@ class _Agent:
     def _on_server_end(self, server: OwnServer, number: int, spec: SessionSpec) -> None:
         """Clean up after a fork server that has exited, and tell the driver. The next server may already run.
 
-        On another node than the driver's, processes that were started by ranks and outlived them are killed, too.
+        On another machine than the driver's, processes that were started by ranks and outlived them are killed, too.
         """
         server.wait(None)
         if self._server is server:

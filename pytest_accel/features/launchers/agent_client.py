@@ -29,7 +29,7 @@ class ClientTransport(Protocol):
         """
 
     def run(self, handle: Callable[[object], None]) -> str | None:
-        """Call `handle` with each message until the connection ends; return why the whole node counts as lost.
+        """Call `handle` with each message until the connection ends; return why the whole machine counts as lost.
 
         Return None if only the agent has ended.
         """
@@ -52,19 +52,21 @@ class EnvironmentChanges:
 
 
 class AgentClient:
-    """The driver's client of one agent; owned by the `LaunchedSession` or the `ClusterNodes`."""
+    """The driver's client of one agent; owned by the `LaunchedSession` or the `ClusterMachines`."""
 
     def __init__(
         self,
         hello: Hello,
         transport: ClientTransport,
-        node: str,
+        machine: str,
         on_lost: Callable[[], None],
         changes: Callable[[], dict[str, str | None]],
         *,
-        stands_for_node: bool = False,
+        stands_for_machine: bool = False,
     ) -> None:
-        """`node` is the name of the agent's node. With `stands_for_node`, the node counts as lost when the agent ends.
+        """`machine` is the name of the agent's machine.
+
+        With `stands_for_machine`, the machine counts as lost when the agent ends.
 
         `changes` returns the changes to the agent's environment for a fork server; None removes a variable.
 
@@ -73,15 +75,15 @@ class AgentClient:
         self.hello = hello
         self.lost = False
         """True if the connection to the agent has ended."""
-        self.node_loss: str | None = None
-        """Why the whole node counts as lost; None if it does not."""
-        self.leases = RemoteLeases(node, transport.send)
-        """The leases on devices of the agent's node. Only one agent of each node is used for leases."""
-        self._node = node
+        self.machine_loss: str | None = None
+        """Why the whole machine counts as lost; None if it does not."""
+        self.leases = RemoteLeases(machine, transport.send)
+        """The leases on devices of the agent's machine. Only one agent of each machine is used for leases."""
+        self._machine = machine
         self._transport = transport
         self._on_lost = on_lost
         self._changes = changes
-        self._stands_for_node = stands_for_node
+        self._stands_for_machine = stands_for_machine
         self._servers: list[_AgentServer] = []
         threading.Thread(target=self._run, name=f"accel-agent-{hello.rank}", daemon=True).start()
 
@@ -102,20 +104,20 @@ class AgentClient:
 
     def _run(self) -> None:
         try:
-            self.node_loss = self._transport.run(self._handle)
+            self.machine_loss = self._transport.run(self._handle)
         finally:  # After any error, too: otherwise a caller that waits for a server of this agent would wait forever.
-            if self.node_loss is None and self._stands_for_node:
-                self.node_loss = "its agent has ended"
+            if self.machine_loss is None and self._stands_for_machine:
+                self.machine_loss = "its agent has ended"
             self.lost = True
             try:
-                self._on_lost()  # First: a request that is repeated because of the loss must not get this node.
+                self._on_lost()  # First: a request that is repeated because of the loss must not get this machine.
             finally:
                 self.leases.lose()
                 for server in self._servers:
                     self._end(server)
 
     def _end(self, server: _AgentServer) -> None:
-        server.loss = None if self.node_loss is None else f"{self._node} ({self.node_loss})"
+        server.loss = None if self.machine_loss is None else f"{self._machine} ({self.machine_loss})"
         server.ended.set()
 
     def _handle(self, message: object) -> None:

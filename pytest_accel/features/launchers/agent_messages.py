@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-import msgspec
 from msgspec import Struct
 
-from pytest_accel.core.handshakes import Handshake, Refused
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.features.launchers.lease_messages import (
+    InventoryReply,
+    InventoryRequest,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseLost,
+    LeaseReturn,
+    LeaseUsers,
+    LeaseWanted,
+    RequestLease,
+    UseSettings,
+)
 from pytest_accel.features.launchers.suite_code import SuiteCode
 
-_LENGTH = struct.Struct("<I")
-_LONGEST_HELLO = 1 << 24
-"""Maximum size of a greeting, in bytes; command lines may be long."""
+# The greeting
 
-# Agent to driver
+JOB = ("pytest-accel", "cluster")
+"""The job of the mutual authentication, the same for all sessions, since each session has a secret of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """The data that an agent needs to join the session. Any process that knows it can join instead of the agent."""
+
+    machine: int
+    """The number of the agent's machine in the session."""
+    addresses: tuple[str, ...]
+    """The addresses at which the controller may be reached."""
+    port: int
+    secret: str = field(repr=False)
+    """The session's secret, in hexadecimal digits."""
+    rootdir: str
+    """The suite's root directory. The agent sends the digests of the files below it."""
+
+    def line(self) -> bytes:
+        """Return the line for the agent's standard input, the inverse of :func:`read_invitation`."""
+        return encode(self) + b"\n"
+
+
+def read_invitation(line: bytes) -> Invitation:
+    """Return the invitation in a line of JSON; raise ValueError if it is malformed."""
+    try:
+        invitation: Invitation = decode(line, Invitation)
+    except ValueError as error:
+        raise ValueError(f"got an invalid invitation: {error}") from None
+    return invitation
 
 
 class Hello(Struct, frozen=True):
-    """The greeting: the identity and arguments of a launched process, or of the agent of a cluster's node.
+    """The greeting: the identity and arguments of a launched process, or of the agent of a cluster's machine.
 
     The greeting is the first message to rank 0, or to the controller of a session on a cluster.
     """
 
     rank: int
-    """The rank of a launched process; the number of the node of a cluster's agent."""
+    """The rank of a launched process; the number of the machine of a cluster's agent."""
     pid: int
     args: tuple[str, ...]
     """The arguments of the command line."""
@@ -37,42 +74,32 @@ class Hello(Struct, frozen=True):
     masks: Mapping[str, str]
     """The mask variables of this process that are set: they limit which devices it sees."""
     host: str = ""
-    """The node's host name."""
-    node: str = ""
-    """The result of `tcp_rendezvous.node_identity`, equal for processes that can pass each other files and signals."""
+    """The machine's host name."""
+    machine: str = ""
+    """The result of `machine_identity`, equal for processes that can pass each other files and signals."""
     code: SuiteCode | None = None
-    """The code of the suite on the node of a cluster; None for a process that a launcher has started."""
+    """The code of the suite on the machine of a cluster; None for a process that a launcher has started."""
     variables: tuple[str, ...] = ()
-    """The names of the environment variables that the node of a cluster sets."""
-
-    def as_json(self) -> dict[str, object]:
-        """Return a value for JSON, the inverse of :func:`hello_of`."""
-        found: dict[str, object] = msgspec.to_builtins(self)
-        return found
-
-    def pack(self) -> bytes:
-        """Return the bytes for :func:`receive_hello`."""
-        data = json.dumps(self.as_json()).encode()
-        return _LENGTH.pack(len(data)) + data
+    """The names of the environment variables that the machine of a cluster sets."""
 
 
-def receive_hello() -> Handshake[Hello]:
-    """Wait for the bytes that :meth:`Hello.pack` returns."""
-    (length,) = _LENGTH.unpack((yield _LENGTH.size))
-    if not 0 < length <= _LONGEST_HELLO:
-        raise Refused("sent an invalid greeting")
-    return hello_of(json.loads((yield length)))
+class ClockReading(Struct, frozen=True):
+    """The clock of one end of a TCP connection. Each question of the caller is answered with the listener's."""
+
+    seconds: float
 
 
-def hello_of(value: object) -> Hello:
-    """Return the greeting in a JSON value; raise :class:`Refused` if it is malformed."""
-    try:
-        return msgspec.convert(value, Hello)
-    except msgspec.ValidationError as error:
-        raise Refused(f"sent an invalid greeting: {error}") from None
+class Meeting(Struct, frozen=True):
+    """The last message of rank 0's greeting over TCP."""
+
+    remote: bool
+    """True if rank 0 is on another machine than the caller; if not, the caller connects again, over a Unix socket."""
 
 
-class ServerEnded(Struct, frozen=True):
+# Agent to driver
+
+
+class ServerEnded(Struct, frozen=True, tag=True):
     """A fork server has exited, or could not be started."""
 
     number: int
@@ -80,13 +107,16 @@ class ServerEnded(Struct, frozen=True):
     """The end of the server's log, or the traceback of the failed start; empty if the driver can read the log."""
 
 
+ToDriver = ServerEnded | InventoryReply | LeaseGranted | LeaseFailed | LeaseWanted | LeaseLost
+
+
 # Driver to agent
 
 
-class StartServer(Struct, frozen=True):
+class StartServer(Struct, frozen=True, tag=True):
     """Start a fork server.
 
-    On the driver's node, the descriptor of the server's end of the connection to the driver follows.
+    On the driver's machine, the descriptor of the server's end of the connection to the driver follows.
     """
 
     number: int
@@ -95,18 +125,21 @@ class StartServer(Struct, frozen=True):
     environment: Mapping[str, str | None]
     """The environment variables that the driver's plugins and conftests have changed; None for a removed one."""
     token: str = ""
-    """The path of a file that the driver has created: a node that finds it shares the driver's file system."""
+    """The path of a file that the driver has created: a machine that finds it shares the driver's file system."""
 
 
-class KillServer(Struct, frozen=True):
+class KillServer(Struct, frozen=True, tag=True):
     """Kill a fork server."""
 
     number: int
 
 
-class End(Struct, frozen=True):
+class End(Struct, frozen=True, tag=True):
     """Exit with `status` once the driver has exited."""
 
     status: int
     driver: int
     """The driver's process id."""
+
+
+ToAgent = StartServer | KillServer | End | UseSettings | InventoryRequest | RequestLease | LeaseReturn | LeaseUsers

@@ -6,89 +6,93 @@ import contextlib
 import socket
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psutil
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.handshakes import Handshake, Refused
-from pytest_accel.features.launchers import mutual_auth
-from pytest_accel.features.launchers.agent_messages import Hello, hello_of
-from pytest_accel.features.launchers.mutual_auth import Messages, Peer
+from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.features.launchers.agent_messages import ClockReading, Hello, Meeting
+from pytest_accel.features.launchers.authentication import SealedFrames, admit_caller, prove_caller
+from pytest_accel.features.launchers.handshakes import Handshake, Refused
 
+Greeting = TypeVar("Greeting", Hello, ClockReading, Meeting)
 _ROUNDS = 5
 """Number of rounds in which the clocks are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthenticatedLink:
-    """A connection between two nodes whose ends have authenticated each other."""
+    """A connection between two machines whose ends have greeted each other."""
 
     socket: socket.socket
-    key: bytes
-    """The key for the authentication codes of frames."""
+    frames: SealedFrames
+    """The frames after the greeting."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePeer:
-    """A process on another node that has connected to this one."""
+    """A process on another machine that has connected to this one."""
 
     hello: Hello
     link: AuthenticatedLink
     address: str
-    """The address of its node."""
+    """The address of its machine."""
     own_address: str
-    """The address of this node to which the process has connected."""
+    """The address of this machine to which the process has connected."""
 
 
-def remote_peer(call: socket.socket, hello: Hello, peer: Peer) -> RemotePeer:
+def remote_peer(call: socket.socket, hello: Hello, frames: SealedFrames) -> RemotePeer:
     """Return the process at the other end of `call`; raise OSError if it has disconnected."""
     addresses = plain(call.getpeername()[0]), plain(call.getsockname()[0])
-    return RemotePeer(hello, link_to(call, peer), *addresses)
-
-
-def link_to(call: socket.socket, peer: Peer) -> AuthenticatedLink:
-    """Return `call`, the connection to `peer`, with the key that a multiplexer needs."""
-    return AuthenticatedLink(call, mutual_auth.key_for(peer, "frames"))
+    return RemotePeer(hello, AuthenticatedLink(call, frames), *addresses)
 
 
 def greet_caller(
     secret: bytes, job: Sequence[str], ranks: Container[int], on_wrong_secret: Callable[[int], None]
-) -> Handshake[tuple[Hello, Peer, Messages]]:
-    """Greet a caller, as the listener; return its greeting and identity, and the channel for further messages."""
-    peer = yield from mutual_auth.admit_caller(secret, job, ranks, on_wrong_secret)
-    messages = Messages(peer, caller=False)
-    hello = hello_of((yield from messages.receive()))
+) -> Handshake[tuple[Hello, SealedFrames]]:
+    """Greet a caller, as the listener; return its greeting, and the frames of the connection."""
+    peer = yield from admit_caller(secret, job, ranks, on_wrong_secret)
+    frames = SealedFrames(peer, caller=False)
+    hello = read((yield from frames.receive()), Hello)
     if hello.rank != peer.rank:
         raise Refused(f"claims to be rank {hello.rank}, but has authenticated as rank {peer.rank}")
     for _ in range(_ROUNDS):
-        yield from messages.receive()
-        yield messages.pack(monotonic())
-    return hello, peer, messages
+        yield from frames.receive()
+        yield frames.pack(encode(ClockReading(monotonic())))
+    return hello, frames
 
 
-def greet_listener(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[float, Peer, Messages]]:
-    """Greet the listener, as a caller; return the seconds to add to this clock to get the listener's, and its identity.
+def greet_listener(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[float, SealedFrames]]:
+    """Greet the listener, as a caller; return the seconds to add to this clock to get the listener's.
 
-    The last value is the channel for further messages.
+    The second value is the frames of the connection.
     """
-    peer = yield from mutual_auth.prove_caller(secret, job, hello.rank)
-    messages = Messages(peer, caller=True)
-    yield messages.pack(hello.as_json())
+    peer = yield from prove_caller(secret, job, hello.rank)
+    frames = SealedFrames(peer, caller=True)
+    yield frames.pack(encode(hello))
     rounds = []
     for _ in range(_ROUNDS):
         began = monotonic()
-        yield messages.pack(None)
-        there = yield from messages.receive()
+        yield frames.pack(encode(ClockReading(began)))
+        there = read((yield from frames.receive()), ClockReading)
         took = monotonic() - began
-        if not isinstance(there, float):
-            raise Refused(f"sent an invalid time: {there!r}")
         # The listener read its clock between sending and receiving, so the shortest round gives the smallest error.
-        rounds.append((took, there - began - took / 2))
-    return min(rounds)[1], peer, messages
+        rounds.append((took, there.seconds - began - took / 2))
+    return min(rounds)[1], frames
+
+
+def read(data: bytes, form: type[Greeting]) -> Greeting:
+    """Return the message of a greeting in `data`; raise :class:`Refused` if it is malformed."""
+    try:
+        message: Greeting = decode(data, form)
+    except ValueError as error:
+        raise Refused(f"sent an invalid greeting: {error}") from None
+    return message
 
 
 def listen(port: int, backlog: int) -> socket.socket:
-    """Return a socket that listens on all addresses of this node; port 0: any. Raise OSError if the port is in use."""
+    """Return a socket that listens on all addresses of this machine; port 0: any. Raise OSError if it is in use."""
     with contextlib.suppress(OSError):
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
@@ -96,7 +100,7 @@ def listen(port: int, backlog: int) -> socket.socket:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses at which other nodes may reach this one."""
+    """Return the addresses at which other machines may reach this one."""
     entries = [one for interface in psutil.net_if_addrs().values() for one in interface]
     found = [one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
     return [address for address in found if not address.startswith(("127.", "fe80:")) and address != "::1"]

@@ -21,10 +21,14 @@ from pytest_accel.features.launchers.agent_client import AgentClient, ClientTran
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.greeting import RemotePeer
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError
-from pytest_accel.features.launchers.local_transport import LocalAgentTransport, LocalClientTransport
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous
-from pytest_accel.features.launchers.tcp_transport import TcpAgentTransport, TcpClientTransport
+from pytest_accel.features.launchers.transports import (
+    LocalAgentTransport,
+    LocalClientTransport,
+    TcpAgentTransport,
+    TcpClientTransport,
+)
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
@@ -55,8 +59,8 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
     root = str(early_config.rootpath)
-    node = tcp_rendezvous.node_identity() if rendezvous is not None else ""
-    hello = Hello(process.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
+    machine = tcp_rendezvous.machine_identity() if rendezvous is not None else ""
+    hello = Hello(process.rank, os.getpid(), given, where, root, _masks(), platform.node(), machine)
     for name in of_a_rank(os.environ):
         del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
     log.start(f"process {process.rank} of {process.launcher}")
@@ -102,7 +106,7 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
     first = hellos[0]
     for other in hellos[1:]:
         for what, show in _COMPARED.items():
-            remote = other.node != first.node
+            remote = other.machine != first.machine
             if _compared(first, show, remote=remote) != _compared(other, show, remote=remote):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {show(first)}, rank "
@@ -125,7 +129,7 @@ _COMPARED: Mapping[str, Callable[[Hello], str]] = {
 
 
 def _compared(hello: Hello, show: Callable[[Hello], str], *, remote: bool) -> object:
-    """Return the value that must be equal: for masks on another node only their lengths, since devices differ there."""
+    """Return the value that must be equal: for masks on another machine only their lengths, since devices differ."""
     if remote and show is _masked:
         return {name: len(value.split(",")) for name, value in hello.masks.items()}
     return show(hello)
@@ -141,7 +145,7 @@ class LaunchedSession:
         found: Sequence[tuple[Hello, Connection]],
         remote: Sequence[RemotePeer],
     ) -> None:
-        """`own` is the greeting of this process; `found` are the others on this node, `remote` those on other nodes."""
+        """`own` is the greeting of this process; `found` are the others on this machine, `remote` the rest."""
         self.process = process
         self.hellos = [*(hello for hello, _ in found), *(one.hello for one in remote)]
         self.layout = tcp_rendezvous.layout_of(own, [hello.rank for hello, _ in found], remote)
@@ -169,10 +173,12 @@ class LaunchedSession:
 
     @property
     def remote_leases(self) -> dict[int, RemoteLeases]:
-        """The devices of the other nodes, by node number; the first agent of each node leases them."""
+        """The devices of the other machines, by machine number; the first agent of each machine leases them."""
         clients = {client.hello.rank: client for client in self._clients}
         return {
-            number: clients[min(node.server_numbers)].leases for number, node in enumerate(self.layout.nodes) if number
+            number: clients[min(machine.server_numbers)].leases
+            for number, machine in enumerate(self.layout.nodes)
+            if number
         }
 
     def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
@@ -184,30 +190,34 @@ class LaunchedSession:
 
     @property
     def loss(self) -> str | None:
-        """A message about the processes and nodes that were lost; None if there are none."""
+        """A message about the processes and machines that were lost; None if there are none."""
         gone = [client for client in self._clients if client.lost]
-        lost_nodes = {client.hello.node: client.node_loss for client in gone if client.node_loss is not None}
+        lost_machines = {
+            client.hello.machine: client.machine_loss for client in gone if client.machine_loss is not None
+        }
         named = [
-            f"rank {client.hello.rank} (pid {client.hello.pid}{self._on_node(client.hello.rank)})"
+            f"rank {client.hello.rank} (pid {client.hello.pid}{self._on_machine(client.hello.rank)})"
             for client in gone
-            if client.hello.node not in lost_nodes
+            if client.hello.machine not in lost_machines
         ]
-        for node, why in lost_nodes.items():
-            ranks = [client.hello.rank for client in self._clients if client.hello.node == node]
-            named.append(f"the node {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
+        for machine, why in lost_machines.items():
+            ranks = [client.hello.rank for client in self._clients if client.hello.machine == machine]
+            named.append(f"the machine {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
         return f"{self.process.launcher} has lost {', '.join(named)}" if named else None
 
     @property
     def about(self) -> str:
         """A short description of the launched processes."""
-        nodes = self.layout.nodes
-        where = ", ".join(f"{node.name} ({ranks_text(node.server_numbers)})" for node in nodes)
-        return self.process.about if len(nodes) == 1 else f"{self.process.about} on {len(nodes)} nodes: {where}"
+        machines = self.layout.nodes
+        where = ", ".join(f"{machine.name} ({ranks_text(machine.server_numbers)})" for machine in machines)
+        return (
+            self.process.about if len(machines) == 1 else f"{self.process.about} on {len(machines)} machines: {where}"
+        )
 
     def _name(self, rank: int) -> str:
-        return next(node.name for node in self.layout.nodes if rank in node.server_numbers)
+        return next(machine.name for machine in self.layout.nodes if rank in machine.server_numbers)
 
-    def _on_node(self, rank: int) -> str:
+    def _on_machine(self, rank: int) -> str:
         return "" if rank in self.layout.nodes[0].server_numbers else f" on {self._name(rank)}"
 
     def handle_sigterm(self) -> None:

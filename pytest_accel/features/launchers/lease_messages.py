@@ -12,13 +12,13 @@ from pytest_accel.settings.options import Settings
 # Driver to agent
 
 
-class UseSettings(Struct, frozen=True):
+class UseSettings(Struct, frozen=True, tag=True):
     """Lease devices by these settings of the session."""
 
     settings: Settings
 
 
-class InventoryRequest(Struct, frozen=True):
+class InventoryRequest(Struct, frozen=True, tag=True):
     """Ask for the inventory of a device kind."""
 
     kind: str
@@ -26,20 +26,20 @@ class InventoryRequest(Struct, frozen=True):
     """The session's settings."""
 
 
-class RequestLease(Struct, frozen=True):
+class RequestLease(Struct, frozen=True, tag=True):
     """Request a lease."""
 
     demand: MachineDemand
 
 
-class LeaseReturn(Struct, frozen=True):
+class LeaseReturn(Struct, frozen=True, tag=True):
     """Return a lease, or cancel a request that still waits."""
 
     number: int
     killed: bool
 
 
-class LeaseUsers(Struct, frozen=True):
+class LeaseUsers(Struct, frozen=True, tag=True):
     """Tell which processes of the agent's machine use a lease."""
 
     number: int
@@ -49,7 +49,7 @@ class LeaseUsers(Struct, frozen=True):
 # Agent to driver
 
 
-class InventoryReply(Struct, frozen=True):
+class InventoryReply(Struct, frozen=True, tag=True):
     """The answer to :class:`InventoryRequest`."""
 
     kind: str
@@ -58,14 +58,14 @@ class InventoryReply(Struct, frozen=True):
     """The reason if there is no inventory."""
 
 
-class LeaseGranted(Struct, frozen=True):
+class LeaseGranted(Struct, frozen=True, tag=True):
     """The answer to a :class:`RequestLease` whose demand has this number, which is now the lease's."""
 
     number: int
     devices: tuple[Device, ...]
 
 
-class LeaseFailed(Struct, frozen=True):
+class LeaseFailed(Struct, frozen=True, tag=True):
     """The other answer to a :class:`RequestLease`: an error."""
 
     number: int
@@ -74,13 +74,13 @@ class LeaseFailed(Struct, frozen=True):
     """True if the machine's devices do not meet the need, so that another machine may be tried."""
 
 
-class LeaseWanted(Struct, frozen=True):
+class LeaseWanted(Struct, frozen=True, tag=True):
     """Another request waits for the devices of a lease."""
 
     number: int
 
 
-class LeaseLost(Struct, frozen=True):
+class LeaseLost(Struct, frozen=True, tag=True):
     """The lock of a device of a lease was lost, and another session may have the device."""
 
     number: int

@@ -1,4 +1,4 @@
-"""The rendezvous of a launcher's processes on one node: a Unix socket whose path follows from user and job."""
+"""The rendezvous of a launcher's processes on one machine: a Unix socket whose path follows from user and job."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from multiprocessing.connection import Connection
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
-from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.features.launchers.agent_messages import Hello, receive_hello
+from pytest_accel.core.struct_messages import LENGTH, encode, frame
+from pytest_accel.features.launchers import greeting
+from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.leases.shared_folder import VARIABLE
 
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""
+_LONGEST_HELLO = 1 << 24
+"""Maximum size of a greeting, in bytes; command lines may be long."""
 _RETRY_INTERVAL = 0.02
 """Seconds between two attempts to connect to rank 0."""
 _TEMPORARY = "/tmp"
@@ -64,7 +68,7 @@ def gather(
 ) -> list[tuple[Hello, Connection]]:
     """Wait for the others, in rank 0; return their greetings and connections, in order of rank.
 
-    `expected` are the ranks on this node; None means all. Raise :class:`RendezvousError`, which names the missing
+    `expected` are the ranks on this machine; None means all. Raise :class:`RendezvousError`, which names the missing
     ranks, after `timeout` seconds.
     """
     expected = range(1, process.size) if expected is None else expected
@@ -93,7 +97,10 @@ def gather(
 def _receive_hello(call: socket.socket) -> Handshake[Hello]:
     if not unix_sockets.is_own(call):
         raise Refused("is another user's")
-    return receive_hello()
+    (length,) = LENGTH.unpack((yield LENGTH.size))
+    if not 0 < length <= _LONGEST_HELLO:
+        raise Refused("sent an invalid greeting")
+    return greeting.read((yield length), Hello)
 
 
 def missing_ranks(process: LauncherEnv, ranks: Sequence[int], timeout: float) -> RendezvousError:
@@ -113,7 +120,7 @@ def join(process: LauncherEnv, hello: Hello, timeout: float = TIMEOUT) -> Connec
     while True:
         try:
             with unix_sockets.connect(path) as call:
-                call.sendall(hello.pack())
+                call.sendall(frame(encode(hello)))
                 step("is connected to process 0")
                 return Connection(call.detach())
         except PermissionError as error:

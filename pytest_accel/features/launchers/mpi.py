@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import subprocess
 import threading
 from collections.abc import Callable
@@ -20,22 +19,23 @@ from functools import partial
 from traceback import format_exc
 
 import psutil
-from msgspec import structs
+from msgspec import Struct, structs
 
 from pytest_accel.core import prctl, session_folder, unix_sockets
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.features.launch.launch_api import program_of, version_of
 from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
+from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks
 from pytest_accel.forkserver.server_messages import (
     KillWorld,
@@ -49,12 +49,19 @@ from pytest_accel.forkserver.server_messages import (
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""
-_PROCESS = struct.Struct("<II")
-"""Rank and process id."""
+_LONGEST = 1 << 10
+"""Maximum size of a `MpiProcess`, in bytes."""
 _POLL_INTERVAL = 0.1
 """Seconds between two checks whether ``mpirun`` has ended while its processes are awaited."""
 _END_TIMEOUT = 5.0
 """Seconds that ``mpirun`` may take to exit after its processes have."""
+
+
+class MpiProcess(Struct, frozen=True):
+    """The only message of a process of the job. The answer is a socket, and a file with the `Serve` for its server."""
+
+    rank: int
+    pid: int
 
 
 class MpiJob:
@@ -183,8 +190,8 @@ class MpiJob:
             while len(calls) < ranks and self._process.poll() is None and monotonic() < deadline:
                 met = handshakes.wait(monotonic() + _POLL_INTERVAL)
                 if met is not None:
-                    call, (rank, pid) = met
-                    calls[rank] = call, pid
+                    call, process = met
+                    calls[process.rank] = call, process.pid
         return calls
 
     def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
@@ -226,7 +233,7 @@ class _MpiServer:
 
     pid: int
     loss = None
-    """Always None, since the process is on this node."""
+    """Always None, since the process is on this machine."""
 
     def kill(self) -> None:
         with contextlib.suppress(psutil.Error):
@@ -250,12 +257,15 @@ class _MpiServer:
         return True
 
 
-def _receive_process(call: socket.socket) -> Handshake[tuple[int, int]]:
+def _receive_process(call: socket.socket) -> Handshake[MpiProcess]:
     """Wait for the rank and the process id of one of the job's processes."""
     if not unix_sockets.is_own(call):
         raise Refused("is another user's")
-    rank, pid = _PROCESS.unpack((yield _PROCESS.size))
-    return rank, pid
+    (length,) = LENGTH.unpack((yield LENGTH.size))
+    if not 0 < length <= _LONGEST:
+        raise Refused("sent an invalid message")
+    process: MpiProcess = decode((yield length), MpiProcess)
+    return process
 
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
@@ -275,7 +285,7 @@ def serve(path: str) -> None:
     prctl.die_with_parent(parent)
     rank = next(os.environ[name] for name in RANK_VARIABLES if name in os.environ)
     with unix_sockets.connect(path) as call:
-        call.sendall(_PROCESS.pack(int(rank), os.getpid()))
+        call.sendall(frame(encode(MpiProcess(int(rank), os.getpid()))))
         _, descriptors, _, _ = socket.recv_fds(call, 1, 2)
     if descriptors:  # Otherwise the job has been given up.
         end, given = descriptors

@@ -1,4 +1,4 @@
-"""Comparison of the code with which two nodes would run tests: the suite's files and the versions of packages."""
+"""Comparison of the code with which two machines would run tests: the suite's files and the versions of packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class SuiteCode:
-    """The code of a suite on one node."""
+    """The code of a suite on one machine."""
 
     files: Mapping[str, str]
     """Digest of each Python file below the root directory, by its path relative to that."""
@@ -29,7 +29,7 @@ class SuiteCode:
 
 
 def suite_code(rootdir: str) -> SuiteCode:
-    """Return the code below `rootdir` on this node. Hidden folders and virtual environments do not count."""
+    """Return the code below `rootdir` on this machine. Hidden folders and virtual environments do not count."""
     files = {}
     for path in _python_files(rootdir):
         try:
@@ -42,7 +42,7 @@ def suite_code(rootdir: str) -> SuiteCode:
 
 
 def difference(here: SuiteCode, there: SuiteCode) -> str | None:
-    """Return how the code `there`, on another node, differs from that of this node; None if it does not."""
+    """Return how the code `there`, on another machine, differs from that of this machine; None if it does not."""
     versions = [
         f"{name} {there.versions.get(name, 'is missing')} (here {version})"
         for name, version in here.versions.items()
@@ -51,7 +51,7 @@ def difference(here: SuiteCode, there: SuiteCode) -> str | None:
     if versions:
         return f"other versions: {', '.join(versions)}"
     if here.files and not there.files:
-        return "it has no Python files there; the suite must have the same path on all nodes"
+        return "it has no Python files there; the suite must have the same path on all machines"
     names = sorted(
         name for name in here.files.keys() | there.files.keys() if here.files.get(name) != there.files.get(name)
     )

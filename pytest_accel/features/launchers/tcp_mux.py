@@ -1,13 +1,12 @@
-"""A multiplexer: many byte streams, and messages, over one TCP connection between two nodes.
+"""A multiplexer: many byte streams, and messages, over one TCP connection between two machines.
 
 A stream is a connected socket at each end; the multiplexer carries its bytes. Its buffer for a slow reader is not
 bounded, since one stream must not block the others; senders truncate everything that they send to a driver.
 
-Each frame has an authentication code (`frame_auth`), which is checked before the frame is used. A wrong code ends the
-connection.
+Each frame has an authentication code, which is checked before the frame is used. A wrong code ends the connection.
 
-The kernel detects that the other node is unreachable (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT). So a process that holds
-the GIL for a minute does not count as lost.
+The kernel detects that the other machine is unreachable (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT). So a process that
+holds the GIL for a minute does not count as lost.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pickle
 import selectors
 import socket
-import struct
 import sys
 import threading
 import traceback
@@ -29,21 +26,56 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from msgspec import Struct, msgpack
+
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.connect import TARGET_LENGTH
-from pytest_accel.core.frame_auth import TAG, ForgedFrame, FrameAuth
+from pytest_accel.core.struct_messages import LENGTH
+from pytest_accel.features.launchers.authentication import ForgedFrame
+from pytest_accel.features.launchers.greeting import AuthenticatedLink
 
 SILENCE = 10.0
-"""Seconds after which a node that does not answer counts as lost."""
+"""Seconds after which a machine that does not answer counts as lost."""
 _PROBE = 2
-"""Seconds between two keepalive probes to a silent node."""
-_HEAD = struct.Struct("<BII")
-"""Head of a frame: its kind, the number of the stream (0 for messages), and the length of the data."""
-_OPEN, _DATA, _CLOSE, _PART, _MESSAGE = range(5)
-"""Kinds of frames. A message is sent as any number of `_PART` frames and one `_MESSAGE` frame."""
+"""Seconds between two keepalive probes to a silent machine."""
 _CHUNK = 1 << 16
-"""Maximum number of bytes in a frame, so that a forged length is detected at once."""
+"""Maximum number of bytes of a stream or a message in one frame."""
+_LONGEST_FRAME = _CHUNK + 64
+"""Maximum number of bytes in a frame, which has a few more than its chunk."""
+
+
+# The contents of frames, in MessagePack, which can carry the bytes of streams as they are.
+
+
+class _Open(Struct, frozen=True, tag=0, array_like=True):
+    """Open a stream."""
+
+    stream: int
+    target: bytes
+
+
+class _Data(Struct, frozen=True, tag=1, array_like=True):
+    """Bytes of a stream."""
+
+    stream: int
+    data: bytes
+
+
+class _Close(Struct, frozen=True, tag=2, array_like=True):
+    """The end of a stream."""
+
+    stream: int
+
+
+class _Part(Struct, frozen=True, tag=3, array_like=True):
+    """A part of a message."""
+
+    data: bytes
+    last: bool
+
+
+_Content = _Open | _Data | _Close | _Part
+_decode: Callable[[bytes], _Content] = msgpack.Decoder(_Content).decode
 
 
 class StreamSocket(NamedTuple):
@@ -72,27 +104,26 @@ class TcpMux:
 
     def __init__(
         self,
-        link: socket.socket,
+        link: AuthenticatedLink,
         *,
-        key: bytes,
-        first: int,
-        open_stream: Callable[[object], StreamSocket],
+        calls: bool,
+        open_stream: Callable[[bytes], StreamSocket],
     ) -> None:
-        """`key` is a secret that only the two ends have. `first` is 0 at one end and 1 at the other.
+        """`calls` is True at the end that has called the other.
 
-        `open_stream` returns the socket for a stream that the other end opens to a target; it raises OSError if there
-        is no such target.
+        `open_stream` returns the socket for a stream that the other end opens to a target; it raises OSError or
+        ValueError if there is no such target.
         """
         self.broken = False
         """True if the connection ended because a frame failed authentication, or because of an error at this end."""
-        self._link = link
-        self._sent = FrameAuth(key, first)
-        self._received = FrameAuth(key, 1 - first)
+        self._link = link.socket
+        self._frames = link.frames
+        self._frames.longest = _LONGEST_FRAME
         self._parts = bytearray()
         """The parts received so far of an incomplete message."""
         self._open_stream = open_stream
-        self._handle: Callable[[object], None] | None = None
-        self._numbers = count(first, 2)
+        self._handle: Callable[[bytes], None] | None = None
+        self._numbers = count(int(calls), 2)
         self._streams: dict[int, _Stream] = {}
         self._listeners: dict[str, socket.socket] = {}
         """The listening sockets, by path."""
@@ -113,18 +144,18 @@ class TcpMux:
         self._over = False
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        link.setblocking(False)
-        set_keepalive(link)
-        self._selector.register(link, selectors.EVENT_READ, self._on_link)
+        self._link.setblocking(False)
+        set_keepalive(self._link)
+        self._selector.register(self._link, selectors.EVENT_READ, self._on_link)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
 
-    def send(self, message: object) -> None:
+    def send(self, message: bytes) -> None:
         """Send `message` to the other end; no-op if the connection has ended."""
-        self._post(partial(self._put_message, pickle.dumps(message)))
+        self._post(partial(self._put_message, message))
 
-    def join(self, end: socket.socket, target: object) -> None:
+    def join(self, end: socket.socket, target: bytes) -> None:
         """Open a stream from `end` to `target` at the other end. This object closes `end`."""
-        if not self._post(partial(self._join, end, pickle.dumps(target))):
+        if not self._post(partial(self._join, end, target)):
             end.close()
 
     def listen(self, path: str) -> None:
@@ -160,7 +191,7 @@ class TcpMux:
         self._deadline = monotonic() + seconds
         self._post(lambda: None)
 
-    def run(self, handle: Callable[[object], None]) -> str | None:
+    def run(self, handle: Callable[[bytes], None]) -> str | None:
         """Carry data until the connection ends, and call `handle` with each message.
 
         Return the reason for the end, or None if the process at the other end has closed the connection or has ended.
@@ -249,55 +280,44 @@ class TcpMux:
     def _take_frames(self) -> None:
         """Handle the complete frames received so far; raise :class:`ForgedFrame` if an authentication code is wrong."""
         at = 0
-        while len(self._in) - at >= _HEAD.size:
-            kind, number, length = _HEAD.unpack_from(self._in, at)
-            if length > _CHUNK:
-                raise ForgedFrame
-            end = at + _HEAD.size + length
-            if len(self._in) < end + TAG:
-                break
-            frame = bytes(self._in[at:end])
-            self._received.check(frame, self._in[end : end + TAG])
-            self._take_frame(kind, number, frame[_HEAD.size :])
-            at = end + TAG
+        while not self._frames.missing(self._in, at):
+            data, at = self._frames.take(self._in, at)
+            self._handle_content(_decode(data))
         del self._in[:at]
 
-    def _take_frame(self, kind: int, number: int, data: bytes) -> None:
-        if kind == _PART:
-            self._parts += data
-        elif kind == _MESSAGE:
-            try:
-                message = pickle.loads(self._parts + data)
-                self._parts.clear()
-                assert self._handle is not None
-                self._handle(message)
-            except (EOFError, OSError) as error:  # `run` would take these for errors of the connection.
-                raise RuntimeError("a message could not be handled") from error
-        elif kind == _OPEN:
-            try:
-                opened = self._open_stream(pickle.loads(data))
-            except (OSError, EOFError, pickle.UnpicklingError):
-                self._put(_CLOSE, number, b"")
-            else:
-                self._add(number, opened)
-        elif number in self._streams:  # If not, the stream has been closed at this end.
-            stream = self._streams[number]
-            if kind == _DATA:
+    def _handle_content(self, content: _Content) -> None:
+        match content:
+            case _Part(data, last):
+                self._parts += data
+                if last:
+                    message, self._parts = bytes(self._parts), bytearray()
+                    assert self._handle is not None
+                    try:
+                        self._handle(message)
+                    except (EOFError, OSError) as error:  # `run` would take these for errors of the connection.
+                        raise RuntimeError("a message could not be handled") from error
+            case _Open(number, target):
+                try:
+                    opened = self._open_stream(target)
+                except (OSError, ValueError):
+                    self._put(_Close(number))
+                else:
+                    self._add(number, opened)
+            case _Data(number, data) if number in self._streams:  # If not, it has been closed at this end.
+                stream = self._streams[number]
                 stream.out += data
-            else:
+                self._flush(stream)
+            case _Close(number) if number in self._streams:
+                stream = self._streams[number]
                 stream.closing = True
-            self._flush(stream)
+                self._flush(stream)
 
     def _put_message(self, data: bytes) -> None:
-        last = max(0, len(data) - 1) // _CHUNK * _CHUNK
-        for at in range(0, last, _CHUNK):
-            self._put(_PART, 0, data[at : at + _CHUNK])
-        self._put(_MESSAGE, 0, data[last:])
+        for at in range(0, len(data), _CHUNK):
+            self._put(_Part(data[at : at + _CHUNK], at + _CHUNK >= len(data)))
 
-    def _put(self, kind: int, number: int, data: bytes) -> None:
-        frame = _HEAD.pack(kind, number, len(data)) + data
-        self._out += frame
-        self._out += self._sent.tag(frame)
+    def _put(self, content: _Content) -> None:
+        self._out += self._frames.pack(msgpack.encode(content))
         self._flush_link()
 
     def _notify_flushed(self, flushed: threading.Event) -> None:
@@ -315,7 +335,7 @@ class TcpMux:
 
     def _join(self, end: socket.socket, target: bytes) -> None:
         number = next(self._numbers)
-        self._put(_OPEN, number, target)
+        self._put(_Open(number, target))
         self._add(number, StreamSocket(end))
 
     def _add(self, number: int, opened: StreamSocket) -> None:
@@ -340,9 +360,9 @@ class TcpMux:
         except OSError:
             data = b""
         if data:
-            self._put(_DATA, stream.number, data)
+            self._put(_Data(stream.number, data))
         else:
-            self._put(_CLOSE, stream.number, b"")
+            self._put(_Close(stream.number))
             self._drop(stream)
         return bool(data)
 
@@ -357,7 +377,7 @@ class TcpMux:
         while self._forward(stream):
             pass
         if stream.number in self._streams:
-            self._put(_CLOSE, stream.number, b"")
+            self._put(_Close(stream.number))
             self._drop(stream)
 
     def _flush(self, stream: _Stream) -> None:
@@ -415,7 +435,7 @@ class TcpMux:
             call.close()
             return
         self._forget_caller(call)
-        self._join(call, bytes(data[TARGET_LENGTH.size :]))
+        self._join(call, bytes(data[LENGTH.size :]))
 
     def _forget_caller(self, call: socket.socket) -> None:
         self._callers.remove(call)
@@ -423,10 +443,16 @@ class TcpMux:
 
 
 def _missing_bytes(data: bytearray) -> int:
-    """Return how many bytes of a target's length, or else of the target, are missing in `data`."""
-    if len(data) < TARGET_LENGTH.size:
-        return TARGET_LENGTH.size - len(data)
-    return TARGET_LENGTH.size + int(TARGET_LENGTH.unpack_from(data)[0]) - len(data)
+    """Return how many bytes of a target's length, or else of the target, are missing in `data`.
+
+    Raise EOFError if the length is impossible.
+    """
+    if len(data) < LENGTH.size:
+        return LENGTH.size - len(data)
+    (length,) = LENGTH.unpack_from(data)
+    if not 0 <= length < _CHUNK:
+        raise EOFError
+    return LENGTH.size + int(length) - len(data)
 
 
 def _events(out: bytearray) -> int:
@@ -434,7 +460,7 @@ def _events(out: bytearray) -> int:
 
 
 def set_keepalive(link: socket.socket) -> None:
-    """Have the kernel end the connection when the other node is silent for :data:`SILENCE` seconds.
+    """Have the kernel end the connection when the other machine is silent for :data:`SILENCE` seconds.
 
     On systems without ``TCP_USER_TIMEOUT`` this takes longer while data is being sent (not tested).
     """

@@ -1,9 +1,9 @@
-"""The rendezvous of a launcher's processes on several nodes, over TCP, and the layout that results.
+"""The rendezvous of a launcher's processes on several machines, over TCP, and the layout that results.
 
 Rank 0 listens on a TCP port, and the others connect to it. torchrun's agents share a store
 (``TORCHELASTIC_USE_AGENT_STORE``), in which rank 0 leaves its addresses and a random secret. Under other launchers the
-user exports the port and provides the secret (`shared_secret`). Both ends prove that they know the secret before they
-exchange anything else (`mutual_auth`). Nothing is encrypted.
+user exports the port and provides the secret. Both ends prove that they know the secret before they exchange anything
+else (`authentication`). Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
+from msgspec import Meta, Struct
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step
-from pytest_accel.features.launchers import greeting, shared_secret
-from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.features.launchers import authentication, greeting
+from pytest_accel.features.launchers.agent_messages import Hello, Meeting
+from pytest_accel.features.launchers.authentication import SealedFrames, WrongSecret
 from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
+from pytest_accel.features.launchers.handshakes import PENDING, Handshake, Handshakes, Refused, perform
 from pytest_accel.features.launchers.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks
-from pytest_accel.features.launchers.mutual_auth import Peer, WrongSecret
 from pytest_accel.pool.placement import ForkServer, Layout, Node
 
 _RETRY_INTERVAL = 0.1
@@ -76,12 +77,12 @@ class Rendezvous:
     """Distinguishes this job from others with the same secret."""
 
 
-class _StoredValue(msgspec.Struct, frozen=True):
+class _StoredValue(Struct, frozen=True):
     """The value that rank 0 leaves in the agents' store."""
 
     addresses: list[str]
     """The addresses at which rank 0 may be reached."""
-    port: Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)]
+    port: Annotated[int, Meta(ge=1, le=0xFFFF)]
     secret: str
     """Random bytes, in hexadecimal digits."""
 
@@ -100,8 +101,8 @@ def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezv
             "(with --accel-launcher none, each process runs all tests by itself)"
         )
     try:
-        secret = shared_secret.read_secret(environ)
-    except shared_secret.SecretError as error:
+        secret = authentication.read_secret(environ)
+    except authentication.SecretError as error:
         raise RendezvousError(f"rank {process.rank} on {platform.node()}: {error}") from None
     job = (process.launcher, str(process.size), address, port, *process.job)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -110,15 +111,15 @@ def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezv
     if secret is None:
         raise RendezvousError(
             f"{process.launcher} has started {process.size} processes on several machines, and rank {process.rank} on "
-            f"{platform.node()} has no secret by which they know each other. Export {shared_secret.VARIABLE} with the "
-            f"same value to all of them, or keep one in {shared_secret.FILE}, a file that only you can read and that "
-            f"the machines share: {shared_secret.HOW_TO_MAKE_ONE} (with --accel-launcher none, each process runs all "
+            f"{platform.node()} has no secret by which they know each other. Export {authentication.VARIABLE} with the "
+            f"same value to all of them, or keep one in {authentication.FILE}, a file that only you can read and that "
+            f"the machines share: {authentication.HOW_TO_MAKE_ONE} (with --accel-launcher none, each process runs all "
             "tests by itself)"
         )
     return Rendezvous(address, int(port), secret, None, job)
 
 
-def node_identity() -> str:
+def machine_identity() -> str:
     """Return a text that identifies this machine or container.
 
     Processes with the same identity see the same file systems, process ids and network (namespaces(7)).
@@ -133,9 +134,9 @@ def node_identity() -> str:
 def gather(
     process: LauncherEnv, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
 ) -> tuple[list[RemotePeer], list[int]]:
-    """Wait for the others, in rank 0; return the processes on other nodes in order of rank, and the ranks on this node.
+    """Wait for the others, in rank 0; return the processes on other machines by rank, and the ranks on this one.
 
-    The ranks on this node are disconnected: they connect again locally (`local_rendezvous.join`). Raise
+    The ranks on this machine are disconnected: they connect again locally (`local_rendezvous.join`). Raise
     :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
     deadline = monotonic() + timeout
@@ -149,10 +150,10 @@ def gather(
             random = secrets.token_bytes(32)
             port = listener.getsockname()[1]
             value = _StoredValue(_addresses(where), port, random.hex())
-            _ask_store(where, msgspec.json.encode(value).decode(), timeout)
+            _ask_store(where, encode(value).decode(), timeout)
             secret = _mixed(random, where.secret)
 
-        def begin(call: socket.socket) -> Handshake[tuple[Hello, Peer]]:
+        def begin(call: socket.socket) -> Handshake[tuple[Hello, SealedFrames]]:
             note = partial(_note_wrong, wrong, greeting.plain(call.getpeername()[0]))
             return _greet_caller(secret, where.job, process.size, own, note)
 
@@ -163,16 +164,16 @@ def gather(
                     absent = [rank for rank in range(1, process.size) if rank not in remote and rank not in local]
                     notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
                     raise RendezvousError("; ".join([str(missing_ranks(process, absent, timeout)), *notes]))
-                call, (hello, peer) = met
+                call, (hello, frames) = met
                 step("process %d on %s has connected from %s", hello.rank, hello.host, call.getpeername()[0])
                 if hello.rank in remote:  # The process has retried, since its first greeting took too long.
                     remote.pop(hello.rank).link.socket.close()
-                if hello.node == own.node:
+                if hello.machine == own.machine:
                     local.add(hello.rank)
                     call.close()
                     continue
                 with contextlib.suppress(OSError):  # The process has disconnected.
-                    remote[hello.rank] = greeting.remote_peer(call, hello, peer)
+                    remote[hello.rank] = greeting.remote_peer(call, hello, frames)
     return [remote[rank] for rank in sorted(remote)], sorted(local)
 
 
@@ -181,7 +182,7 @@ def join(
 ) -> tuple[AuthenticatedLink, float] | None:
     """Connect this rank to rank 0; return the connection, and the seconds by which the clock of rank 0 is ahead.
 
-    Return None if rank 0 is on the same node. Raise :class:`RendezvousError` if it cannot be reached within `timeout`
+    Return None if rank 0 is on the same machine. Raise :class:`RendezvousError` if it cannot be reached in `timeout`
     seconds.
     """
     deadline = monotonic() + timeout
@@ -207,7 +208,7 @@ def join(
                 continue
             try:
                 until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
-                remote, clock, peer = perform(link, _greet_rank_0(secret, where.job, hello), until)
+                remote, clock, frames = perform(link, _greet_rank_0(secret, where.job, hello), until)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
                 note(f"{address}, port {port}, is no process 0 of this job: {error!r}")
@@ -218,14 +219,14 @@ def join(
                 continue
             step("is connected to process 0 at %s, port %d", address, port)
             if remote:
-                return greeting.link_to(link, peer), clock
+                return AuthenticatedLink(link, frames), clock
             link.close()
             return None
         time.sleep(_RETRY_INTERVAL)
     if wrong_since is not None:
         raise RendezvousError(
             f"the process that listens for rank 0 at {' or '.join(addresses)}, port {port}, has another secret "
-            f"({shared_secret.NAMES}) than rank {process.rank} on {hello.host}, or belongs to another job"
+            f"({authentication.NAMES}) than rank {process.rank} on {hello.host}, or belongs to another job"
         )
     raise RendezvousError(
         f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {hello.host} did not "
@@ -240,18 +241,18 @@ def _mixed(random: bytes, users: bytes) -> bytes:
 
 def _greet_caller(
     secret: bytes, job: Sequence[str], size: int, own: Hello, on_wrong_secret: Callable[[int], None]
-) -> Handshake[tuple[Hello, Peer]]:
-    """Greet a caller, as rank 0; return its greeting and identity."""
-    hello, peer, messages = yield from greeting.greet_caller(secret, job, range(1, size), on_wrong_secret)
-    yield messages.pack(hello.node != own.node)
-    return hello, peer
+) -> Handshake[tuple[Hello, SealedFrames]]:
+    """Greet a caller, as rank 0; return its greeting and the frames of the connection."""
+    hello, frames = yield from greeting.greet_caller(secret, job, range(1, size), on_wrong_secret)
+    yield frames.pack(encode(Meeting(hello.machine != own.machine)))
+    return hello, frames
 
 
-def _greet_rank_0(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, Peer]]:
-    """Greet rank 0; return True if it is on another node, the seconds to add to this clock, and its identity."""
-    clock, peer, messages = yield from greeting.greet_listener(secret, job, hello)
-    remote = yield from messages.receive()
-    return bool(remote), clock, peer
+def _greet_rank_0(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, SealedFrames]]:
+    """Greet rank 0; return True if it is on another machine, the seconds to add to this clock, and the frames."""
+    clock, frames = yield from greeting.greet_listener(secret, job, hello)
+    met = greeting.read((yield from frames.receive()), Meeting)
+    return met.remote, clock, frames
 
 
 def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
@@ -262,7 +263,9 @@ def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
 
 
 def _wrong_text(rank: int, address: str) -> str:
-    return f"rank {rank} at {address} has another secret ({shared_secret.NAMES}) than rank 0, or belongs to another job"
+    return (
+        f"rank {rank} at {address} has another secret ({authentication.NAMES}) than rank 0, or belongs to another job"
+    )
 
 
 def _listen(where: Rendezvous, expected: int) -> socket.socket:
@@ -294,7 +297,7 @@ def _read_store(where: Rendezvous, timeout: float) -> tuple[list[str], int, byte
     Raise :class:`RendezvousError` if the value is malformed: every process that reaches the store can set it.
     """
     try:
-        value = msgspec.json.decode(_ask_store(where, "", timeout), type=_StoredValue)
+        value: _StoredValue = decode(_ask_store(where, "", timeout).encode(), _StoredValue)
         return value.addresses, value.port, bytes.fromhex(value.secret)
     except ValueError as error:
         raise RendezvousError(
@@ -304,7 +307,7 @@ def _read_store(where: Rendezvous, timeout: float) -> tuple[list[str], int, byte
 
 
 def _addresses(where: Rendezvous) -> list[str]:
-    """Return the addresses at which others may reach this node, beginning with the one used to reach the store."""
+    """Return the addresses at which others may reach this machine, beginning with the one used to reach the store."""
     found = greeting.own_addresses()
     target = where.address, where.port
     with contextlib.suppress(OSError), socket.create_connection(target, _CALL_TIMEOUT) as probe:
@@ -313,17 +316,17 @@ def _addresses(where: Rendezvous) -> list[str]:
 
 
 def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemotePeer]) -> Layout:
-    """Return the nodes of the session: rank 0's first, then in the order of their lowest ranks."""
+    """Return the machines of the session: rank 0's first, then in the order of their lowest ranks."""
     groups: dict[str, list[RemotePeer]] = {}
     for one in remote:
-        groups.setdefault(one.hello.node, []).append(one)
+        groups.setdefault(one.hello.machine, []).append(one)
     names = [own.host, *(group[0].hello.host for group in groups.values())]
-    nodes = [Node(own.host, remote[0].own_address if remote else "", _servers([0, *sorted(local)]))]
+    machines = [Node(own.host, remote[0].own_address if remote else "", _servers([0, *sorted(local)]))]
     for group in groups.values():
         name, address = group[0].hello.host, group[0].address
         shown = f"{name} ({address})" if names.count(name) > 1 else name
-        nodes.append(Node(shown, address, _servers([one.hello.rank for one in group])))
-    return Layout(tuple(nodes))
+        machines.append(Node(shown, address, _servers([one.hello.rank for one in group])))
+    return Layout(tuple(machines))
 
 
 def _servers(ranks: Sequence[int]) -> tuple[ForkServer, ...]:

@@ -1,1 +1,9 @@
-"""Sessions on a Ray cluster: their machines, places and leases."""
+"""Sessions on a Ray cluster (``--accel-cluster ray``): their machines, places and leases.
+
+A helper process talks to Ray, so that the controller never imports it. Ray reserves a place for each world, an actor on
+each node that is used starts an agent there, and the agent joins the session as one of its machines and forks ranks.
+A node is what Ray calls so: ``ray start`` makes one, and one machine may have several. For the session, each is a
+machine of its own.
+
+The seams are `Cluster` and `Layout` (`pytest_accel.pool.placement`), and the feature `launchers`, whose agents it uses.
+"""

@@ -1,4 +1,4 @@
-"""The program of an agent on a node of a cluster: ``python -m pytest_accel.features.ray.cluster_agent``.
+"""The program of an agent on a machine of a cluster, a child process of the actor there.
 
 The agent reads the line of an `Invitation` from standard input, which is a pipe. It connects to the controller and
 serves it until the connection ends or the other end of the pipe is closed.
@@ -14,16 +14,17 @@ import socket
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
+from pytest_accel.core import prctl
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.handshakes import Refused, perform
 from pytest_accel.features.launchers import greeting
 from pytest_accel.features.launchers.agent import serve_driver
-from pytest_accel.features.launchers.agent_admission import JOB, Invitation, read_invitation
-from pytest_accel.features.launchers.agent_messages import Hello
+from pytest_accel.features.launchers.agent_messages import JOB, Hello, Invitation, read_invitation
 from pytest_accel.features.launchers.greeting import AuthenticatedLink
+from pytest_accel.features.launchers.handshakes import Refused, perform
 from pytest_accel.features.launchers.suite_code import suite_code
-from pytest_accel.features.launchers.tcp_transport import TcpAgentTransport
+from pytest_accel.features.launchers.transports import TcpAgentTransport
 
 _JOIN_TIMEOUT = 60.0
 """Seconds in which the controller must be reached."""
@@ -33,6 +34,17 @@ _GREETING_TIMEOUT = 10.0
 """Seconds that the greeting may take. Once the controller has admitted the agent, another attempt would fail."""
 _RETRY_INTERVAL = 0.1
 """Seconds between two attempts."""
+
+
+def run(actor: int, raylet: int) -> None:
+    """Run the agent in this process, a child of the process `actor`, whose parent is `raylet`, and exit."""
+    prctl.die_with_parent(actor)
+    # Ray has the kernel kill its workers first when memory runs out, and only a privileged user can undo that.
+    with contextlib.suppress(PermissionError, FileNotFoundError):
+        Path("/proc/self/oom_score_adj").write_text(
+            Path(f"/proc/{raylet}/oom_score_adj").read_text(encoding="utf-8"), encoding="utf-8"
+        )
+    sys.exit(main())
 
 
 def main() -> int:
@@ -73,7 +85,7 @@ def _join(invitation: Invitation) -> tuple[AuthenticatedLink, float]:
     """
     code, rootdir = suite_code(invitation.rootdir), invitation.rootdir
     hello = Hello(
-        invitation.node, os.getpid(), (), os.getcwd(), rootdir, {}, platform.node(), "", code, tuple(os.environ)
+        invitation.machine, os.getpid(), (), os.getcwd(), rootdir, {}, platform.node(), "", code, tuple(os.environ)
     )
     secret = bytes.fromhex(invitation.secret)
     deadline = monotonic() + _JOIN_TIMEOUT
@@ -87,16 +99,12 @@ def _join(invitation: Invitation) -> tuple[AuthenticatedLink, float]:
                 continue
             try:
                 greet = greeting.greet_listener(secret, JOB, hello)
-                clock, peer, _ = perform(link, greet, monotonic() + _GREETING_TIMEOUT)
+                clock, frames = perform(link, greet, monotonic() + _GREETING_TIMEOUT)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
                 errors[address] = f"the process that listens there {error}" if str(error) else type(error).__name__
             else:
-                return greeting.link_to(link, peer), clock
+                return AuthenticatedLink(link, frames), clock
         time.sleep(_RETRY_INTERVAL)
     tried = "; ".join(f"{address}: {why}" for address, why in errors.items())
     raise ConnectionError(f"did not reach the controller at port {invitation.port} in {_JOIN_TIMEOUT:g} s: {tried}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

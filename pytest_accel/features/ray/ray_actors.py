@@ -30,7 +30,7 @@ class NodeActor:
 
     async def run_agent(self, invitation: bytes) -> str:
         """Run the agent, and return how it ended, with the end of its output."""
-        source = f"from pytest_accel.features.ray.ray_agent import run; run({os.getpid()}, {os.getppid()})"
+        source = f"from pytest_accel.features.ray.cluster_agent import run; run({os.getpid()}, {os.getppid()})"
         with tempfile.TemporaryFile() as output:
             # The thread of the actor's event loop starts the agent, and lives as long as the actor.
             process = await asyncio.create_subprocess_exec(

@@ -23,8 +23,9 @@ from pytest_accel.core import unix_sockets
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.signals import signal_name
+from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.launchers.agent_admission import Invitation
+from pytest_accel.features.launchers.agent_messages import Invitation
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     Connect,
@@ -40,6 +41,7 @@ from pytest_accel.features.ray.ray_messages import (
     RequestPlace,
     StartAgent,
     StopAgent,
+    ToController,
 )
 from pytest_accel.features.ray.ray_resources import RayDemand, RayNode, demand_of
 from pytest_accel.pool.placement import Place, PlaceError
@@ -58,17 +60,17 @@ _NATIVE_ERROR = re.compile(r"\[\S+ \S+ [CEFW] \d+ \d+\] ")
 """The beginning of a line that Ray's native code logs: time, severity, process, thread."""
 
 
-class AgentNodes(Protocol):
-    """The nodes of the session, which the agents join (`pytest_accel.features.ray.cluster_nodes`)."""
+class AgentMachines(Protocol):
+    """The machines of the session, whose agents join (`pytest_accel.features.ray.cluster_machines`)."""
 
     def expect(self, number: int, name: str, address: str) -> Invitation:
-        """Add a node whose agent is about to be started; return the invitation for the agent."""
+        """Add a machine whose agent is about to be started; return the invitation for the agent."""
 
     def when_joined(self, number: int, on_join: Callable[[], None], on_failure: Callable[[str], None]) -> None:
-        """Call `on_join` once the agent of a node has joined, or `on_failure` if it never will, in any thread."""
+        """Call `on_join` once the agent of a machine has joined, or `on_failure` if it never will, in any thread."""
 
     def give_up(self, number: int, why: str) -> None:
-        """Record that the agent of a node will not join; no-op if it has."""
+        """Record that the agent of a machine will not join; no-op if it has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,12 +90,12 @@ class _PendingRequest:
 class RayCluster:
     """A Ray cluster, with the interface of a :class:`~pytest_accel.pool.placement.Cluster`.
 
-    Thread-safe. Callbacks are called without a lock held, in a thread of this object or of its `nodes`.
+    Thread-safe. Callbacks are called without a lock held, in a thread of this object or of its `machines`.
     """
 
-    def __init__(self, address: str, nodes: AgentNodes) -> None:
+    def __init__(self, address: str, machines: AgentMachines) -> None:
         """Start to connect to the cluster at `address`: ``HOST:PORT``, or ``auto`` for that of this machine."""
-        self._nodes = nodes
+        self._machines = machines
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 The helper writes to it as long as it runs.
         self._lock = threading.RLock()
         self._sending = threading.Lock()
@@ -157,7 +159,8 @@ class RayCluster:
             request_id = self._last_request_id
             try:
                 demand = replace(
-                    demand_of(key), avoided=frozenset(name for name, node in self._numbers.items() if node in avoided)
+                    demand_of(key),
+                    avoided=frozenset(name for name, number in self._numbers.items() if number in avoided),
                 )
             except PlaceError as error:
                 self._fail_later(on_failure, error)
@@ -178,7 +181,7 @@ class RayCluster:
     def release(self, place: Place) -> None:
         self._send(ReleasePlace(place.request_id))
 
-    def drop_node(self, number: int) -> None:
+    def drop_machine(self, number: int) -> None:
         """Stop agent `number`, since its connection is lost, so that its node gets a new one. No-op if it has ended."""
         with self._lock:
             found = [name for name, current in self._numbers.items() if current == number]
@@ -211,7 +214,7 @@ class RayCluster:
     def _send(self, message: object) -> None:
         with self._sending, contextlib.suppress(OSError):  # If the helper has ended, the thread reports that.
             try:
-                self._connection.send(message)
+                self._connection.send_bytes(encode(message))
             except BlockingIOError:  # The helper does not read, and may have got a part of the message.
                 self._process.kill()
 
@@ -238,12 +241,12 @@ class RayCluster:
     def _receive_messages(self) -> None:
         while True:
             try:
-                message = self._connection.recv()
+                data = self._connection.recv_bytes()
             except (EOFError, OSError):
                 return
-            self._handle(message)
+            self._handle(decode(data, ToController))
 
-    def _handle(self, message: object) -> None:
+    def _handle(self, message: ToController) -> None:
         match message:
             case Connected(nodes, can_scale):
                 with self._lock:
@@ -291,19 +294,19 @@ class RayCluster:
         """Forget an agent that has ended, so that its node gets a new one when it is used again."""
         with self._lock:
             self._numbers = {name: current for name, current in self._numbers.items() if current != number}
-        self._nodes.give_up(number, reason)
+        self._machines.give_up(number, reason)
 
     def _start_agent(self, name: str, number: int) -> None:
         """Have the helper start the agent of a node, and limit the time in which the agent must join."""
         with self._lock:
             node = self._cluster_nodes[name]
             self._numbers[name] = number
-            invitation = self._nodes.expect(number, node.name, node.address)
+            invitation = self._machines.expect(number, node.name, node.address)
             reason = f"the agent on {node.name} has not joined within {_JOIN_TIMEOUT:g} s"
-            timer = self._timers[number] = threading.Timer(_JOIN_TIMEOUT, self._nodes.give_up, (number, reason))
+            timer = self._timers[number] = threading.Timer(_JOIN_TIMEOUT, self._machines.give_up, (number, reason))
         timer.daemon = True
         timer.start()
-        self._nodes.when_joined(number, timer.cancel, lambda _: timer.cancel())
+        self._machines.when_joined(number, timer.cancel, lambda _: timer.cancel())
         self._send(StartAgent(number, invitation.line()))
 
     def _await_agents(self, request_id: int, message: PlaceReserved) -> None:
@@ -313,41 +316,41 @@ class RayCluster:
             if request is None:  # The request was cancelled, and `cancel` has told the helper.
                 return
             request.reserved = message
-            nodes = [self._numbers.get(bundle.node) for bundle in message.bundles]
-        known = [one for one in nodes if one is not None]
-        if len(known) < len(nodes):  # An agent has ended since the place was reserved.
+            machines = [self._numbers.get(bundle.node) for bundle in message.bundles]
+        known = [one for one in machines if one is not None]
+        if len(known) < len(machines):  # An agent has ended since the place was reserved.
             self._place_again(request_id)
             return
         self._await_next(request_id, message, known, 0)
 
-    def _await_next(self, request_id: int, message: PlaceReserved, nodes: list[int], position: int) -> None:
-        """Wait for the agents of `nodes`, one after the other from `position` on, and then answer the request.
+    def _await_next(self, request_id: int, message: PlaceReserved, machines: list[int], position: int) -> None:
+        """Wait for the agents of `machines`, one after the other from `position` on, and then answer the request.
 
-        `nodes` has the number of the node of each bundle.
+        `machines` has the number of the machine of each bundle.
         """
-        if position < len(nodes):
-            on_join = partial(self._await_next, request_id, message, nodes, position + 1)
-            on_failure = partial(self._not_joined, request_id, message, nodes[position])
-            self._nodes.when_joined(nodes[position], on_join, on_failure)
+        if position < len(machines):
+            on_join = partial(self._await_next, request_id, message, machines, position + 1)
+            on_failure = partial(self._not_joined, request_id, message, machines[position])
+            self._machines.when_joined(machines[position], on_join, on_failure)
             return
         with self._lock:
             request = self._requests.get(request_id)
             if request is None or request.reserved is not message:
                 return
             del self._requests[request_id]
-        bundles = dict(sorted(zip(nodes, message.bundles, strict=True), key=itemgetter(0)))
-        ranks = tuple(node for node, bundle in bundles.items() for _ in range(bundle.ranks))
-        devices = {node: bundle.devices for node, bundle in bundles.items() if bundle.devices}
+        bundles = dict(sorted(zip(machines, message.bundles, strict=True), key=itemgetter(0)))
+        ranks = tuple(machine for machine, bundle in bundles.items() for _ in range(bundle.ranks))
+        devices = {machine: bundle.devices for machine, bundle in bundles.items() if bundle.devices}
         request.on_place(Place(request_id, ranks, devices))
 
-    def _not_joined(self, request_id: int, message: PlaceReserved, node: int, reason: str) -> None:
+    def _not_joined(self, request_id: int, message: PlaceReserved, machine: int, reason: str) -> None:
         """Request another place, since an agent has not joined or has ended; fail the request the second time."""
         with self._lock:
             request = self._requests.get(request_id)
             if request is None or request.reserved is not message:
                 return
             retried, request.retried = request.retried, True
-        self.drop_node(node)
+        self.drop_machine(machine)
         if retried:
             self._send(ReleasePlace(request_id))
             self._fail(request_id, reason)

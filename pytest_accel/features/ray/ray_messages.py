@@ -18,20 +18,20 @@ class Connect(Struct, frozen=True):
     """Namespace of the session's actors, not used by any other session."""
 
 
-class RequestPlace(Struct, frozen=True):
+class RequestPlace(Struct, frozen=True, tag=True):
     """Reserve a place."""
 
     request_id: int
     demand: RayDemand
 
 
-class ReleasePlace(Struct, frozen=True):
+class ReleasePlace(Struct, frozen=True, tag=True):
     """Give back a place, or cancel the request for it."""
 
     request_id: int
 
 
-class StartAgent(Struct, frozen=True):
+class StartAgent(Struct, frozen=True, tag=True):
     """Start an agent: the answer to :class:`NodeNeeded`."""
 
     number: int
@@ -47,16 +47,19 @@ class StartAgent(Struct, frozen=True):
         return [("number", self.number)]
 
 
-class StopAgent(Struct, frozen=True):
+class StopAgent(Struct, frozen=True, tag=True):
     """Kill an agent. The next place on its node needs a new one."""
 
     number: int
 
 
+ToHelper = RequestPlace | ReleasePlace | StartAgent | StopAgent
+
+
 # To the controller
 
 
-class Connected(Struct, frozen=True):
+class Connected(Struct, frozen=True, tag=True):
     """The helper is connected to a cluster, which has these nodes."""
 
     nodes: tuple[RayNode, ...]
@@ -64,26 +67,26 @@ class Connected(Struct, frozen=True):
     """True if an autoscaler can add nodes."""
 
 
-class HelperFailed(Struct, frozen=True):
+class HelperFailed(Struct, frozen=True, tag=True):
     """The helper exits, since it cannot connect to the cluster, or after an error."""
 
     reason: str
 
 
-class NodeJoined(Struct, frozen=True):
+class NodeJoined(Struct, frozen=True, tag=True):
     """A node has joined the cluster."""
 
     node: RayNode
 
 
-class NodeLost(Struct, frozen=True):
+class NodeLost(Struct, frozen=True, tag=True):
     """A node has left the cluster, or died."""
 
     node: str
     """Ray's id of the node."""
 
 
-class NodeNeeded(Struct, frozen=True):
+class NodeNeeded(Struct, frozen=True, tag=True):
     """A place is being prepared on a node that has no agent."""
 
     node: str
@@ -92,14 +95,14 @@ class NodeNeeded(Struct, frozen=True):
     """The number of the agent that is to be started, and of the node in the session: 1, 2, ..."""
 
 
-class AgentEnded(Struct, frozen=True):
+class AgentEnded(Struct, frozen=True, tag=True):
     """An agent has ended, or could not be started."""
 
     number: int
     reason: str
 
 
-class ReservedBundle(Struct, frozen=True):
+class ReservedBundle(Struct, frozen=True, tag=True):
     """The part of a place that is on one node."""
 
     node: str
@@ -110,22 +113,35 @@ class ReservedBundle(Struct, frozen=True):
     """The devices, as in `Place.devices`."""
 
 
-class PlaceReserved(Struct, frozen=True):
+class PlaceReserved(Struct, frozen=True, tag=True):
     """The place of a request has been reserved."""
 
     request_id: int
     bundles: tuple[ReservedBundle, ...]
 
 
-class PlaceWaits(Struct, frozen=True):
+class PlaceWaits(Struct, frozen=True, tag=True):
     """A request has to wait."""
 
     request_id: int
     reason: str
 
 
-class PlaceFailed(Struct, frozen=True):
+class PlaceFailed(Struct, frozen=True, tag=True):
     """A request cannot be met."""
 
     request_id: int
     reason: str
+
+
+ToController = (
+    Connected
+    | HelperFailed
+    | NodeJoined
+    | NodeLost
+    | NodeNeeded
+    | AgentEnded
+    | PlaceReserved
+    | PlaceWaits
+    | PlaceFailed
+)

@@ -18,6 +18,7 @@ from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import prctl
+from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.features.ray.ray_messages import (
     Connect,
     Connected,
@@ -26,6 +27,7 @@ from pytest_accel.features.ray.ray_messages import (
     RequestPlace,
     StartAgent,
     StopAgent,
+    ToHelper,
 )
 
 if TYPE_CHECKING:
@@ -44,16 +46,16 @@ def main(descriptor: int, parent: int) -> None:
     """Serve the controller, the process `parent`, over the connection with this `descriptor`."""
     prctl.die_with_parent(parent)
     with Connection(descriptor) as connection:
-        request = connection.recv()
-        assert isinstance(request, Connect)
+        request: Connect = decode(connection.recv_bytes(), Connect)
         try:
             ray = _connect(request)
             _serve(connection, ray)
             ray.shutdown()
         except _Unreachable as error:
-            connection.send(HelperFailed(str(error)))
+            connection.send_bytes(encode(HelperFailed(str(error))))
         except Exception:
-            connection.send(HelperFailed(f"the process that talks to Ray has ended with an error:\n{format_exc()}"))
+            reason = f"the process that talks to Ray has ended with an error:\n{format_exc()}"
+            connection.send_bytes(encode(HelperFailed(reason)))
 
 
 class _Unreachable(Exception):
@@ -104,22 +106,22 @@ def _serve(connection: Connection, ray: Any) -> None:
 
     def send(message: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The next `recv` ends the loop.
-            connection.send(message)
+            connection.send_bytes(encode(message))
 
     places = Places(send, lambda: _can_scale(ray))
     send(Connected(places.nodes, _can_scale(ray)))
     while True:
         while connection.poll(places.poll_interval):
             try:
-                message = connection.recv()
+                data = connection.recv_bytes()
             except (EOFError, ConnectionResetError):
                 places.close()
                 return
-            _handle(message, places)
+            _handle(decode(data, ToHelper), places)
         places.poll()
 
 
-def _handle(message: object, places: Places) -> None:
+def _handle(message: ToHelper, places: Places) -> None:
     match message:
         case RequestPlace(request_id, demand):
             places.request(request_id, demand)

@@ -1,10 +1,10 @@
-"""A session's connection to a Ray cluster: its devices for planning, and its nodes for the pool."""
+"""A session's connection to a Ray cluster: its devices for planning, and its machines for the pool."""
 
 from __future__ import annotations
 
-from pytest_accel.features.ray.cluster_nodes import ClusterNodes
+from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.features.ray.ray_client import RayCluster
-from pytest_accel.features.ray.ray_machine import RayMachine
+from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.settings.options import Settings
 
@@ -18,12 +18,12 @@ class RaySession:
     def __init__(self, settings: Settings, own: Machine, rootdir: str) -> None:
         """Connect to the cluster of ``--accel-cluster``; raise :class:`PlaceError` if that is not possible.
 
-        `own` is this machine. `rootdir` is the suite's root directory, with the same files on all nodes.
+        `own` is this machine. `rootdir` is the suite's root directory, with the same files on all machines.
         """
-        self.nodes = ClusterNodes(settings, rootdir)
-        self._cluster = RayCluster((settings.cluster or "").partition(":")[2] or "auto", self.nodes)
-        self.nodes.cluster = self._cluster
-        self.nodes.on_lost = self._on_lost
+        self.machines = ClusterMachines(settings, rootdir)
+        self._cluster = RayCluster((settings.cluster or "").partition(":")[2] or "auto", self.machines)
+        self.machines.cluster = self._cluster
+        self.machines.on_lost = self._on_lost
         try:
             self._cluster.connect(_CONNECT_TIMEOUT)
             self.machine = RayMachine(
@@ -35,8 +35,8 @@ class RaySession:
 
     def close(self) -> None:
         """End the agents, give back all places, and disconnect. The pool must have been closed."""
-        self.nodes.close()
+        self.machines.close()
         self._cluster.close()
 
     def _on_lost(self, number: int, why: str) -> None:
-        self._cluster.drop_node(number)
+        self._cluster.drop_machine(number)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.handshakes import Handshakes
+from pytest_accel.features.launchers.handshakes import Handshakes
 
 _TIMEOUT = 60
 

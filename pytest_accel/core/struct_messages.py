@@ -1,0 +1,37 @@
+"""The form of messages between processes: frozen msgspec structs as JSON, in frames that begin with their length.
+
+A receiver names the structs that a conversation has, and refuses everything else. Unlike pickle, this runs no code that
+the other end chooses. MessagePack was rejected: msgspec encodes only text that is UTF-8, and paths, arguments and
+environment variables may contain any bytes.
+
+The frames are those of `multiprocessing.connection.Connection.send_bytes`.
+"""
+
+from __future__ import annotations
+
+from json import dumps, loads
+from struct import Struct as BinaryFormat
+from typing import Any
+
+from msgspec import convert, to_builtins
+
+LENGTH = BinaryFormat("!i")
+"""The head of a frame: the number of bytes that follow."""
+
+
+def encode(message: object) -> bytes:
+    """Return the bytes of `message`, one line of text; :func:`decode` is the inverse."""
+    return dumps(to_builtins(message, str_keys=True)).encode()
+
+
+def decode(data: bytes, form: Any) -> Any:
+    """Return the message in `data`; raise ValueError if it is not of the type `form`, such as a union of structs."""
+    try:
+        return convert(loads(data), form, str_keys=True)
+    except RecursionError:
+        raise ValueError("the message is nested too deeply") from None
+
+
+def frame(data: bytes) -> bytes:
+    """Return `data` with its length before it."""
+    return LENGTH.pack(len(data)) + data

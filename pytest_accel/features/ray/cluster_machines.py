@@ -1,0 +1,321 @@
+"""The machines of a session on a cluster: the controller's, and those whose agents join while the session runs.
+
+The agents connect to a TCP port of the controller, which admits those that know the session's random secret.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from traceback import format_exc
+
+from pytest_accel.core.kinds import KINDS
+from pytest_accel.core.launcher_env import of_a_rank
+from pytest_accel.features.launchers import authentication, greeting
+from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
+from pytest_accel.features.launchers.agent_messages import JOB, Hello, Invitation
+from pytest_accel.features.launchers.authentication import SealedFrames
+from pytest_accel.features.launchers.greeting import RemotePeer
+from pytest_accel.features.launchers.handshakes import Handshake, Handshakes
+from pytest_accel.features.launchers.remote_leases import RemoteLeases
+from pytest_accel.features.launchers.suite_code import difference, suite_code
+from pytest_accel.features.launchers.transports import TcpClientTransport
+from pytest_accel.forkserver.server_client import Spawn, spawn_here
+from pytest_accel.pool.placement import Cluster, ForkServer, Layout, Node
+from pytest_accel.settings.options import Settings
+
+_BACKLOG = 128
+"""Connections that may wait until they are accepted."""
+_LOOPBACK = "127.0.0.1"
+
+
+class AgentAdmission:
+    """Admits the agents that know the session's random secret and whose machines are expected, each once.
+
+    All handshakes run at the same time, in a thread that :meth:`close` ends.
+    """
+
+    def __init__(self, rootdir: str, on_join: Callable[[RemotePeer], None], on_failure: Callable[[str], None]) -> None:
+        """`rootdir` is the suite's root directory.
+
+        `on_join` is called, in a thread of this object, with each agent. The rank in its greeting is its number.
+
+        `on_failure` is called with the traceback if that thread ends with an error.
+        """
+        self._rootdir = rootdir
+        self._on_join = on_join
+        self._on_failure = on_failure
+        self._secret = secrets.token_bytes(32)
+        self._expected: set[int] = set()
+        self._lock = threading.Lock()
+        self._stop_read, self._stop_write = os.pipe()
+        self._listener = greeting.listen(0, _BACKLOG)
+        self._port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, name="accel-admission", daemon=True)
+        self._thread.start()
+
+    def expect(self, machine: int) -> Invitation:
+        """Admit the agent of `machine` when it connects; return the invitation for it."""
+        with self._lock:
+            self._expected.add(machine)
+        # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
+        return Invitation(
+            machine, (*greeting.own_addresses(), _LOOPBACK), self._port, self._secret.hex(), self._rootdir
+        )
+
+    def forget(self, machine: int) -> None:
+        """Do not admit the agent of `machine` any more."""
+        with self._lock:
+            self._expected.discard(machine)
+
+    def close(self) -> None:
+        """Stop listening, and wait for the thread; the connections of admitted agents stay open."""
+        os.close(self._stop_write)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with self._listener, Handshakes(self._listener, self._greet, 0, self._stop_read) as handshakes:
+                while (met := handshakes.wait(math.inf)) is not None:
+                    self._admit(met[0], *met[1])
+        except BaseException:
+            self._on_failure(f"the thread that admits agents has ended with an error:\n{format_exc()}")
+        finally:
+            os.close(self._stop_read)
+
+    def _greet(self, call: socket.socket) -> Handshake[tuple[Hello, SealedFrames]]:
+        with self._lock:
+            expected = frozenset(self._expected)
+        return (yield from greeting.greet_caller(self._secret, JOB, expected, _ignore_caller))
+
+    def _admit(self, call: socket.socket, hello: Hello, frames: SealedFrames) -> None:
+        try:
+            agent = greeting.remote_peer(call, hello, frames)
+        except OSError:  # The agent has disconnected. It may connect again.
+            call.close()
+            return
+        with self._lock:
+            expected = hello.rank in self._expected
+            self._expected.discard(hello.rank)
+        if expected:
+            self._on_join(agent)
+        else:  # Another connection of the same agent was faster.
+            call.close()
+
+
+def _ignore_caller(machine: int) -> None:
+    """Ignore a caller with another secret: any process may connect."""
+
+
+_OF_ONE_MACHINE = {"_", "DISPLAY", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV"}
+_PREFIXES_OF_ONE_MACHINE = ("DBUS_", "KUBERNETES_", "RAY_", "SLURM_", "SSH_", "XDG_")
+"""Names and prefixes of variables that describe a machine, or a process there."""
+
+
+def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, str]:
+    """Return the variables of the controller's `environ` for the ranks on a machine that sets those in `present`.
+
+    If both set a variable, the machine's value is used, except for pytest's variables (``PYTEST_*``). Masks are left
+    out, because they name the devices of one machine.
+    """
+    masks = {name for kind in KINDS.values() for name in kind.masks}
+    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", authentication.VARIABLE}
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name not in present or name.startswith("PYTEST_"))
+        and name not in left_out
+        and not name.startswith(_PREFIXES_OF_ONE_MACHINE)
+    }
+
+
+OnJoin = Callable[[], None]
+OnFailure = Callable[[str], None]
+
+
+@dataclass(slots=True, eq=False)
+class _ClusterMachine:
+    """A machine of the cluster: expected, then joined, then lost; or lost without having joined."""
+
+    client: AgentClient | None = None
+    """The client of its agent, once that has joined."""
+    transport: TcpClientTransport | None = None
+    """The client's transport."""
+    loss: str | None = None
+    """Why the machine is lost; None if it is not."""
+    waiting: list[tuple[OnJoin, OnFailure]] = field(default_factory=list)
+    """The callbacks to call once the agent has joined, or will not join any more."""
+
+    def join(self, client: AgentClient, transport: TcpClientTransport) -> list[Callable[[], None]]:
+        """Record that the agent has joined; return the callbacks that are due."""
+        waiting, self.waiting = self.waiting, []
+        self.client, self.transport = client, transport
+        return [on_join for on_join, _ in waiting]
+
+    def lose(self, why: str) -> list[Callable[[], None]]:
+        """Record that the machine is lost; return the callbacks that are due."""
+        waiting, self.waiting = self.waiting, []
+        self.loss = self.loss or why
+        return [partial(on_failure, self.loss) for _, on_failure in waiting]
+
+
+class ClusterMachines:
+    """The machines of a session on a cluster. A lost machine keeps its number, and its entry in `layout`.
+
+    Thread-safe. Callbacks are called without a lock held.
+    """
+
+    def __init__(self, settings: Settings, rootdir: str) -> None:
+        """`settings` are those by which agents lease the devices of their machines.
+
+        `rootdir` is the suite's root directory: a machine whose files differ is not used.
+        """
+        self.cluster: Cluster | None = None
+        """The cluster, set before the pool is made."""
+        self.on_lost: Callable[[int, str], None] = _ignore
+        """Called with the number of a machine that has joined and is lost, and the reason."""
+        self.layout = Layout((Node(platform.node(), "", (ForkServer(0, None),)),))
+        """All machines so far."""
+        self._settings = settings
+        self._rootdir = rootdir
+        self._code = suite_code(rootdir)
+        self._lock = threading.RLock()
+        self._machines: dict[int, _ClusterMachine] = {}
+        self._changes = EnvironmentChanges()
+        self._closing = False
+        self._failure: str | None = None
+        """The error after which no agent can join any more; None if there was none."""
+        self._admission = AgentAdmission(rootdir, self._join, self._admission_failed)
+
+    @property
+    def spawns(self) -> dict[int, Spawn]:
+        """The functions that start the fork servers of the machines that have joined, by number."""
+        with self._lock:
+            joined = {
+                number: machine.client for number, machine in self._machines.items() if machine.client is not None
+            }
+        return {0: spawn_here, **{number: client.spawn for number, client in joined.items()}}
+
+    @property
+    def remote_leases(self) -> dict[int, RemoteLeases]:
+        """The leases on devices of the machines that have joined, by number."""
+        with self._lock:
+            return {
+                number: machine.client.leases
+                for number, machine in self._machines.items()
+                if machine.client is not None
+            }
+
+    def expect(self, number: int, name: str, address: str) -> Invitation:
+        """Add a machine, whose agent is about to be started; return what the agent needs to join.
+
+        The numbers of machines are 1, 2, ... in the order of the calls. `name` is for messages to the user. The other
+        machines reach it at `address`.
+        """
+        with self._lock:
+            if number != len(self.layout.nodes):
+                raise ValueError(f"machine {number}: the next machine is number {len(self.layout.nodes)}")
+            self._machines[number] = _ClusterMachine(loss=self._failure)
+            self.layout = Layout((*self.layout.nodes, Node(name, address, (ForkServer(number, None),))))
+            return self._admission.expect(number)
+
+    def when_joined(self, number: int, on_join: OnJoin, on_failure: OnFailure) -> None:
+        """Call `on_join` once the agent of a machine has joined, or `on_failure` with the reason if it is lost.
+
+        The call may happen before this method returns, and in any thread.
+        """
+        with self._lock:
+            machine = self._machines[number]
+            if machine.client is None and machine.loss is None:
+                machine.waiting.append((on_join, on_failure))
+                return
+            loss = machine.loss
+        if loss is None:
+            on_join()
+        else:
+            on_failure(loss)
+
+    def give_up(self, number: int, why: str) -> None:
+        """Record that the agent of a machine cannot be started or ended before it joined; no-op if it has joined."""
+        self._admission.forget(number)
+        with self._lock:
+            machine = self._machines[number]
+            callbacks = machine.lose(why) if machine.client is None else []
+        for callback in callbacks:
+            callback()
+
+    def close(self) -> None:
+        """Have all agents exit, and end the connections to them. The pool must have been closed."""
+        self._admission.close()
+        with self._lock:
+            self._closing = True
+            machines = list(self._machines.values())
+        for machine in machines:
+            if machine.client is not None and machine.transport is not None:
+                machine.client.end(0)
+                machine.transport.close()
+
+    # In the threads of the admission and of the agents' clients
+
+    def _join(self, peer: RemotePeer) -> None:
+        """Make the client of an agent that has connected; give its machine up if it has other code."""
+        number = peer.hello.rank
+        if (why := self._difference(peer.hello)) is not None:
+            peer.link.socket.close()
+            self.give_up(number, why)
+            return
+        with self._lock:
+            machine = self._machines[number]
+            transport = TcpClientTransport(peer.link)
+            client = AgentClient(
+                peer.hello,
+                transport,
+                self.layout.nodes[number].name,
+                partial(self._agent_lost, number),
+                lambda: {**additions(os.environ, peer.hello.variables), **self._changes()},
+                stands_for_machine=True,
+            )
+            client.leases.use(self._settings)
+            callbacks = machine.join(client, transport)
+        for callback in callbacks:
+            callback()
+
+    def _difference(self, hello: Hello) -> str | None:
+        """Return how the code on the machine of an agent differs from that of the controller; None if it does not."""
+        if hello.code is None:
+            return f"the agent on {hello.host} has not told its code"
+        if difference(self._code, hello.code) is not None:
+            self._code = suite_code(self._rootdir)  # Tests may have created files since it was computed.
+        found = difference(self._code, hello.code)
+        return None if found is None else f"the machine {hello.host} cannot run the tests in {self._rootdir}: {found}"
+
+    def _agent_lost(self, number: int) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            machine = self._machines[number]
+            assert machine.client is not None
+            why = machine.client.machine_loss
+            assert why is not None
+            machine.lose(why)
+        self.on_lost(number, why)
+
+    def _admission_failed(self, why: str) -> None:
+        with self._lock:
+            self._failure = why
+            expected = [machine for machine in self._machines.values() if machine.client is None]
+            callbacks = [callback for machine in expected for callback in machine.lose(why)]
+        for callback in callbacks:
+            callback()
+
+
+def _ignore(number: int, why: str) -> None:
+    pass
