@@ -129,7 +129,7 @@ def local_rank(request: pytest.FixtureRequest) -> int:
 def node_rank(request: pytest.FixtureRequest) -> int:
     """Return the number of this process's machine among the machines of the world."""
     context = _rank_context(request)
-    return context.spec.node_rank(context.rank)
+    return context.spec.machine_rank(context.rank)
 
 
 @pytest.fixture(scope="session")
@@ -243,7 +243,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     from pytest_accel.rank import process_group as group
 
     context = _rank_context(request)
-    if apart := group.nodes_without_shared_folder(context):
+    if apart := group.machines_without_shared_folder(context):
         pytest.fail(
             "the fixture 'shared_tmp_path' needs a folder that all nodes of the test share, and the session's "
             f"temporary folder is not there on {' and '.join(apart)}: give pytest a --basetemp in a folder that all "

@@ -14,7 +14,7 @@ from pytest_accel.core.record_events import (
     SCHEMA,
     DeviceFound,
     Event,
-    NodeFound,
+    MachineFound,
     PhaseReported,
     PoolOpened,
     RankPhase,
@@ -52,7 +52,7 @@ def _events(tests: int, devices: int) -> list[tuple[float, Event]]:
     events: list[tuple[float, Event]] = [(START, SessionStarted(SCHEMA, "1a46e", "0.1.0", ("-n", "64"), "/suite"))]
     events.append((START + 1, PoolOpened(slots=16, kind="cuda")))
     nodes = -(-devices // _ON_A_NODE)
-    events += [(START + 1, NodeFound(node, f"gpu-{node:02}.cluster")) for node in range(nodes) if nodes > 1]
+    events += [(START + 1, MachineFound(node, f"gpu-{node:02}.cluster")) for node in range(nodes) if nodes > 1]
     ids = {number: f"GPU-{random.Random(number).getrandbits(128):032x}" for number in range(devices)}
     for number, device in ids.items():
         node, index = divmod(number, _ON_A_NODE)

@@ -24,7 +24,7 @@ def server_log_path(directory: str, server: int) -> str:
 
 
 def agent_path(directory: str, server: int) -> str:
-    """Return the path of the socket through which drivers reach the agent of a fork server on another node."""
+    """Return the path of the socket through which drivers reach the agent of a fork server on another machine."""
     return os.path.join(directory, f"agent-{server}.sock")
 
 

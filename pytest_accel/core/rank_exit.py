@@ -17,8 +17,8 @@ class ExitCause(Enum):
     """The kernel killed the process, because memory ran out."""
     SERVER_ENDED = "server ended"
     """The fork server of the process ended."""
-    NODE_LOST = "node lost"
-    """The node of the process is lost; what happened to the process is unknown."""
+    MACHINE_LOST = "machine lost"
+    """The machine of the process is lost; what happened to the process is unknown."""
     JOB_ENDED = "job ended"
     """The MPI job of the process ended."""
     LOCK_LOST = "lock lost"
@@ -32,7 +32,7 @@ class RankExit(NamedTuple):
     status: int | None = None
     """Exit code, or the negative number of the signal (as in `subprocess`); None if it is unknown."""
     about: str = ""
-    """Details on the cause: for a lost node, its name and why it counts as lost."""
+    """Details on the cause: for a lost machine, its name and why it counts as lost."""
 
     @property
     def is_crash(self) -> bool:

@@ -60,10 +60,10 @@ class PoolOpened(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """Kind of the session's devices; None if it has none."""
 
 
-class NodeFound(Struct, frozen=True, omit_defaults=True, tag_field="event"):
-    """A machine of the session. A session without a launcher has only the node 0, of which there is no event."""
+class MachineFound(Struct, frozen=True, omit_defaults=True, tag_field="event"):
+    """A machine of the session. A session without a launcher has only the machine 0, of which there is no event."""
 
-    node: int
+    machine: int
     """Its number; 0 is the controller's machine."""
     name: str
 
@@ -72,12 +72,12 @@ class DeviceFound(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A device that tests of the session can use."""
 
     device: str
-    """Its id, which is unique on its node."""
+    """Its id, which is unique on its machine."""
     kind: str
     index: int
     """The number that the management library gives it."""
     name: str
-    node: int = 0
+    machine: int = 0
     memory: int | None = None
     """Bytes; None if unknown."""
 
@@ -118,9 +118,9 @@ class RequestEnded(Struct, frozen=True, omit_defaults=True, tag_field="event"):
 
 
 class RankPlace(Struct, frozen=True, omit_defaults=True):
-    """Node and devices of one rank."""
+    """Machine and devices of one rank."""
 
-    node: int = 0
+    machine: int = 0
     devices: tuple[str, ...] = ()
     """Ids."""
     share: Annotated[float, Meta(ge=0, le=1)] = 1.0
@@ -257,7 +257,7 @@ class SessionFinished(Struct, frozen=True, omit_defaults=True, tag_field="event"
 Event = (
     SessionStarted
     | PoolOpened
-    | NodeFound
+    | MachineFound
     | DeviceFound
     | TestStarted
     | WorldRequested

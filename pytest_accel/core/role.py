@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class StorePort(NamedTuple):
-    """The port of the world's store, on the node of rank 0."""
+    """The port of the world's store, on the machine of rank 0."""
 
     port: int
     listening: socket | None

@@ -27,9 +27,9 @@ class SourceState(NamedTuple):
 _conftests: WeakKeyDictionary[ModuleType, SourceState] = WeakKeyDictionary()
 """The state of each conftest that this process has imported."""
 _FILE: pytest.StashKey[SourceState] = pytest.StashKey()
-"""The state of a test file before it was imported, on its node."""
+"""The state of a test file before it was imported, on its machine."""
 _SOURCES: pytest.StashKey[tuple[SourceState, ...]] = pytest.StashKey()
-"""The states of a test file and of its conftests, on the node of the file."""
+"""The states of a test file and of its conftests, on the machine of the file."""
 
 
 def text_of(path: Path) -> str:

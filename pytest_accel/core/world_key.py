@@ -28,8 +28,8 @@ class WorldKey:
     fresh: bool = False
     launcher: str | None = None
     """Program that starts the ranks' processes; None: a fork server of the session forks them."""
-    nodes: int = 1
-    """Minimum number of nodes that the ranks must be on."""
+    machines: int = 1
+    """Minimum number of machines that the ranks must be on."""
     server: int = 0
     """Number of the fork server for a world that is not `grouped`."""
 
@@ -49,16 +49,16 @@ class WorldKey:
 
         An MPI job always runs on the controller's machine, and slots of the kind ``cpu`` are leased there.
         """
-        return self.launcher is None and (self.nodes > 1 or (self.need is not None and self.kind != "cpu"))
+        return self.launcher is None and (self.machines > 1 or (self.need is not None and self.kind != "cpu"))
 
-    def needs(self, nodes: Sequence[int]) -> dict[int, DeviceNeed]:
-        """Return the devices to lease on each node; `nodes` has the node of each rank. Empty if no lease is needed."""
-        counts = Counter(nodes)
+    def needs(self, machines: Sequence[int]) -> dict[int, DeviceNeed]:
+        """Return the devices to lease on each machine, none if no lease is needed; `machines` has that of each rank."""
+        counts = Counter(machines)
         return {
-            node: replace(
+            machine: replace(
                 self.need, count=ranks * self.devices_per_rank, sets=ranks if self.need.sets > 1 else self.need.sets
             )
-            for node, ranks in counts.items()
+            for machine, ranks in counts.items()
             if self.need is not None
         }
 

@@ -24,10 +24,10 @@ class WorldSpec:
     """All devices of the lease, rank by rank. A device that several ranks share occurs several times."""
     servers: tuple[int, ...] = ()
     """Number of each rank's fork server; empty: the driver's own server forks all ranks."""
-    nodes: tuple[int, ...] = ()
-    """Number of each rank's node; 0 is the driver's. Empty: all ranks are on the driver's node."""
+    machines: tuple[int, ...] = ()
+    """Number of each rank's machine; 0 is the driver's. Empty: all ranks are on the driver's machine."""
     addresses: tuple[str, ...] = ()
-    """Network address of each rank's node; empty: all ranks are on one node."""
+    """Network address of each rank's machine; empty: all ranks are on one machine."""
     workers: tuple[WorkerInput, ...] = field(default=(), repr=False, compare=False)
     """`config.workerinput` of each rank."""
     secret: bytes = field(default_factory=lambda: os.urandom(32), repr=False, compare=False)
@@ -57,28 +57,28 @@ class WorldSpec:
         """The numbers of the fork servers of all ranks."""
         return frozenset(self.servers or (0,))
 
-    def node_of(self, rank: int) -> int:
-        """Return the number, in the session, of the node of `rank`."""
-        return self.nodes[rank] if self.nodes else 0
+    def machine_of(self, rank: int) -> int:
+        """Return the number, in the session, of the machine of `rank`."""
+        return self.machines[rank] if self.machines else 0
 
     def is_remote(self, rank: int) -> bool:
-        """Return whether `rank` is on another node than the driver."""
-        return bool(self.nodes and self.nodes[rank])
+        """Return whether `rank` is on another machine than the driver."""
+        return bool(self.machines and self.machines[rank])
 
     @property
-    def node_count(self) -> int:
-        """Number of nodes that the ranks are on."""
-        return len(set(self.nodes)) or 1
+    def machine_count(self) -> int:
+        """Number of machines that the ranks are on."""
+        return len(set(self.machines)) or 1
 
-    def node_rank(self, rank: int) -> int:
-        """Return the position of `rank`'s node among the nodes of the world."""
-        return sorted(set(self.nodes)).index(self.nodes[rank]) if self.nodes else 0
+    def machine_rank(self, rank: int) -> int:
+        """Return the position of `rank`'s machine among the machines of the world."""
+        return sorted(set(self.machines)).index(self.machines[rank]) if self.machines else 0
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks on the node of `rank`, including itself. Its position among them is its local rank."""
-        if not self.nodes:
+        """Return the ranks on the machine of `rank`, including itself. Its position among them is its local rank."""
+        if not self.machines:
             return tuple(range(self.ranks))
-        return tuple(other for other in range(self.ranks) if self.nodes[other] == self.nodes[rank])
+        return tuple(other for other in range(self.ranks) if self.machines[other] == self.machines[rank])
 
     def devices_of(self, rank: int) -> tuple[Device, ...]:
         """Return the devices that belong to `rank`."""
@@ -86,7 +86,7 @@ class WorldSpec:
         return self.devices[first : first + self.key.devices_per_rank]
 
     def seen_by(self, rank: int) -> tuple[Device, ...]:
-        """Return the devices that the mask of `rank` shows: its own, or all of the world on its node."""
+        """Return the devices that the mask of `rank` shows: its own, or all of the world on its machine."""
         if self.key.visible == "rank":
             return self.devices_of(rank)
         return tuple(dict.fromkeys(device for other in self.neighbours(rank) for device in self.devices_of(other)))

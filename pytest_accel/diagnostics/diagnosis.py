@@ -9,7 +9,7 @@ from enum import Enum
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.diagnostics.collectives import Record, has_finished, place_in, read_record, unrecorded_by
 from pytest_accel.diagnostics.deadlock import Position, read_position
-from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 
 
@@ -95,7 +95,7 @@ class Examiner:
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
         """Return the Python stacks of the processes `pids`, by rank; see `python_stacks.take_stacks`."""
-        return self._inspector.ask(NodeInspector.stacks, pids)
+        return self._inspector.ask(MachineInspector.stacks, pids)
 
     def hung(
         self, alive: Mapping[int, int], hung: Mapping[int, int], *, thoroughly: bool
@@ -106,9 +106,9 @@ class Examiner:
         `thoroughly`, native frames are taken as well, which may take seconds.
         """
         stacks = self.stacks(hung)
-        taken = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
+        taken = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
         records = {rank: read_record(record) for rank, record in taken.items()}
-        native = self._inspector.ask(NodeInspector.native, hung) if thoroughly else {}
+        native = self._inspector.ask(MachineInspector.native, hung) if thoroughly else {}
         old = next(filter(None, map(unrecorded_by, taken.values())), "")
         return stacks, Findings(records, native, unrecorded_by=old)
 
@@ -118,7 +118,7 @@ class Examiner:
         This does not take stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal
         for records does not.
         """
-        records = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
+        records = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
         finished = [rank for rank, record in sorted(records.items()) if has_finished(record)]
         places = {
             rank: place
@@ -129,7 +129,7 @@ class Examiner:
 
     def positions(self, alive: Mapping[int, int]) -> dict[int, Position | None]:
         """Return the positions of the `alive` ranks that wrote a record, without disturbing them."""
-        records = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
+        records = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
         return {rank: read_position(record) for rank, record in records.items()}
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:

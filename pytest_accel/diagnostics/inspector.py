@@ -1,7 +1,7 @@
 """Inspection of the ranks of a world from outside, on any machine.
 
 Ranks on another machine are inspected there, in a thread of the agent that runs their fork server. The driver's request
-and the answer go through the agent's TCP connection: the request names a method of :class:`NodeInspector`, whose
+and the answer go through the agent's TCP connection: the request names a method of :class:`MachineInspector`, whose
 annotations are the types of its argument and of the answer.
 """
 
@@ -64,7 +64,7 @@ Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
-class NodeInspector:
+class MachineInspector:
     """Inspects ranks of one world on its own machine.
 
     Each method takes a mapping by rank, and returns one. Ranks for which there is no result are left out.
@@ -197,9 +197,9 @@ def _blocks(pid: int, number: int) -> bool:
     return bool(int(blocked, 16) >> (number - 1) & 1)
 
 
-_Method = Callable[[NodeInspector, Mapping[int, Any]], dict[int, Any]]
+_Method = Callable[[MachineInspector, Mapping[int, Any]], dict[int, Any]]
 _METHODS: Mapping[str, _Method] = {
-    name: method for name, method in vars(NodeInspector).items() if not name.startswith("_") and name != "outputs"
+    name: method for name, method in vars(MachineInspector).items() if not name.startswith("_") and name != "outputs"
 }
 """The methods that another machine may ask for, by name."""
 
@@ -208,7 +208,7 @@ class Inspection(Struct, frozen=True):
     """The driver's request to the inspector on another machine; the answer is the result of `method`."""
 
     method: str
-    """The name of a method of :class:`NodeInspector`."""
+    """The name of a method of :class:`MachineInspector`."""
     world: int
     given: Any
     """The argument of `method`."""
@@ -221,12 +221,12 @@ class WorldInspector:
         """`directory` is the session's folder on the driver's machine."""
         self._directory = directory
         self._spec = spec
-        self._here = NodeInspector(directory, spec.world)
+        self._here = MachineInspector(directory, spec.world)
 
     def ask(
-        self, method: Callable[[NodeInspector, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
+        self, method: Callable[[MachineInspector, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
     ) -> dict[int, Found]:
-        """Return the result of `method`, a method of :class:`NodeInspector`, for the ranks in `given`.
+        """Return the result of `method`, a method of :class:`MachineInspector`, for the ranks in `given`.
 
         All machines work in parallel.
         """
@@ -247,7 +247,7 @@ class WorldInspector:
         ranks = dict.fromkeys(range(self._spec.ranks))
         self._here.remove_files(ranks)
         for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_remote(rank)}:
-            call = self._begin(server, NodeInspector.remove_files, ranks)
+            call = self._begin(server, MachineInspector.remove_files, ranks)
             if call is not None:
                 call.close()
 
@@ -280,7 +280,7 @@ def answer(call: Connection, directory: str) -> None:
         method = _METHODS[request.method]
         form, _ = get_type_hints(method).values()
         given = convert(request.given, form, str_keys=True)
-        call.send_bytes(encode(method(NodeInspector(directory, request.world), given)))
+        call.send_bytes(encode(method(MachineInspector(directory, request.world), given)))
 
 
 class LogReader:
@@ -293,13 +293,13 @@ class LogReader:
 
     def size(self) -> int:
         """Return the size in bytes."""
-        return self._inspector.ask(NodeInspector.sizes, {self._rank: self._file}).get(self._rank, 0)
+        return self._inspector.ask(MachineInspector.sizes, {self._rank: self._file}).get(self._rank, 0)
 
     def read(self, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes from `offset`; empty if there are none."""
         wanted = {self._rank: (self._file, offset, limit)}
-        return self._inspector.ask(NodeInspector.pieces, wanted).get(self._rank, b"")
+        return self._inspector.ask(MachineInspector.pieces, wanted).get(self._rank, b"")
 
     def truncate(self) -> None:
         """Truncate the file to nothing."""
-        self._inspector.ask(NodeInspector.truncate, {self._rank: self._file})
+        self._inspector.ask(MachineInspector.truncate, {self._rank: self._file})

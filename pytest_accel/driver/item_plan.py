@@ -47,9 +47,9 @@ class Resources:
     machine: Machine
     settings: Settings
     launcher_missing: Callable[[str], str | None]
-    """Returns why a launcher cannot be used on this node; None if it can."""
+    """Returns why a launcher cannot be used on this machine; None if it can."""
     remote_inventory: Callable[[int, str], Inventory | str]
-    """Returns the devices of a kind on another node, by its number, or why they cannot be looked up."""
+    """Returns the devices of a kind on another machine, by its number, or why they cannot be looked up."""
     layout: Layout = HERE
     launcher: str | None = None
     """Launcher that has started the processes of `layout`; None: there is only this process."""
@@ -57,7 +57,7 @@ class Resources:
     """True if `machine` is one that ``--accel-plan`` assumes. The properties of its devices are unknown."""
 
     def inventory(self, kind: str) -> Inventory:
-        """Return the devices of `kind` on this node; those of the session if `kind` is ``none``."""
+        """Return the devices of `kind` on this machine; those of the session if `kind` is ``none``."""
         return self.machine.session if kind == "none" else self.machine.of(kind)
 
 
@@ -100,8 +100,8 @@ def needs_of(plan: ItemPlan, resources: Resources) -> Needs:
         fits=plan.missing is None,
         devices=0 if need is None else need.count,
         world_size=key.ranks,
-        nodes=key.nodes,
-        ranks_per_node=-(-key.ranks // key.nodes),
+        nodes=key.machines,
+        ranks_per_node=-(-key.ranks // key.machines),
         kind=key.kind,
         memory=0 if need is None else need.memory or 0,
         backend=tuple(backend_names(key.backend or vendor_backend)) if key.grouped and key.init else (),
@@ -120,8 +120,8 @@ def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: i
     """Return the key of a world of one process."""
     kind = need.kind or resources.machine.session_kind or "none"
     need = replace(need, share=need.share or _default_share(kind, resources))
-    # Only the servers of this node are used, because the devices are leased here.
-    servers = resources.layout.nodes[0].server_numbers if resources.settings.spread else (0,)
+    # Only the servers of this machine are used, because the devices are leased here.
+    servers = resources.layout.machines[0].server_numbers if resources.settings.spread else (0,)
     return WorldKey(
         kind, need, 1, grouped=False, devices_per_rank=need.count, fresh=fresh, server=servers[turn % len(servers)]
     )
@@ -173,16 +173,16 @@ def _missing(key: WorldKey, resources: Resources) -> str | None:
         if key.launcher is not None and key.need is not None:
             return f"{key.launcher} starts its ranks on this machine, and the session uses the devices of a cluster"
     if key.grouped:
-        shortage = layout.shortage(key.ranks, key.nodes, resources.launcher)
+        shortage = layout.shortage(key.ranks, key.machines, resources.launcher)
         if shortage is None and key.launcher is not None:
             shortage = _launcher_missing(key.launcher, resources)
         if shortage is not None:
             return shortage
     if key.need is None:
         return None
-    nodes = [seat.node for seat in layout.seats(key.ranks, key.nodes)] if key.grouped else [0]
-    if any(nodes):
-        return _missing_on_several(key, nodes, resources)
+    machines = [seat.machine for seat in layout.seats(key.ranks, key.machines)] if key.grouped else [0]
+    if any(machines):
+        return _missing_on_several(key, machines, resources)
     missing = shortfall(key.need, resources.inventory(key.kind))
     if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1:
         missing += "; ranks share a device under backend='gloo' only"
@@ -196,15 +196,15 @@ def _launcher_missing(launcher: str, resources: Resources) -> str | None:
     return resources.launcher_missing(launcher)
 
 
-def _missing_on_several(key: WorldKey, nodes: Sequence[int], resources: Resources) -> str | None:
-    """Return why the devices of several nodes do not suffice for `key`; `nodes` has the node of each rank."""
-    if 0 not in nodes:
-        return f"needs {key.ranks} ranks with devices; rank 0's node has too few ranks to be among theirs"
-    for node, need in key.needs(nodes).items():
-        inventory = resources.remote_inventory(node, key.kind) if node else resources.inventory(key.kind)
+def _missing_on_several(key: WorldKey, machines: Sequence[int], resources: Resources) -> str | None:
+    """Return why the devices of several machines do not suffice for `key`; `machines` has the machine of each rank."""
+    if 0 not in machines:
+        return f"needs {key.ranks} ranks with devices; rank 0's machine has too few ranks to be among theirs"
+    for machine, need in key.needs(machines).items():
+        inventory = resources.remote_inventory(machine, key.kind) if machine else resources.inventory(key.kind)
         if isinstance(inventory, str):
             return inventory
         missing = shortfall(need, inventory)
         if missing is not None:
-            return f"{missing} (on {resources.layout.nodes[node].name})"
+            return f"{missing} (on {resources.layout.machines[machine].name})"
     return None

@@ -45,7 +45,7 @@ class RankConnection(RankState):
             other.close()
         try:
             unix_sockets.limit_reads(stream, STALL_TIMEOUT)
-            # For a rank on another machine, the agent of its node closes the connection when the process has ended.
+            # For a rank on another machine, the agent of its machine closes the connection when the process has ended.
             is_remote = grant.spec.is_remote(rank)
             pidfd = None if is_remote else prctl.end_of(pid)
         except BaseException:

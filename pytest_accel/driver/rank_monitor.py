@@ -27,7 +27,7 @@ from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.deadlock import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
 from pytest_accel.diagnostics.exit_status import LAST_OUTPUT
-from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
@@ -216,12 +216,12 @@ class RankMonitor:
     def is_any_at_work(self) -> bool:
         """Return True if a rank that has not finished the test is computing."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._inspector.ask(NodeInspector.at_work, unfinished).values())
+        return any(self._inspector.ask(MachineInspector.at_work, unfinished).values())
 
     def is_any_held_up(self) -> bool:
         """Return True if a rank that has not finished the test waits for a processor or a disk."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._inspector.ask(NodeInspector.held_up, unfinished).values())
+        return any(self._inspector.ask(MachineInspector.held_up, unfinished).values())
 
     # Exits and hangs of ranks
 
@@ -257,8 +257,8 @@ class RankMonitor:
     ) -> None:
         """Record that `rank` has ended, in the first phase that it has not reported; receive no more messages of it."""
         shows_log = ending != "hung" and not headline
-        log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if shows_log else ""
-        captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
+        log = self._inspector.ask(MachineInspector.logs, {rank.rank: None}).get(rank.rank, "") if shows_log else ""
+        captured = self._inspector.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
         if exit is not None and exit.is_crash:
             log, stack = split_fault(log)
@@ -300,7 +300,7 @@ class RankMonitor:
         self._record_end(rank, "died", at=now, exit=end)
 
     def _count_oom_kills(self, size: int) -> dict[int, int | None]:
-        return self._inspector.ask(NodeInspector.oom_kills, dict.fromkeys(range(size)))
+        return self._inspector.ask(MachineInspector.oom_kills, dict.fromkeys(range(size)))
 
 
 def _pids(ranks: Iterable[RankConnection]) -> dict[int, int]:

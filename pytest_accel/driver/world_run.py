@@ -86,7 +86,7 @@ class WorldRun:
     def _may_retry(self, when: When) -> bool:
         """Return True if the test may be retried: all phases before `when` have passed, and it has not been retried.
 
-        A session under a launcher ends after the loss of a node.
+        A session under a launcher ends after the loss of a machine.
         """
         if not self._driver.settings.retry_dead or self._test.item.session.shouldfail:
             return False

@@ -49,7 +49,7 @@ class ServerProcess(Protocol):
 
     @property
     def loss(self) -> str | None:
-        """The name of its node, and why this counts as lost; None if it does not."""
+        """The name of its machine, and why this counts as lost; None if it does not."""
 
     def kill(self) -> None:
         """Kill the process."""

@@ -1,4 +1,4 @@
-"""The placement of a world's ranks: on the nodes of a session, by pure functions, or by a cluster."""
+"""The placement of a world's ranks: on the machines of a session, by pure functions, or by a cluster."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class ForkServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One node (machine) of a session."""
+class RankMachine:
+    """One machine of a session, and its fork servers."""
 
     name: str
     """The name for messages to the user."""
     address: str
-    """The address at which other nodes reach it."""
+    """The address at which other machines reach it."""
     servers: tuple[ForkServer, ...]
 
     @property
     def capacity(self) -> float:
-        """The maximum number of ranks of one world on this node; infinite if a server forks any number."""
+        """The maximum number of ranks of one world on this machine; infinite if a server forks any number."""
         return sum(math.inf if server.capacity is None else server.capacity for server in self.servers)
 
     @property
@@ -49,63 +49,65 @@ class Node:
 
 
 class Seat(NamedTuple):
-    """The number of the node on which a rank runs, and of the fork server from which it is forked."""
+    """The number of the machine on which a rank runs, and of the fork server from which it is forked."""
 
-    node: int
+    machine: int
     server: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The nodes of a session at one time, the driver's first."""
+    """The machines of a session at one time, the driver's first."""
 
-    nodes: tuple[Node, ...]
+    machines: tuple[RankMachine, ...]
 
     @property
     def capacity(self) -> float:
         """The maximum number of ranks of a world; infinite if a fork server forks any number."""
-        return sum(node.capacity for node in self.nodes)
+        return sum(machine.capacity for machine in self.machines)
 
-    def shortage(self, ranks: int, nodes: int, launcher: str | None) -> str | None:
-        """Return why no world of `ranks` ranks on at least `nodes` nodes is possible; None if it is.
+    def shortage(self, ranks: int, machines: int, launcher: str | None) -> str | None:
+        """Return why no world of `ranks` ranks on at least `machines` machines is possible; None if it is.
 
         `launcher` is the launcher that has started the processes; None: there is none.
         """
         if ranks > self.capacity:
             return f"needs {ranks} ranks; {launcher} has started {self.capacity}"
-        if nodes <= len(self.nodes):
+        if machines <= len(self.machines):
             return None
         if launcher is None:
-            return f"needs {nodes} nodes; a session without a launcher has 1"
-        return f"needs {nodes} nodes; {launcher} has started ranks on {len(self.nodes)}"
+            return f"needs {machines} machines; a session without a launcher has 1"
+        return f"needs {machines} machines; {launcher} has started ranks on {len(self.machines)}"
 
-    def seats(self, ranks: int, nodes: int) -> tuple[Seat, ...]:
+    def seats(self, ranks: int, machines: int) -> tuple[Seat, ...]:
         """Return the seat of each rank of a world for which there is no `shortage`.
 
-        The world is on as few nodes as possible, but at least `nodes`. These are the first nodes, beginning with the
-        driver's, or the largest ones if the same number of first nodes is too small. Ranks are distributed evenly over
-        the nodes, and the ranks of one node have consecutive numbers.
+        The world is on as few machines as possible, but at least `machines`. These are the first ones, beginning with
+        the driver's, or the largest ones if the same number of first ones is too small. Ranks are distributed evenly
+        over the machines, and the ranks of one machine have consecutive numbers.
         """
-        chosen = self._chosen(ranks, nodes)
+        chosen = self._chosen(ranks, machines)
         taken = dict.fromkeys(chosen, 0)
         while sum(taken.values()) < ranks:
-            for node in chosen:
-                if taken[node] < self.nodes[node].capacity and sum(taken.values()) < ranks:
-                    taken[node] += 1
-        return tuple(Seat(node, server) for node in chosen for server in self.nodes[node].servers_of(taken[node]))
+            for machine in chosen:
+                if taken[machine] < self.machines[machine].capacity and sum(taken.values()) < ranks:
+                    taken[machine] += 1
+        return tuple(
+            Seat(machine, server) for machine in chosen for server in self.machines[machine].servers_of(taken[machine])
+        )
 
-    def order(self, nodes: Iterable[int]) -> list[int]:
-        """Return `nodes` in an order that is the same in all sessions, whichever node has the driver."""
-        return sorted(nodes, key=lambda node: (self.nodes[node].name, self.nodes[node].address))
+    def order(self, machines: Iterable[int]) -> list[int]:
+        """Return `machines` in an order that is the same in all sessions, whichever machine has the driver."""
+        return sorted(machines, key=lambda machine: (self.machines[machine].name, self.machines[machine].address))
 
-    def _chosen(self, ranks: int, nodes: int) -> list[int]:
-        by_size = sorted(range(len(self.nodes)), key=lambda node: -self.nodes[node].capacity)
-        for number in range(nodes, len(self.nodes) + 1):
-            for order in (range(len(self.nodes)), by_size):
+    def _chosen(self, ranks: int, machines: int) -> list[int]:
+        by_size = sorted(range(len(self.machines)), key=lambda machine: -self.machines[machine].capacity)
+        for number in range(machines, len(self.machines) + 1):
+            for order in (range(len(self.machines)), by_size):
                 chosen = sorted(order[:number])
-                if sum(self.nodes[node].capacity for node in chosen) >= ranks:
+                if sum(self.machines[machine].capacity for machine in chosen) >= ranks:
                     return chosen
-        raise ValueError(f"{ranks} ranks on {nodes} nodes: there is no room")
+        raise ValueError(f"{ranks} ranks on {machines} machines: there is no room")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +115,11 @@ class Place:
     """The place of a world that a cluster has reserved."""
 
     request_id: int
-    nodes: tuple[int, ...]
-    """The node of each rank, in ascending order: the index in `Layout.nodes`, and the number of its fork server."""
+    machines: tuple[int, ...]
+    """The machine of each rank, in ascending order: its index in `Layout.machines`, and the number of its server."""
     devices: Mapping[int, tuple[str, ...]]
-    """By node: the values of the kind's mask variable for the reserved devices, as a process without that mask numbers
-    them (``0``, ``3``, ``GPU-...``). Empty for a world without devices."""
+    """By machine: the values of the kind's mask variable for the reserved devices, as a process without that mask
+    numbers them (``0``, ``3``, ``GPU-...``). Empty for a world without devices."""
 
 
 class PlaceError(Exception):
@@ -135,7 +137,7 @@ class Cluster(Protocol):
         on_failure: Callable[[PlaceError], None],
         avoided: Collection[int] = (),
     ) -> int:
-        """Request a place for a world of `key`, without the nodes `avoided`; return the id of the request.
+        """Request a place for a world of `key`, without the machines `avoided`; return the id of the request.
 
         Call `on_place` with the place, or `on_failure` with the error if there can be none. Before that, call `on_wait`
         with the reason once it is known that the request has to wait, and again if the reason changes.
@@ -148,5 +150,5 @@ class Cluster(Protocol):
         """Give a place back."""
 
 
-HERE = Layout((Node("", "", (ForkServer(0, None),)),))
+HERE = Layout((RankMachine("", "", (ForkServer(0, None),)),))
 """The layout of a session without a launcher."""

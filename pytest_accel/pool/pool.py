@@ -14,7 +14,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.record_events import (
-    NodeFound,
+    MachineFound,
     PoolOpened,
     Recorder,
     RequestEnded,
@@ -94,16 +94,16 @@ class Pool:
 
     def _record_opening(self) -> None:
         self._record(PoolOpened(self._slots, self._machine.session_kind))
-        if self._machines.cluster is not None or len(self._machines.layout.nodes) > 1:
+        if self._machines.cluster is not None or len(self._machines.layout.machines) > 1:
             self._record_machines()
         if self._machines.cluster is None:  # The devices of a cluster are known once they are leased.
             for device in self._machine.session.devices:
                 self._record_device(device, 0)
 
     def _record_machines(self) -> None:
-        machines = self._machines.layout.nodes
+        machines = self._machines.layout.machines
         for number in range(self._recorded_machines, len(machines)):
-            self._record(NodeFound(number, machines[number].name))
+            self._record(MachineFound(number, machines[number].name))
         self._recorded_machines = len(machines)
 
     def _record_device(self, device: Device, machine: int) -> None:
@@ -403,8 +403,8 @@ class Pool:
 
     def _hosts(self, spec: WorldSpec) -> tuple[str, ...]:
         """Return the name of each machine of the ranks. The name of a session's only machine is empty."""
-        machines = self._machines.layout.nodes
-        names = (machines[spec.node_of(rank)].name or gethostname() for rank in range(spec.ranks))
+        machines = self._machines.layout.machines
+        names = (machines[spec.machine_of(rank)].name or gethostname() for rank in range(spec.ranks))
         return tuple(dict.fromkeys(names))
 
     def _pass_on(self, world: PooledWorld) -> bool:
@@ -454,13 +454,13 @@ class Pool:
         spec = self._placed(WorldSpec(self._last_number, key, self._machine.argument(key.kind)), place)
         left = {machine: iter(lease.devices) for machine, lease in leases.items()}
         ranks = range(spec.ranks) if leases else ()
-        devices = tuple(next(left[spec.node_of(rank)]) for rank in ranks for _ in range(key.devices_per_rank))
+        devices = tuple(next(left[spec.machine_of(rank)]) for rank in ranks for _ in range(key.devices_per_rank))
         spec = replace(spec, devices=devices)
         if place is not None:
             self._record_machines()
         for rank in range(spec.ranks):
             for device in spec.devices_of(rank):
-                self._record_device(device, spec.node_of(rank))
+                self._record_device(device, spec.machine_of(rank))
         self._record(world_starting(spec, request.id))
         request.end_wait()
         workers = self._workers(spec.ranks)
@@ -483,14 +483,14 @@ class Pool:
         """Return `spec` with each rank's fork server, machine and address: those of `place`, else of the layout."""
         key, layout = spec.key, self._machines.layout
         if place is not None:
-            seats = tuple(Seat(node, node) for node in place.nodes)
+            seats = tuple(Seat(machine, machine) for machine in place.machines)
         elif key.grouped:
-            seats = layout.seats(key.ranks, key.nodes)
+            seats = layout.seats(key.ranks, key.machines)
         else:
             return replace(spec, servers=(key.server,))
-        nodes = tuple(seat.node for seat in seats)
-        addresses = tuple(layout.nodes[node].address for node in nodes) if len(set(nodes)) > 1 else ()
-        return replace(spec, servers=tuple(seat.server for seat in seats), nodes=nodes, addresses=addresses)
+        machines = tuple(seat.machine for seat in seats)
+        addresses = tuple(layout.machines[machine].address for machine in machines) if len(set(machines)) > 1 else ()
+        return replace(spec, servers=tuple(seat.server for seat in seats), machines=machines, addresses=addresses)
 
     def _release_slots(self, world: PooledWorld) -> None:
         slots = world.drop_slots()
@@ -531,7 +531,7 @@ class Pool:
             return
         pids: dict[int, list[int]] = {}
         for rank, pid in enumerate(world.pids):
-            pids.setdefault(world.spec.node_of(rank), []).append(pid)
+            pids.setdefault(world.spec.machine_of(rank), []).append(pid)
         try:
             for machine, lease in world.leases.items():
                 lease.describe(pids=pids[machine])
@@ -566,13 +566,13 @@ class Pool:
 
     def on_survivors(self, world: PooledWorld) -> None:
         """Record in the lock files which processes live on, so that no other session gets the devices."""
-        machine_of = {world.spec.server_of(rank): world.spec.node_of(rank) for rank in range(world.spec.ranks)}
+        machine_of = {world.spec.server_of(rank): world.spec.machine_of(rank) for rank in range(world.spec.ranks)}
         pids: dict[int, list[int]] = {machine: [] for machine in machine_of.values()}
         for rank, pid in world.alive.items():
-            pids[world.spec.node_of(rank)].append(pid)
+            pids[world.spec.machine_of(rank)].append(pid)
         for server, processes in world.survivors.items():
             # An MPI job has servers of its own, on this machine.
-            machine = machine_of.get(server, world.spec.node_of(0))
+            machine = machine_of.get(server, world.spec.machine_of(0))
             pids[machine] += [process.pid for process in processes]
         for machine, lease in world.leases.items():
             with suppress(LockFolderError):  # This session keeps the lease.

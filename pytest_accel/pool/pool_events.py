@@ -9,9 +9,9 @@ from pytest_accel.core.record_events import DeviceFound, RankPlace, WorldStartin
 from pytest_accel.core.world_spec import WorldSpec
 
 
-def device_found(device: Device, node: int) -> DeviceFound:
-    """Return the event for a device of a node."""
-    return DeviceFound(device.id, device.kind, device.index, device.name, node, device.memory)
+def device_found(device: Device, machine: int) -> DeviceFound:
+    """Return the event for a device of a machine."""
+    return DeviceFound(device.id, device.kind, device.index, device.name, machine, device.memory)
 
 
 def world_starting(spec: WorldSpec, request: int) -> WorldStarting:
@@ -20,7 +20,7 @@ def world_starting(spec: WorldSpec, request: int) -> WorldStarting:
     for rank in range(spec.ranks):
         devices = spec.devices_of(rank)
         ids = tuple(device.id for device in devices)
-        ranks.append(RankPlace(spec.node_of(rank), ids, _fraction(spec.share, devices)))
+        ranks.append(RankPlace(spec.machine_of(rank), ids, _fraction(spec.share, devices)))
     return WorldStarting(spec.world, request, spec.key.about, tuple(ranks))
 
 

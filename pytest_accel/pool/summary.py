@@ -14,7 +14,7 @@ from pytest_accel.core.rank_messages import FAILED_BY_HOOK
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.exit_status import LAST_OUTPUT
-from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
 
@@ -101,7 +101,7 @@ class PoolSummary:
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
     ) -> None:
         """Add an error of a rank, with its log; `end` is the exit that is the error."""
-        log = WorldInspector(self._directory, world.spec).ask(NodeInspector.logs, {rank: None}).get(rank, "")
+        log = WorldInspector(self._directory, world.spec).ask(MachineInspector.logs, {rank: None}).get(rank, "")
         if end is not None and end.is_crash:
             log, stack = split_fault(log)
         output = log[-LAST_OUTPUT:]

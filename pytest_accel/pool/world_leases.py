@@ -179,13 +179,13 @@ class WorldLeases:
             yield self._part(demand, 0, None)
             return
         layout = self._machines.layout
-        needs = key.needs([seat.node for seat in layout.seats(key.ranks, key.nodes)])
+        needs = key.needs([seat.machine for seat in layout.seats(key.ranks, key.machines)])
         for machine in layout.order(needs):
             yield self._part(demand, machine, needs[machine])
 
     def _parts_of_place(self, demand: WorldDemand, place: Place) -> list[MachineLease]:
         """Return what to lease of each machine of `place`, in the order in which it is requested."""
-        needs = demand.key.needs(place.nodes)
+        needs = demand.key.needs(place.machines)
         return [
             self._part(demand, machine, needs[machine], ",".join(place.devices[machine]))
             for machine in self._machines.layout.order(needs)

@@ -28,7 +28,7 @@ from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
-from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks, Spawn
 from pytest_accel.forkserver.server_messages import (
     FilesOpened,
@@ -47,9 +47,9 @@ from pytest_accel.pool.summary import PoolSummary
 _STACKS_BEFORE_KILL = 4.0
 """Seconds between taking the stacks of a retiring world and killing it.
 
-The tick that takes the stacks may be a second late, and ranks of this node have two seconds to write them; a rank that
-has not written its stack is asked again at the next tick. Ranks of another node may be killed first if the node answers
-slowly; their stacks are then unknown.
+The tick that takes the stacks may be a second late, and ranks of this machine have two seconds to write them; a rank
+that has not written its stack is asked again at the next tick. Ranks of another machine may be killed first if that
+machine answers slowly; their stacks are then unknown.
 """
 _REPORTING_TIMEOUT = 10.0
 """Seconds in which the fork servers, at the end of the session, must report the ranks that they have killed."""
@@ -59,7 +59,7 @@ _ANSWER_TICKS = 30
 A server that does not is stopped (SIGSTOP) or hangs.
 """
 _FIRST_JOB_SERVER = 1_000_000
-"""The number of the first fork server of an MPI job: larger than those of the nodes, which may become more."""
+"""The number of the first fork server of an MPI job: larger than those of the machines, which may become more."""
 _SESSION_ENDS = "the session ends"
 
 
@@ -99,7 +99,7 @@ class WorldObserver(Protocol):
         """Handle a world that could not be started; the manager has forgotten it."""
 
     def on_lost(self, world: PooledWorld, why: str) -> None:
-        """Handle a world that was lost while it was being started, because a fork server ended or a node was lost.
+        """Handle a world that was lost while it was being started, because a fork server ended or a machine was lost.
 
         `why` says which. The manager kills the world's remaining processes.
         """
@@ -283,11 +283,11 @@ class WorldManager:
     def _outputs(self, world: PooledWorld) -> dict[int, dict[str, Any]]:
         """Return `config.workeroutput` of the ranks that have ended their sessions; empty for those elsewhere.
 
-        The inspector of another node may take seconds to answer.
+        The inspector of another machine may take seconds to answer.
         """
         ended = {rank for rank, end in world.exits.items() if end.status in (RETIRED, FAILED_BY_HOOK)}
         here = {rank: None for rank in ended if not world.spec.is_remote(rank)}
-        found = NodeInspector(self.directory, world.spec.world).outputs(here)
+        found = MachineInspector(self.directory, world.spec.world).outputs(here)
         return {rank: found.get(rank, {}) for rank in ended}
 
     def watch_exit(self, number: int, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
@@ -405,10 +405,10 @@ class WorldManager:
         """Handle the end of a fork server, with which its ranks end. Called with the lock held.
 
         The drivers return the worlds in use. All others with such ranks are killed, and those that were being started
-        are reported to the observer. `loss` says why the server's node counts as lost, with its name.
+        are reported to the observer. `loss` says why the server's machine counts as lost, with its name.
         """
         ended = [world for world in self._forked_worlds() if number in world.spec.server_numbers]
-        end = RankExit(ExitCause.SERVER_ENDED) if loss is None else RankExit(ExitCause.NODE_LOST, about=loss)
+        end = RankExit(ExitCause.SERVER_ENDED) if loss is None else RankExit(ExitCause.MACHINE_LOST, about=loss)
         for world in ended:
             _mark_dead(world, number, end)  # Before the slow cleanup, since the drivers wait for it.
         self._summary.add_left(kill_marked(self.directory, number))
@@ -421,10 +421,10 @@ class WorldManager:
             if world.state is WorldState.KILLED:
                 self._kill_after(world, 0.0)
             else:
-                self.kill(world, "its fork server has ended" if loss is None else f"its node is lost: {loss}")
+                self.kill(world, "its fork server has ended" if loss is None else f"its machine is lost: {loss}")
         for world in starting:
             why = f"the fork server ended twice while starting a world\n{self.server_log((number,))}"
-            self._observer.on_lost(world, why if loss is None else f"a node of this session is lost: {loss}")
+            self._observer.on_lost(world, why if loss is None else f"a machine of this session is lost: {loss}")
 
     def _forked_worlds(self) -> list[PooledWorld]:
         """Return the worlds whose ranks come from the session's fork servers."""
@@ -476,7 +476,7 @@ class WorldManager:
         """Record the stacks of the ranks that still run, unless they are known."""
         unknown = {rank: pid for rank, pid in world.alive.items() if not world.stacks.get(rank)}
         if unknown:
-            world.record_stacks(WorldInspector(self.directory, world.spec).ask(NodeInspector.stacks, unknown))
+            world.record_stacks(WorldInspector(self.directory, world.spec).ask(MachineInspector.stacks, unknown))
 
     def server_log(self, numbers: Iterable[int]) -> str:
         """Return the end of the log of each of these fork servers."""

@@ -123,8 +123,10 @@ def _use_world_store(context: RankContext, port: int) -> None:
                 return original(hostname, named_port, rank, world_size, timeout, *options, **named)
         flight_recorder.start(context)
         served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
-        node = context.spec.node_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
-        place = f"init/{context.tests}/{node}/{named_port}/{world_size}"
+        machine = (
+            context.spec.machine_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
+        )
+        place = f"init/{context.tests}/{machine}/{named_port}/{world_size}"
         turn = served.add(f"{place}/turns/{rank}", 1)
         return dist.PrefixStore(f"{place}/{turn}", served)
 
@@ -237,8 +239,8 @@ def wait_for_other_ranks(context: RankContext) -> None:
             store.wait([f"ended/{rank}" for rank in range(1, context.spec.ranks)], _END_TIMEOUT)
 
 
-def nodes_without_shared_folder(context: RankContext) -> list[str]:
-    """Return the names of the nodes that do not share a file system with the driver's node, as their ranks reported."""
+def machines_without_shared_folder(context: RankContext) -> list[str]:
+    """Return the names of the machines that share no file system with the driver's, as their ranks reported."""
     __tracebackhide__ = True
     assert context.signed_store is not None
     ranks = range(context.spec.ranks) if context.spec.addresses else ()

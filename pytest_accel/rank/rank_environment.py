@@ -35,8 +35,8 @@ def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
         # If each rank has its own mask, its device is number 0, as under torchrun's --virtual-local-rank.
         "LOCAL_RANK": "0" if spec.key.visible == "rank" else str(neighbours.index(rank)),
         "LOCAL_WORLD_SIZE": str(len(neighbours)),
-        "GROUP_RANK": str(spec.node_rank(rank)),
-        "GROUP_WORLD_SIZE": str(spec.node_count),
+        "GROUP_RANK": str(spec.machine_rank(rank)),
+        "GROUP_WORLD_SIZE": str(spec.machine_count),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": size,

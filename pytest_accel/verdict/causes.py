@@ -79,14 +79,14 @@ class OutsideCause(Enum):
     DEVICE_LOST = "device lost"
     OUT_OF_MEMORY = "out of memory"
     SERVER_LOST = "server lost"
-    NODE_LOST = "node lost"
+    MACHINE_LOST = "machine lost"
 
 
 _KILLED = exited(-signal.SIGKILL)
 _DEATHS = {
     ExitCause.OUT_OF_MEMORY: OutsideCause.OUT_OF_MEMORY,
     ExitCause.SERVER_ENDED: OutsideCause.SERVER_LOST,
-    ExitCause.NODE_LOST: OutsideCause.NODE_LOST,
+    ExitCause.MACHINE_LOST: OutsideCause.MACHINE_LOST,
 }
 _ERRORS = (
     "uncorrectable ECC error encountered",  # cudaErrorECCUncorrectable.

@@ -53,11 +53,11 @@ FAILED_MESSAGE = "a point-to-point operation of the test failed, and its connect
 _OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
 _EXITS = {
     ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
-    ExitCause.NODE_LOST: "lost with the machine",
+    ExitCause.MACHINE_LOST: "lost with the machine",
     ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
     ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
 }
-_PASSIVE = frozenset((ExitCause.NODE_LOST, ExitCause.LOCK_LOST))
+_PASSIVE = frozenset((ExitCause.MACHINE_LOST, ExitCause.LOCK_LOST))
 """The causes whose text is a participle."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
@@ -132,7 +132,7 @@ def retried(message: str, cause: OutsideCause) -> str:
         OutsideCause.DEVICE_LOST: "a device was lost",
         OutsideCause.OUT_OF_MEMORY: "a rank was killed: out of memory",
         OutsideCause.SERVER_LOST: "the fork server was lost",
-        OutsideCause.NODE_LOST: "a node was lost",
+        OutsideCause.MACHINE_LOST: "a machine was lost",
     }
     return f"{message} ({causes[cause]})"
 

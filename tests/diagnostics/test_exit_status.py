@@ -72,7 +72,7 @@ def start() -> Iterator[Start]:
 @pytest.mark.parametrize(("status", "crash"), [(-signal.SIGSEGV, True), (-signal.SIGKILL, False), (11, False)])
 def test_a_crash_is_an_exit_by_a_signal_of_the_fault_handler(status: int, crash: bool) -> None:
     assert exited(status).is_crash is crash
-    assert not RankExit(ExitCause.NODE_LOST).is_crash
+    assert not RankExit(ExitCause.MACHINE_LOST).is_crash
 
 
 def test_tail_returns_the_end_of_a_log(tmp_path: Path) -> None:

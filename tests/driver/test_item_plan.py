@@ -13,12 +13,12 @@ from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
-from pytest_accel.pool.placement import HERE, ForkServer, Layout, Node
+from pytest_accel.pool.placement import HERE, ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
 SERVERS = tuple(ForkServer(number, 1) for number in range(4))
-TWO_NODES = Layout((Node("one", "10.0.0.1", SERVERS[:2]), Node("two", "10.0.0.2", SERVERS[2:])))
+TWO_NODES = Layout((RankMachine("one", "10.0.0.1", SERVERS[:2]), RankMachine("two", "10.0.0.2", SERVERS[2:])))
 QUARTER = Share(fraction=0.25)
 
 

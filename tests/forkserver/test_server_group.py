@@ -17,7 +17,7 @@ from pytest_accel.forkserver.server_messages import KillWorld, RankExited, Serve
 from tests.deadline import scaled
 from tests.forkserver.fake_server import Calls, FakeServer, session
 
-SPEC = WorldSpec(7, WorldKey("cpu", None, 2, grouped=True, devices_per_rank=0), servers=(0, 1), nodes=(0, 1))
+SPEC = WorldSpec(7, WorldKey("cpu", None, 2, grouped=True, devices_per_rank=0), servers=(0, 1), machines=(0, 1))
 NOTE = ServerNote("the messages before this one have been handled")
 
 

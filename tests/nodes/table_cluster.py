@@ -82,7 +82,7 @@ class TableCluster:
     def release(self, place: Place) -> None:
         with self._lock:
             self.released.append(place.request_id)
-            for node in place.nodes:
+            for node in place.machines:
                 if node in self._free:
                     self._free[node].ranks += 1
             for node, devices in place.devices.items():
@@ -122,7 +122,7 @@ class TableCluster:
 
     def _find(self, request: _Request) -> Place | None:
         key = request.key
-        ranks_per_node = -(-key.ranks // key.nodes)
+        ranks_per_node = -(-key.ranks // key.machines)
         per_rank = 0 if key.need is None else key.devices_per_rank
         nodes: list[int] = []
         devices: dict[int, tuple[str, ...]] = {}
@@ -155,7 +155,7 @@ class Agents:
 
     def start(self) -> int:
         """Start the agent of the next node, wait until it has joined, and return its number."""
-        number = len(self.nodes.layout.nodes)
+        number = len(self.nodes.layout.machines)
         self.processes[number] = start_agent(self.nodes.expect(number, f"node-{number}", "127.0.0.1").line())
         joined: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.nodes.when_joined(number, lambda: joined.put(""), joined.put)

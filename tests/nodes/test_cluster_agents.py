@@ -110,7 +110,7 @@ def test_an_agent_ends_with_its_starter() -> None:
     lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     agents.nodes.on_lost = lambda number, why: lost.put((number, why))
     first, second = agents.start(), agents.start()
-    assert agents.nodes.layout.nodes[second].address
+    assert agents.nodes.layout.machines[second].address
     status = Path(f"/proc/{agents.processes[second].pid}/status")
     if status.exists():
         ignored = next(line for line in status.read_text().splitlines() if line.startswith("SigIgn"))
@@ -122,7 +122,7 @@ def test_an_agent_ends_with_its_starter() -> None:
     assert agents.close() == {first: 1, second: 0}
     assert lost.empty()
     # The number of a lost node stays in use.
-    assert [node.name for node in agents.nodes.layout.nodes[1:]] == ["node-1", "node-2"]
+    assert [node.name for node in agents.nodes.layout.machines[1:]] == ["node-1", "node-2"]
 
 
 def test_waiting_for_agents_fails_after_an_error_in_the_port_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.pool.placement import HERE, ForkServer, Layout, Node
+from pytest_accel.pool.placement import HERE, ForkServer, Layout, RankMachine
 
 
 def layout(*servers: tuple[int, ...], capacity: int | None = 1) -> Layout:
     """Return a layout of nodes with these fork servers. The driver's node is the first."""
     return Layout(
         tuple(
-            Node(f"node-{number}", f"10.0.0.{number}", tuple(ForkServer(one, capacity) for one in each))
+            RankMachine(f"node-{number}", f"10.0.0.{number}", tuple(ForkServer(one, capacity) for one in each))
             for number, each in enumerate(servers)
         )
     )
@@ -49,8 +49,8 @@ def test_ranks_are_distributed_evenly_over_as_few_nodes_as_possible(
     seats = machines.seats(ranks, nodes)
 
     assert tuple(seat.server for seat in seats) == servers
-    assert all(seat.server in machines.nodes[seat.node].server_numbers for seat in seats)
-    assert len({seat.node for seat in seats}) >= nodes
+    assert all(seat.server in machines.machines[seat.machine].server_numbers for seat in seats)
+    assert len({seat.machine for seat in seats}) >= nodes
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def session(machines: RayMachines, surroundings: Surroundings) -> Iterator[Clust
 
 
 def gpus(ranks: int, *, nodes: int = 1, name: str | None = None, kind: str = "sim") -> WorldKey:
-    return WorldKey(kind, DeviceNeed(ranks, kind, name=name), ranks, True, devices_per_rank=1, nodes=nodes)
+    return WorldKey(kind, DeviceNeed(ranks, kind, name=name), ranks, True, devices_per_rank=1, machines=nodes)
 
 
 def processes_with(surroundings: Surroundings, part: str) -> list[psutil.Process]:
@@ -117,15 +117,16 @@ def agents(surroundings: Surroundings) -> list[psutil.Process]:
 
 def test_places_have_devices_of_their_own_on_nodes_whose_agents_have_joined(session: ClusterUser) -> None:
     pair = session.place(gpus(2))
-    (node,) = set(pair.nodes)
-    assert pair.nodes == (node, node)
+    (node,) = set(pair.machines)
+    assert pair.machines == (node, node)
     assert len(pair.devices[node]) == 2
-    assert session.nodes.layout.nodes[node].address
+    assert session.nodes.layout.machines[node].address
     spread = session.place(gpus(3, nodes=2))
-    first, second = dict.fromkeys(spread.nodes)
+    first, second = dict.fromkeys(spread.machines)
     assert first < second
-    assert spread.nodes in ((first, first, second), (first, second, second))
-    assert [len(spread.devices[one]) for one in (first, second)] == [spread.nodes.count(one) for one in (first, second)]
+    assert spread.machines in ((first, first, second), (first, second, second))
+    for one in (first, second):
+        assert len(spread.devices[one]) == spread.machines.count(one)
     used = [(one, device) for place in (pair, spread) for one, ids in place.devices.items() for device in ids]
     assert len(used) == len(set(used)) == 5
     assert set(session.nodes.spawns) == {0, first, second}
@@ -139,7 +140,7 @@ def test_a_released_place_is_kept_for_a_world_of_the_same_shape(machines: RayMac
             _, answers = other.request(gpus(4))
             assert other.waits.get(timeout=TIMEOUT).startswith("4 GPU on one node of the Ray cluster")
             again = session.place(gpus(4))
-            assert (again.nodes, again.devices) == (before.nodes, before.devices)
+            assert (again.machines, again.devices) == (before.machines, before.devices)
             assert again.request_id != before.request_id
         assert isinstance(answers.get(timeout=TIMEOUT), Place)
 
@@ -155,7 +156,7 @@ def test_a_request_waits_until_there_is_room(session: ClusterUser) -> None:
     session.cluster.release(places[0])  # It was kept for a world with 4 devices, but this request needs it.
     found = answers.get(timeout=TIMEOUT)
     assert isinstance(found, Place)
-    assert set(found.nodes) == set(places[0].nodes)
+    assert set(found.machines) == set(places[0].machines)
     assert cancelled.empty()
 
 
@@ -177,11 +178,11 @@ def test_an_agent_that_has_ended_is_replaced(session: ClusterUser, surroundings:
     place = session.place(gpus(4))
     (agent,) = agents(surroundings)
     agent.kill()
-    assert lost.get(timeout=TIMEOUT)[0] == place.nodes[0]
+    assert lost.get(timeout=TIMEOUT)[0] == place.machines[0]
     session.cluster.release(place)
     again = session.place(gpus(4))
-    assert again.devices[again.nodes[0]] == place.devices[place.nodes[0]]
-    assert again.nodes[0] == place.nodes[0] + 1
+    assert again.devices[again.machines[0]] == place.devices[place.machines[0]]
+    assert again.machines[0] == place.machines[0] + 1
 
 
 def test_a_failure_names_the_node_whose_agent_does_not_join(
@@ -195,7 +196,7 @@ def test_a_failure_names_the_node_whose_agent_does_not_join(
         patch.setattr(session.nodes, "expect", lambda *given: replace(expect(*given), port=1))
         assert session.failure(gpus(4)) == f"the agent on {name} has not joined within 2 s"
     # The two attempts have used the numbers 1 and 2, and hold no GPUs.
-    assert session.place(gpus(4)).nodes == (3,) * 4
+    assert session.place(gpus(4)).machines == (3,) * 4
 
 
 def test_nodes_join_and_leave(session: ClusterUser, machines: RayMachines) -> None:
@@ -206,11 +207,11 @@ def test_nodes_join_and_leave(session: ClusterUser, machines: RayMachines) -> No
     lost: queue.SimpleQueue[int] = queue.SimpleQueue()
     session.nodes.on_lost = lambda number, _: lost.put(number)
     node.kill()
-    assert lost.get(timeout=TIMEOUT) == place.nodes[0]
+    assert lost.get(timeout=TIMEOUT) == place.machines[0]
     eventually("the report of Ray", lambda: len(session.cluster.nodes) == 3)
     session.cluster.release(place)
     assert session.failure(gpus(7)).startswith("needs 7 GPU on one node")
-    assert session.place(gpus(4)).nodes[0] != place.nodes[0]
+    assert session.place(gpus(4)).machines[0] != place.machines[0]
 
 
 def test_requests_fail_if_the_helper_dies(session: ClusterUser, surroundings: Surroundings) -> None:

@@ -29,7 +29,7 @@ def machine(accel: str, nodes: Sequence[RayNode] = NODES, *, can_scale: bool = F
 
 
 def key(count: int, kind: str = "sim", nodes: int = 1) -> WorldKey:
-    return WorldKey(kind, DeviceNeed(count, kind), count, True, devices_per_rank=1, nodes=nodes)
+    return WorldKey(kind, DeviceNeed(count, kind), count, True, devices_per_rank=1, machines=nodes)
 
 
 def test_all_nodes_are_one_machine() -> None:

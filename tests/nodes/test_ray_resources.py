@@ -25,7 +25,7 @@ def devices_key(
 ) -> WorldKey:
     sets = ranks if share is not None and together else 1
     need = DeviceNeed(ranks * per_rank, kind, share=share, sets=sets, name=name)
-    return WorldKey(kind, need, ranks, grouped, devices_per_rank=per_rank, nodes=nodes)
+    return WorldKey(kind, need, ranks, grouped, devices_per_rank=per_rank, machines=nodes)
 
 
 def node(name: str, amount: float, resource: str = "GPU", **labels: str) -> RayNode:
@@ -46,7 +46,7 @@ def bundles_for(key: WorldKey, *nodes: RayNode, models: tuple[str, ...] = ()) ->
         pytest.param(devices_key(4, nodes=2), "2 GPU on each of 2 nodes", id="even"),
         pytest.param(devices_key(kind="tpu"), "1 TPU on one node", id="tpu"),
         pytest.param(devices_key(2, kind="neuron"), "2 neuron_cores on one node", id="neuron"),
-        pytest.param(WorldKey("cpu", None, 5, True, nodes=2), "3 and 2 CPU on 2 nodes", id="cpu"),
+        pytest.param(WorldKey("cpu", None, 5, True, machines=2), "3 and 2 CPU on 2 nodes", id="cpu"),
         pytest.param(devices_key(share=Share(fraction=0.25)), "0.25 GPU on one node", id="share"),
         pytest.param(devices_key(3, share=Share(fraction=1 / 3)), "1 GPU on one node", id="thirds"),
         pytest.param(devices_key(2, share=Share(fraction=1 / 3)), "0.6667 GPU on one node", id="rounded-up"),

@@ -14,7 +14,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.pool.placement import ForkServer, Layout, Node
+from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import WorldState
@@ -25,17 +25,17 @@ from tests.nodes.table_cluster import CROWDED, TableCluster
 from tests.pool.instant_worlds import use_instant_worlds
 from tests.pool.plain_workers import PlainWorkers
 
-EIGHT = WorldKey("cpu", None, 8, grouped=True, nodes=2)
+EIGHT = WorldKey("cpu", None, 8, grouped=True, machines=2)
 """A world that fills both nodes, which have room for four ranks each."""
-FOUR = WorldKey("cpu", None, 4, grouped=True, nodes=2)
-TWO = WorldKey("cpu", None, 2, grouped=True, nodes=2)
+FOUR = WorldKey("cpu", None, 4, grouped=True, machines=2)
+TWO = WorldKey("cpu", None, 2, grouped=True, machines=2)
 ON_CONTROLLER = WorldKey("cpu", None, 2, grouped=True)
 
 
 class ThreeNodes:
     """The controller's node and two nodes of a cluster."""
 
-    layout = Layout(tuple(Node(f"node-{n}", f"10.0.0.{n}", (ForkServer(n, None),)) for n in range(3)))
+    layout = Layout(tuple(RankMachine(f"node-{n}", f"10.0.0.{n}", (ForkServer(n, None),)) for n in range(3)))
 
     def __init__(self) -> None:
         self.spawns: dict[int, object] = {}
@@ -107,10 +107,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 def test_a_world_has_the_nodes_of_its_place(cluster: PooledCluster) -> None:
     driver = QueueDriver(cluster.pool)
     spec = driver.get(TWO).spec
-    assert (spec.nodes, spec.servers, spec.addresses) == ((1, 2), (1, 2), ("10.0.0.1", "10.0.0.2"))
+    assert (spec.machines, spec.servers, spec.addresses) == ((1, 2), (1, 2), ("10.0.0.1", "10.0.0.2"))
     assert driver.acquired is not None
     assert driver.acquired.hosts == ("node-1", "node-2")
-    assert driver.get(ON_CONTROLLER).spec.nodes == (0, 0)
+    assert driver.get(ON_CONTROLLER).spec.machines == (0, 0)
     assert len(cluster.table.granted) == 1
 
 
@@ -185,7 +185,7 @@ def test_a_waiting_request_is_cancelled_or_fails_with_the_reason_of_the_cluster(
     assert str(second.answers.get(timeout=60)) == f"no devices came free\n{CROWDED}"
     cluster.pool.driver_lost(first)
     assert len(cluster.table.released) == 1
-    second.request(WorldKey("cpu", None, 200, grouped=True, nodes=2))
+    second.request(WorldKey("cpu", None, 200, grouped=True, machines=2))
     assert str(second.answers.get(timeout=60)) == "no node has room for 200 ranks"
     assert cluster.states() == []
 
@@ -275,7 +275,7 @@ def test_only_the_worlds_of_a_fork_server_end_with_it(cluster: PooledCluster, lo
     (rank_exit,) = world.exits.values()
     assert list(world.exits) == [1]
     assert (rank_exit.cause, rank_exit.about) == (
-        (ExitCause.SERVER_ENDED, "") if loss is None else (ExitCause.NODE_LOST, "node-2 (its agent has ended)")
+        (ExitCause.SERVER_ENDED, "") if loss is None else (ExitCause.MACHINE_LOST, "node-2 (its agent has ended)")
     )
     assert cluster.states() == [WorldState.IN_USE, WorldState.IN_USE]
     first.release()

@@ -41,8 +41,8 @@ SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")
 ONE = WorldKey("sim", DeviceNeed(1, "sim"), 1, grouped=False, devices_per_rank=1)
 PAIR = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1)
-BOTH_NODES = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1, nodes=2)
-ON_CPU = WorldKey("cpu", None, 2, grouped=True, nodes=2)
+BOTH_NODES = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1, machines=2)
+ON_CPU = WorldKey("cpu", None, 2, grouped=True, machines=2)
 LIMIT = PhaseLimit(60.0, 60.0)
 TESTS = """
     import os
@@ -195,7 +195,7 @@ def outcomes(world: World) -> tuple[RankOutcome, ...]:
 def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: ClusterPool) -> None:
     other = DeviceLocks(default_folder())
     world = one_node.acquire(PAIR)
-    assert world.grant.spec.nodes == (1, 1)
+    assert world.grant.spec.machines == (1, 1)
     assert sorted(device_ids(world)) == ["sim-1", "sim-3"]
     one_node.run(world, "test_sum")
     world.close()
@@ -230,16 +230,16 @@ def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node:
 @pytest.mark.long
 def test_only_worlds_on_a_lost_node_end_and_later_worlds_use_the_other_nodes(two_nodes: ClusterPool) -> None:
     spread = two_nodes.acquire(BOTH_NODES)
-    assert (spread.grant.spec.nodes, device_ids(spread)) == ((1, 2), ["sim-0", "sim-2"])
+    assert (spread.grant.spec.machines, device_ids(spread)) == ((1, 2), ["sim-0", "sim-2"])
     two_nodes.run(spread, "test_sum")
     other = two_nodes.acquire(ONE)
-    assert (other.grant.spec.nodes, device_ids(other)) == ((1,), ["sim-1"])
+    assert (other.grant.spec.machines, device_ids(other)) == ((1,), ["sim-1"])
 
     two_nodes.send(spread, "test_endless")
     two_nodes.send(other, "test_endless")
     two_nodes.kill(2)
     exit_of_rank = two_nodes.wait_exit(spread, 1)
-    assert exit_of_rank == RankExit(ExitCause.NODE_LOST, about="node-2 (its agent has ended)")
+    assert exit_of_rank == RankExit(ExitCause.MACHINE_LOST, about="node-2 (its agent has ended)")
     (died,) = (outcome for outcome in outcomes(spread) if outcome.ending == "died")
     assert (died.rank, died.exit) == (1, exit_of_rank)
     assert two_nodes.pool._manager.worlds[other.number].exits == {}
@@ -249,7 +249,7 @@ def test_only_worlds_on_a_lost_node_end_and_later_worlds_use_the_other_nodes(two
 
     # The next world is on the remaining node.
     world = two_nodes.acquire(ONE)
-    assert (world.grant.spec.nodes, device_ids(world)) == ((1,), ["sim-0"])
+    assert (world.grant.spec.machines, device_ids(world)) == ((1,), ["sim-0"])
     two_nodes.run(world, "test_device")
 
     # A node that is added serves the waiting request.
@@ -259,7 +259,7 @@ def test_only_worlds_on_a_lost_node_end_and_later_worlds_use_the_other_nodes(two
     other.condition.rule_out("it runs an endless test")
     other.close()
     spread = two_nodes.get(waiting)
-    assert (spread.grant.spec.nodes, device_ids(spread)) == ((1, 3), ["sim-1", "sim-2"])
+    assert (spread.grant.spec.machines, device_ids(spread)) == ((1, 3), ["sim-1", "sim-2"])
     two_nodes.run(spread, "test_sum")
     for each in (spread, world):
         each.close()
@@ -287,7 +287,7 @@ def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_n
     two_nodes.table.add(3, ["0"])
     agent.kill()
     world = two_nodes.get(answers)
-    assert world.grant.spec.nodes == (3,)
+    assert world.grant.spec.machines == (3,)
     two_nodes.run(world, "test_passes")
     world.close()
 

@@ -89,7 +89,7 @@ class RequestsOnTwoNodes:
         return self.submitted.get(timeout=60)
 
     def _parts(self, place: Place) -> list[MachineLease]:
-        (machine,) = place.nodes
+        (machine,) = place.machines
         source = FakeSource(machine)
         self.submitted.put(source)
         return [MachineLease(source, machine, MachineDemand(machine, DEMAND, KEY.need))]
@@ -113,7 +113,7 @@ def test_requests_that_get_the_same_unfit_node_at_once_both_get_another_node(ses
     for other in others:
         other.grant()
     places = [session.answers.get(timeout=60) for _ in range(2)]
-    assert [place.nodes for place in places if isinstance(place, Place)] == [(2,), (2,)]
+    assert [place.machines for place in places if isinstance(place, Place)] == [(2,), (2,)]
     assert len(session.table.released) == 2
 
 

@@ -47,7 +47,7 @@ def test_consecutive_ranks_are_written_as_a_range(ranks: list[int], text: str) -
         (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"{{}}killed by SIGKILL: {OUT_OF_MEMORY}"),
         (RankExit(ExitCause.SERVER_ENDED), "ended with the fork server, which is gone"),
         (
-            RankExit(ExitCause.NODE_LOST, about="far (its agent has ended)"),
+            RankExit(ExitCause.MACHINE_LOST, about="far (its agent has ended)"),
             "{}lost with the machine far (its agent has ended)",
         ),
         (
@@ -99,7 +99,7 @@ def test_the_end_of_a_rank_whose_exit_status_is_unknown() -> None:
         (OutsideCause.DEVICE_LOST, "a device was lost"),
         (OutsideCause.OUT_OF_MEMORY, "a rank was killed: out of memory"),
         (OutsideCause.SERVER_LOST, "the fork server was lost"),
-        (OutsideCause.NODE_LOST, "a node was lost"),
+        (OutsideCause.MACHINE_LOST, "a node was lost"),
     ],
 )
 def test_the_reason_of_a_retry(cause: OutsideCause, text: str) -> None:

@@ -177,7 +177,7 @@ class LaunchedSession:
         clients = {client.hello.rank: client for client in self._clients}
         return {
             number: clients[min(machine.server_numbers)].leases
-            for number, machine in enumerate(self.layout.nodes)
+            for number, machine in enumerate(self.layout.machines)
             if number
         }
 
@@ -208,17 +208,17 @@ class LaunchedSession:
     @property
     def about(self) -> str:
         """A short description of the launched processes."""
-        machines = self.layout.nodes
+        machines = self.layout.machines
         where = ", ".join(f"{machine.name} ({ranks_text(machine.server_numbers)})" for machine in machines)
         return (
             self.process.about if len(machines) == 1 else f"{self.process.about} on {len(machines)} machines: {where}"
         )
 
     def _name(self, rank: int) -> str:
-        return next(machine.name for machine in self.layout.nodes if rank in machine.server_numbers)
+        return next(machine.name for machine in self.layout.machines if rank in machine.server_numbers)
 
     def _on_machine(self, rank: int) -> str:
-        return "" if rank in self.layout.nodes[0].server_numbers else f" on {self._name(rank)}"
+        return "" if rank in self.layout.machines[0].server_numbers else f" on {self._name(rank)}"
 
     def handle_sigterm(self) -> None:
         """Install a handler for SIGTERM that ends the session with a message about the cause.

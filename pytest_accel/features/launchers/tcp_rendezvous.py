@@ -36,7 +36,7 @@ from pytest_accel.features.launchers.authentication import SealedFrames, WrongSe
 from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
 from pytest_accel.features.launchers.handshakes import PENDING, Handshake, Handshakes, Refused, perform
 from pytest_accel.features.launchers.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks
-from pytest_accel.pool.placement import ForkServer, Layout, Node
+from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 
 _RETRY_INTERVAL = 0.1
 """Seconds between two attempts to connect to rank 0."""
@@ -321,11 +321,11 @@ def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemotePeer]) ->
     for one in remote:
         groups.setdefault(one.hello.machine, []).append(one)
     names = [own.host, *(group[0].hello.host for group in groups.values())]
-    machines = [Node(own.host, remote[0].own_address if remote else "", _servers([0, *sorted(local)]))]
+    machines = [RankMachine(own.host, remote[0].own_address if remote else "", _servers([0, *sorted(local)]))]
     for group in groups.values():
         name, address = group[0].hello.host, group[0].address
         shown = f"{name} ({address})" if names.count(name) > 1 else name
-        machines.append(Node(shown, address, _servers([one.hello.rank for one in group])))
+        machines.append(RankMachine(shown, address, _servers([one.hello.rank for one in group])))
     return Layout(tuple(machines))
 
 

@@ -28,7 +28,7 @@ from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.suite_code import difference, suite_code
 from pytest_accel.features.launchers.transports import TcpClientTransport
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
-from pytest_accel.pool.placement import Cluster, ForkServer, Layout, Node
+from pytest_accel.pool.placement import Cluster, ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
 _BACKLOG = 128
@@ -182,7 +182,7 @@ class ClusterMachines:
         """The cluster, set before the pool is made."""
         self.on_lost: Callable[[int, str], None] = _ignore
         """Called with the number of a machine that has joined and is lost, and the reason."""
-        self.layout = Layout((Node(platform.node(), "", (ForkServer(0, None),)),))
+        self.layout = Layout((RankMachine(platform.node(), "", (ForkServer(0, None),)),))
         """All machines so far."""
         self._settings = settings
         self._rootdir = rootdir
@@ -221,10 +221,10 @@ class ClusterMachines:
         machines reach it at `address`.
         """
         with self._lock:
-            if number != len(self.layout.nodes):
-                raise ValueError(f"machine {number}: the next machine is number {len(self.layout.nodes)}")
+            if number != len(self.layout.machines):
+                raise ValueError(f"machine {number}: the next machine is number {len(self.layout.machines)}")
             self._machines[number] = _ClusterMachine(loss=self._failure)
-            self.layout = Layout((*self.layout.nodes, Node(name, address, (ForkServer(number, None),))))
+            self.layout = Layout((*self.layout.machines, RankMachine(name, address, (ForkServer(number, None),))))
             return self._admission.expect(number)
 
     def when_joined(self, number: int, on_join: OnJoin, on_failure: OnFailure) -> None:
@@ -278,7 +278,7 @@ class ClusterMachines:
             client = AgentClient(
                 peer.hello,
                 transport,
-                self.layout.nodes[number].name,
+                self.layout.machines[number].name,
                 partial(self._agent_lost, number),
                 lambda: {**additions(os.environ, peer.hello.variables), **self._changes()},
                 stands_for_machine=True,

@@ -150,7 +150,7 @@ class Bundles:
 def demand_of(key: WorldKey) -> RayDemand:
     """Return the demand of a world of `key`; raise PlaceError if Ray does not assign devices of its kind."""
     if key.need is None:
-        return RayDemand("CPU", key.ranks, 1, key.nodes, divisible=key.grouped)
+        return RayDemand("CPU", key.ranks, 1, key.machines, divisible=key.grouped)
     if key.kind not in RESOURCES:
         raise PlaceError(f"Ray does not assign devices of kind {key.kind!r}; it assigns {', '.join(RESOURCES)}")
     # Ray divides only GPUs, and does not know their memory, so a share in bytes takes the whole device. Ranks that
@@ -161,7 +161,7 @@ def demand_of(key: WorldKey) -> RayDemand:
         resource,
         key.ranks,
         key.devices_per_rank,
-        key.nodes,
+        key.machines,
         divisible=key.grouped,
         share=key.need.share.fraction if key.need.share is not None and shared else None,
         name=key.need.name,

@@ -168,7 +168,7 @@ class _Trace:
 
 
 def _rank_name(session: Session, world: WorldLife, rank: int) -> str:
-    host = session.nodes.get(world.ranks[rank].node, session.host)
+    host = session.machines.get(world.ranks[rank].machine, session.host)
     pid = f" (pid {world.pids[rank]})" if rank < len(world.pids) else ""
     return f"world {world.number} rank {rank} on {host}{pid}"
 

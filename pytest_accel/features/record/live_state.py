@@ -52,7 +52,7 @@ class OpenRequest:
 @dataclass(slots=True)
 class _World:
     devices: frozenset[tuple[int, str]]
-    """The node and id of each device."""
+    """The machine and id of each device."""
     in_use: bool = True
     test: str = ""
     """The test that has requested the world; empty from the start of the test."""
@@ -97,13 +97,13 @@ class LiveState:
         """Update the state by an event that has happened at the time `at`."""
         match event:
             case DeviceFound():
-                self._devices.add((event.node, event.device))
+                self._devices.add((event.machine, event.device))
             case WorldRequested():
                 self.requests[event.request] = OpenRequest(event.request, event.test, at)
             case RequestEnded():
                 self.requests.pop(event.request, None)
             case WorldStarting():
-                places = frozenset((place.node, device) for place in event.ranks for device in place.devices)
+                places = frozenset((place.machine, device) for place in event.ranks for device in place.devices)
                 self._worlds[event.world] = _World(places)
             case WorldAcquired() if event.world in self._worlds:
                 self._acquire(event.world, self.requests.pop(event.request, None))

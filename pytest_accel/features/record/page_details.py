@@ -114,7 +114,7 @@ def _facts(test: TestRun, session: Session) -> Iterator[tuple[str, str]]:
                 f"{'CPU slot ' if lane.kind == 'slot' else ''}{lane.name}{'' if share == 1 else f' (share {share:g})'}"
                 for lane, share in test.lanes
             )
-            + (f" of {test.lanes[0][0].host}" if len(session.nodes) > 1 else ""),
+            + (f" of {test.lanes[0][0].host}" if len(session.machines) > 1 else ""),
         )
     if test.world is not None:
         yield "world", _world(test, test.world)

@@ -16,7 +16,7 @@ import msgspec
 
 from pytest_accel.core.record_events import (
     DeviceFound,
-    NodeFound,
+    MachineFound,
     PhaseReported,
     RankPlace,
     RequestEnded,
@@ -192,8 +192,8 @@ class Session:
     """From its first event to its last."""
     finished: SessionFinished | None = None
     """None if the session was killed."""
-    nodes: dict[int, str] = field(default_factory=dict)
-    """The names of its nodes by number."""
+    machines: dict[int, str] = field(default_factory=dict)
+    """The names of its machines by number."""
     devices: dict[Lane, DeviceFound] = field(default_factory=dict)
     worlds: list[WorldLife] = field(default_factory=list)
     tests: list[TestRun] = field(default_factory=list)
@@ -379,10 +379,10 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
     for recorded in record:
         at, event = recorded.stamp.at, recorded.event
         match event:
-            case NodeFound():
-                session.nodes[event.node] = event.name
+            case MachineFound():
+                session.machines[event.machine] = event.name
             case DeviceFound():
-                session.devices[_device(session, event.node, event.device, event.kind)] = event
+                session.devices[_device(session, event.machine, event.device, event.kind)] = event
             case WorldRequested():
                 waits[event.request] = latest_wait[event.test] = Wait(at)
             case RequestWaits() if event.request in waits:
@@ -451,11 +451,11 @@ def _place(session: Session, position: int) -> None:
         shares: dict[Lane, float] = {}
         ranks_on: dict[str, int] = {}
         for place in test.world.ranks:
-            host = session.nodes.get(place.node, session.host)
+            host = session.machines.get(place.machine, session.host)
             if not place.devices:
                 ranks_on[host] = ranks_on.get(host, 0) + 1
             for device in place.devices:
-                lane = _device(session, place.node, device)
+                lane = _device(session, place.machine, device)
                 shares[lane] = min(1.0, shares.get(lane, 0.0) + place.share)
         for host, count in ranks_on.items():
             for lane in slots.setdefault(host, _Slots(position, host)).take(count, test.span):
@@ -463,8 +463,8 @@ def _place(session: Session, position: int) -> None:
         test.lanes = tuple(shares.items())
 
 
-def _device(session: Session, node: int, device: str, kind: str = "") -> Lane:
-    """Return the lane of a device of a node. Its `kind`, if not given, is that with which the device was found."""
-    host = session.nodes.get(node, session.host)
+def _device(session: Session, machine: int, device: str, kind: str = "") -> Lane:
+    """Return the lane of a device of a machine. Its `kind`, if not given, is that with which the device was found."""
+    host = session.machines.get(machine, session.host)
     known = (lane for lane in session.devices if (lane.host, lane.name) == (host, device))
     return next(known, Lane(host, kind or "device", device))
