@@ -17,9 +17,9 @@ from benchmarks import suites
 from benchmarks.measure import PLUGINS, WITH, Effort, Figure, SessionTimes, interleaved, middle, session, torchrun
 from pytest_accel import read_record
 from pytest_accel.core.record_events import PhaseReported
-from tests.launchers import machines
-from tests.launchers.test_several_machines import torchrun as torchrun_on_both
-from tests.nodes.ray_machines import RayMachines, StartedNode, start_node
+from tests.features.launchers import machines
+from tests.features.launchers.test_several_machines import torchrun as torchrun_on_both
+from tests.features.ray.ray_machines import RayMachines, StartedNode, start_node
 
 _FIRST = 20
 """The first measured test: the tests before it start the ranks and fill caches."""

@@ -107,7 +107,7 @@ def same_width(lines: list[str]) -> str:
 
 @pytest.mark.parametrize("page", MIGRATION, ids=lambda page: page.stem)
 def test_a_migration_page_shows_both_sides(page: Path) -> None:
-    """The blocks "after" run with the other blocks of the documentation, or in tests/launchers/test_mpi_worlds.py."""
+    """The blocks "after" run with the others of the documentation, or in `launchers/test_mpi_worlds.py`."""
     (before,) = blocks(page, "python before")
     ast.parse(before)
     assert any("def test_" in block for block in blocks(page, "python") + blocks(page, "python mpi"))

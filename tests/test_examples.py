@@ -158,7 +158,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
 @pytest.mark.long
 @needs_torch(2, 6)
 def test_scripts_run_under_torchrun_and_accelerate() -> None:
-    # The tests of tests/launchers run scripts under the other launchers.
+    # The tests of tests/features/launch run scripts under the other launchers.
     output = run("examples/launchers", "--accel", "none", "-k", "not cpu or torchrun", status=0)
     output.fnmatch_lines(
         [

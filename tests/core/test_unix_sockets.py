@@ -26,7 +26,7 @@ from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
 from tests.deadline import eventually
-from tests.launchers.links import link_pair
+from tests.features.launchers.links import link_pair
 
 OTHER_USER = 1002
 """User id and group id of the other user."""

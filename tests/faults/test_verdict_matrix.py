@@ -244,7 +244,7 @@ _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 def test_the_core_rows_have_one_verdict_over_each_transport(
     suite: BackgroundSuite, options: tuple[str, ...], program: tuple[str, ...]
 ) -> None:
-    """`tests/clusters` has the same rows on a Ray cluster, and `test_several_machines.py` under torchrun on two."""
+    """`tests/features/ray` has the same rows on a Ray cluster, and `test_several_machines.py` under torchrun on two."""
     if shutil.which(program[0]) is None:
         pytest.skip(f"there is no {program[0]} here")
     suite.write("test_it.py", TESTS)

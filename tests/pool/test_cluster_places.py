@@ -21,7 +21,7 @@ from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_leases import RemoteSource
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
-from tests.nodes.table_cluster import CROWDED, TableCluster
+from tests.features.ray.table_cluster import CROWDED, TableCluster
 from tests.pool.instant_worlds import use_instant_worlds
 from tests.pool.plain_workers import PlainWorkers
 

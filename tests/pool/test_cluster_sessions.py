@@ -12,7 +12,7 @@ import pytest
 
 from tests.background_suite import BackgroundSuite
 from tests.deadline import eventually
-from tests.launchers.launcher_sessions import suites
+from tests.features.launchers.launcher_sessions import suites
 
 NO_MASKS = "MASKS = {}"
 CONFTEST = f"""
@@ -26,7 +26,7 @@ CONFTEST = f"""
     from pytest_accel import session_pool
     from pytest_accel.driver import item_plan
     from pytest_accel.settings.options import Settings
-    from tests.nodes.table_cluster import Agents, TableCluster
+    from tests.features.ray.table_cluster import Agents, TableCluster
 
     {NO_MASKS}  # The mask in the environment of a node's agent, by the number of the node.
     MADE = []

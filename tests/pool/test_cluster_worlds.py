@@ -34,7 +34,7 @@ from pytest_accel.pool.pool_service import client_here
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
-from tests.nodes.table_cluster import Agents, TableCluster
+from tests.features.ray.table_cluster import Agents, TableCluster
 from tests.pool.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")

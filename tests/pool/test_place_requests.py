@@ -16,7 +16,7 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.lease_request import MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place
-from tests.nodes.table_cluster import TableCluster
+from tests.features.ray.table_cluster import TableCluster
 
 KEY = WorldKey("sim", DeviceNeed(1, "sim"), 1, grouped=False, devices_per_rank=1)
 DEMAND = WorldDemand(KEY, Holder.here("a test"))

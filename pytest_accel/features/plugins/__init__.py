@@ -23,8 +23,8 @@ in addition to its hooks:
 - ``merge(item, report, sent)`` in the driver, for each phase in which a rank has sent data: `sent` has the data by
   rank, in the order of the ranks. It may change `report`.
 
-The bridges use pytest's hooks and the two hooks of `pytest_accel/hooks.py`. Their tests are in ``tests/bridges`` and
-``tests/other_plugins``.
+The bridges use pytest's hooks and the two hooks of `pytest_accel/hooks.py`. Their tests are in
+``tests/features/plugins``.
 """
 
 from __future__ import annotations

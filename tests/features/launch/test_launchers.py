@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.launchers import slurm
+from tests.features.launchers import slurm
 
 if TYPE_CHECKING:
     from pytest_accel.features.launch.launch_api import Launch

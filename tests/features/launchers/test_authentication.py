@@ -16,7 +16,7 @@ from pytest_accel.features.launchers.authentication import (
     prove_caller,
 )
 from pytest_accel.features.launchers.handshakes import Refused
-from tests.launchers.links import frames_pair
+from tests.features.launchers.links import frames_pair
 
 
 def take_all(frames: SealedFrames, received: bytes) -> list[bytes]:

@@ -25,7 +25,7 @@ from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallba
 from pytest_accel.forkserver.server_messages import StartFailed
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, eventually
-from tests.launchers.launcher_sessions import suites
+from tests.features.launchers.launcher_sessions import suites
 from tests.test_docs import ROOT, TORCHRUN, blocks
 
 needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.background_suite import BackgroundSuite
 from tests.deadline import eventually
-from tests.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
+from tests.features.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")

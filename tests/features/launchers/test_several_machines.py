@@ -20,14 +20,14 @@ import pytest
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.deadline import eventually
-from tests.launchers import slurm
-from tests.launchers.launcher_sessions import launched_process, suites
-from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
+from tests.features.launchers import slurm
+from tests.features.launchers.launcher_sessions import launched_process, suites
+from tests.features.launchers.machines import ADDRESSES, NAMES, Machines, machines
 from tests.run import CAUSES, Run
 from tests.torch_release import RECORDS_COLLECTIVES
 
 SECRET = "a secret that nobody guesses"
-BATCH_FILES = Path(__file__).resolve().parents[2] / "examples" / "ci" / "slurm"
+BATCH_FILES = Path(__file__).resolve().parents[3] / "examples" / "ci" / "slurm"
 
 
 @pytest.fixture

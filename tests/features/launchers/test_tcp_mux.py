@@ -19,7 +19,7 @@ from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget,
 from pytest_accel.core.struct_messages import LENGTH, encode
 from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
 from tests.deadline import eventually
-from tests.launchers.links import link_pair
+from tests.features.launchers.links import link_pair
 from tests.peers import read_all
 
 RANK = RankTarget(1, 3, 71)

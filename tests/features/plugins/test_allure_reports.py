@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
 
 pytestmark = needs("allure_pytest")
 

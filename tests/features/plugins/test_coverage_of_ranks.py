@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.other_plugins.conftest import Pair, needs
+from tests.features.plugins.conftest import Pair, needs
 
 if TYPE_CHECKING:
     from pathlib import Path

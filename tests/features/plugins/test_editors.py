@@ -24,8 +24,8 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 from tests.deadline import Deadline, scaled
-from tests.other_plugins.conftest import needs
-from tests.other_plugins.test_reporters import VSCODE_PLUGIN
+from tests.features.plugins.conftest import needs
+from tests.features.plugins.test_reporters import VSCODE_PLUGIN
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 pytestmark = needs("jax")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "jax.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jax.md"
 _REINITIALIZING = """
     import os
 

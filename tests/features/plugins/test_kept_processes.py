@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite

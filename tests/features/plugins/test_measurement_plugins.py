@@ -6,11 +6,11 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
     from tests.run import Run
 
 _WORKERS: tuple[tuple[str, ...], ...] = ((), ("-n1",))

@@ -6,11 +6,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
 
 pytestmark = needs("pytest_bdd")
 

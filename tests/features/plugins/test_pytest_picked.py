@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.other_plugins.conftest import Pair, needs
+from tests.features.plugins.conftest import Pair, needs
 
 pytestmark = needs("pytest_picked")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
 
 pytestmark = needs("pytest_recording")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tests.other_plugins.conftest import Pair, needs
+from tests.features.plugins.conftest import Pair, needs
 
 if TYPE_CHECKING:
     from tests.run import Run

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.features.plugins.refusals import REFUSALS
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
 
 _PLUGINS = {
     "pytest_arraydiff": "pytest_arraydiff.plugin",
@@ -144,7 +144,7 @@ def test_plugins_of_refusals_have_these_names() -> None:
     assert {name for name in names if importlib.util.find_spec(name) is None} == set()
 
 
-_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plugins.md"
+_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "plugins.md"
 _RESULTS = """
     import json
 

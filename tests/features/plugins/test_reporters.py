@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 from tests.run import Run
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
 
 _SUITE = """
     import logging

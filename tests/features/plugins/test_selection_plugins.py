@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
 
 _CONFTEST = """
     import os

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
     import pytest
 
     from tests.features.conftest import Suite
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
     from tests.run import Run
 
 _IGNORED_FOLDERS = ("__pycache__", ".pytest_cache", "runpytest-")

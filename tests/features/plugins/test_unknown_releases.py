@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.other_plugins.conftest import needs
+from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.other_plugins.conftest import Pair
+    from tests.features.plugins.conftest import Pair
     from tests.run import Run
 
 _CONFTEST = """

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.deadline import eventually
-from tests.nodes.ray_machines import HEAD_HOST, RayMachines
+from tests.features.ray.ray_machines import HEAD_HOST, RayMachines
 
 HEAD, WORKER = "head", "worker"
 _COMMANDS = (
@@ -17,7 +17,7 @@ _COMMANDS = (
     *(f"{node}_{what}_commands" for node in ("head", "worker") for what in ("setup", "start_ray")),
 )
 """The keys of a configuration for the commands that install and start the software on a node."""
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class AutoscaledMachines(RayMachines):
@@ -47,7 +47,7 @@ class AutoscaledMachines(RayMachines):
             **dict.fromkeys(_COMMANDS, ()),
             "provider": {
                 "type": "external",
-                "module": "tests.nodes.ray_autoscaler.ProcessProvider",
+                "module": "tests.features.ray.ray_autoscaler.ProcessProvider",
                 "disable_node_updaters": True,
                 "disable_launch_config_check": True,
                 "foreground_node_launch": True,

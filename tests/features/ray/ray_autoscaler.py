@@ -18,8 +18,8 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from tests.nodes.autoscaled_machines import HEAD, WORKER, AutoscaledMachines, identity
-from tests.nodes.ray_machines import HEAD_HOST, StartedNode, join_options, start_node
+from tests.features.ray.autoscaled_machines import HEAD, WORKER, AutoscaledMachines, identity
+from tests.features.ray.ray_machines import HEAD_HOST, StartedNode, join_options, start_node
 
 
 class ProcessProvider(NodeProvider):  # type: ignore[misc]

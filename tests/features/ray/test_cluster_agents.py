@@ -22,7 +22,7 @@ from pytest_accel.features.ray import cluster_machines
 from pytest_accel.features.ray.cluster_machines import AgentAdmission, ClusterMachines
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
-from tests.nodes.table_cluster import Agents, start_agent
+from tests.features.ray.table_cluster import Agents, start_agent
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from pytest_accel.pool.placement import Place, PlaceError
 from pytest_accel.settings.options import Settings
 from tests.conftest import Surroundings
 from tests.deadline import TIMEOUT, eventually
-from tests.nodes.ray_machines import RayMachines, needs_ray
+from tests.features.ray.ray_machines import RayMachines, needs_ray
 
-# Without --long, the session in tests/clusters covers this module's subject.
+# Without --long, the session in tests/features/ray covers this module's subject.
 pytestmark = [pytest.mark.long, needs_ray]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from pytest_accel.features.launchers.suite_code import SuiteCode, difference, suite_code
 from pytest_accel.features.ray.cluster_machines import ClusterMachines, additions
 from pytest_accel.settings.options import Settings
-from tests.nodes.table_cluster import start_agent
+from tests.features.ray.table_cluster import start_agent
 
 HERE = SuiteCode({"a.py": "1", "b.py": "2"}, {"Python": "3.11.7", "torch": "2.13.0"})
 
