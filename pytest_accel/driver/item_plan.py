@@ -130,6 +130,7 @@ def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: i
 def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resources, *, fresh: bool) -> WorldKey:
     """Return the key of a world of ranks, of which each needs `need`; `ranks` are the arguments of ``distributed``."""
     size: int = ranks.pop("world_size")
+    machines: int = ranks.pop("nodes", 1)
     per_rank: int = ranks.pop("devices_per_rank", 1)
     requested: str | None = ranks.pop("device", None)
     own = resources.machine.session_kind
@@ -143,7 +144,16 @@ def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resour
         share = need.share or _default_share(kind, resources)
         shared = share is not None and _can_use_one_device(kind, ranks, resources)
         need = replace(need, count=size * per_rank, kind=kind, share=share, sets=size if shared else 1)
-    return WorldKey(kind, need, size, grouped=True, devices_per_rank=per_rank if leased else 0, fresh=fresh, **ranks)
+    return WorldKey(
+        kind,
+        need,
+        size,
+        grouped=True,
+        devices_per_rank=per_rank if leased else 0,
+        machines=machines,
+        fresh=fresh,
+        **ranks,
+    )
 
 
 def _default_share(kind: str, resources: Resources) -> Share | None:

@@ -233,7 +233,7 @@ def test_hypothetical_devices_match_every_filter() -> None:
         ((devices(1),), resources(None), "needs 1 device; there is no accelerator in this session"),
         ((distributed(9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
         ((distributed(9, device="cpu"),), resources(), None),
-        ((distributed(9, nodes=2),), resources(), "needs 2 nodes; a session without a launcher has 1"),
+        ((distributed(9, nodes=2),), resources(), "needs 2 machines; a session without a launcher has 1"),
         ((distributed(1, launcher="mpirun"),), resources(launcher_missing="there is no mpirun"), "there is no mpirun"),
         (
             (distributed(1, launcher="mpirun"),),

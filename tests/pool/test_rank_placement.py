@@ -58,10 +58,10 @@ def test_ranks_are_distributed_evenly_over_as_few_nodes_as_possible(
     [
         (TWO, 4, 2, "mpirun", None),
         (TWO, 5, 1, "mpirun", "needs 5 ranks; mpirun has started 4"),
-        (TWO, 3, 3, "mpirun", "needs 3 nodes; mpirun has started ranks on 2"),
+        (TWO, 3, 3, "mpirun", "needs 3 machines; mpirun has started ranks on 2"),
         (HERE, 8, 1, None, None),
         (UNLIMITED, 8, 2, "ray", None),
-        (HERE, 2, 2, None, "needs 2 nodes; a session without a launcher has 1"),
+        (HERE, 2, 2, None, "needs 2 machines; a session without a launcher has 1"),
     ],
 )
 def test_shortage_names_missing_ranks_or_nodes(

@@ -99,7 +99,7 @@ def test_the_end_of_a_rank_whose_exit_status_is_unknown() -> None:
         (OutsideCause.DEVICE_LOST, "a device was lost"),
         (OutsideCause.OUT_OF_MEMORY, "a rank was killed: out of memory"),
         (OutsideCause.SERVER_LOST, "the fork server was lost"),
-        (OutsideCause.MACHINE_LOST, "a node was lost"),
+        (OutsideCause.MACHINE_LOST, "a machine was lost"),
     ],
 )
 def test_the_reason_of_a_retry(cause: OutsideCause, text: str) -> None:

@@ -66,7 +66,7 @@ def test_events_are_read_back(record: Path) -> None:
 
 def test_fields_with_default_values_are_left_out(record: Path) -> None:
     world = json.loads(record.read_text().splitlines()[1])
-    assert world["ranks"] == [{"devices": ["sim-0"], "share": 0.5}, {"node": 1, "devices": ["sim-0", "sim-1"]}]
+    assert world["ranks"] == [{"devices": ["sim-0"], "share": 0.5}, {"machine": 1, "devices": ["sim-0", "sim-1"]}]
 
 
 def test_invalid_characters_are_replaced(tmp_path: Path) -> None:
