@@ -1,8 +1,8 @@
 """Cache of the metadata of installed distributions, which is read once for all ranks.
 
 When a session starts, pytest and its plugins read the metadata of every installed distribution two or three times. The
-metadata does not change while a session runs. The fork server fills the cache, and the ranks inherit it. A test with
-``fresh=True`` then takes 0.74 of the time with 157 distributions, and 0.95 with 22 (`benchmarks/README.md`).
+metadata does not change while a session runs. The fork server fills the cache, and the ranks inherit it. A
+session of tests with ``fresh=True`` then takes 0.91 of the time with 157 distributions (`benchmarks/README.md`).
 """
 
 from __future__ import annotations

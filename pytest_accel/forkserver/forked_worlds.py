@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -58,16 +58,11 @@ class ForkedWorlds:
         session: SessionSpec,
         start_rank: Callable[[WorldSpec, int, WorldSockets], int],
         send: Callable[[object], None],
-        other_children: Callable[[], Iterable[int]],
     ) -> None:
-        """``start_rank(spec, rank, sockets)`` returns the pid of a new rank. `send` sends a message to the pool.
-
-        ``other_children()`` returns the pids of this process's children that are no ranks.
-        """
+        """``start_rank(spec, rank, sockets)`` returns the pid of a new rank. `send` sends a message to the pool."""
         self._session = session
         self._start_rank = start_rank
         self._send = send
-        self._other_children = other_children
         self._worlds: dict[int, _ForkedWorld] = {}
         self._known = children_of(os.getpid())
         """The children of this process that no rank has just left.
@@ -93,11 +88,8 @@ class ForkedWorlds:
         times = (time for world in self._worlds.values() for time in (world.deadline, world.look_at))
         return min((time for time in times if time is not None), default=None)
 
-    def start(self, spec: WorldSpec, port: int | None) -> int:
-        """Start the ranks of `spec` that belong to this server; return their number, 0 if that fails.
-
-        `port` is that of :func:`_open_sockets`.
-        """
+    def start(self, spec: WorldSpec, port: int | None) -> None:
+        """Start the ranks of `spec` that belong to this server; `port` is that of :func:`_open_sockets`."""
         world = self._worlds[spec.world] = _ForkedWorld()
         try:
             with _open_sockets(spec, self._session, port) as sockets:
@@ -110,8 +102,6 @@ class ForkedWorlds:
             if not world.ranks:  # Otherwise `reap` removes the world.
                 del self._worlds[spec.world]
             self._send(StartFailed(spec.world, text))
-            return 0
-        return len(world.ranks)
 
     def kill(self, number: int, after: float = 0.0) -> None:
         """Kill the ranks of a world after some seconds, in which they may exit by themselves."""
@@ -132,13 +122,13 @@ class ForkedWorlds:
                 if world.look_at is None and not world.survivors:
                     world.look_at = now + KILL_TIMEOUT
 
-    def reap(self, on_other: Callable[[int], None]) -> None:
+    def reap(self) -> None:
         """Collect the exit statuses of all children that have exited, and send those of ranks.
 
         What a rank has left running in its process group is killed, and so is what it has moved elsewhere, unless all
-        these ranks have retired. ``on_other(pid)`` is called for other children.
+        these ranks have retired.
         """
-        exits = self._collect_exits(on_other)
+        exits = self._collect_exits()
         if not exits:
             return
         crashed = [number for number, ended in exits.items() if any(status != RETIRED << 8 for _, status in ended)]
@@ -157,7 +147,7 @@ class ForkedWorlds:
             for rank, status in ended:
                 self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
 
-    def _collect_exits(self, on_other: Callable[[int], None]) -> dict[int, list[tuple[int, int]]]:
+    def _collect_exits(self) -> dict[int, list[tuple[int, int]]]:
         """Reap all children that have exited, and kill the process groups of ranks.
 
         Return the ranks among them with their statuses, by the number of their world.
@@ -172,7 +162,6 @@ class ForkedWorlds:
                 return exits
             number = self.world_by_pid.get(pid)
             if number is None:
-                on_other(pid)
                 continue
             world = self._worlds[number]
             exits.setdefault(number, []).append((world.ranks.pop(pid), status))
@@ -180,7 +169,7 @@ class ForkedWorlds:
 
     def _new_orphans(self) -> frozenset[int]:
         """Return the processes that ranks, which have just been reaped, have left: this process adopts them."""
-        children = children_of(os.getpid()).difference(self.world_by_pid, self._other_children())
+        children = children_of(os.getpid()).difference(self.world_by_pid)
         new = children - self._known
         self._known = children
         return new

@@ -33,13 +33,13 @@ from pytest_accel.forkserver.server_messages import ContinueRank, file_with, rea
 
 def fork_rank(
     session: SessionSpec,
-    wait_for_role: Callable[[], Role],
+    take_role: Callable[[], Role],
     close_server: Callable[[], None],
     *,
     own_group: bool,
     new_interpreter: bool = False,
 ) -> int:
-    """Fork a process, which becomes the rank that ``wait_for_role()`` returns there; return its pid.
+    """Fork a process, which becomes the rank that ``take_role()`` returns there; return its pid.
 
     ``close_server()`` closes, in the child, what only the server uses. If `own_group` is False, the child stays in the
     server's process group. With `new_interpreter`, the rank inherits none of the modules that the server has imported.
@@ -61,9 +61,10 @@ def fork_rank(
             if own_group:
                 setsid()
             close_server()
+            role = take_role()
             if new_interpreter:
-                _start_interpreter(session, wait_for_role())
-            code = _run(session, wait_for_role)
+                _start_interpreter(session, role)
+            code = _run(session, role)
         except BaseException:
             print_exc()
         finally:  # Also if print_exc() raises: the child must not go on in the server's code.
@@ -71,11 +72,11 @@ def fork_rank(
     return pid
 
 
-def _run(session: SessionSpec, wait_for_role: Callable[[], Role]) -> int:
+def _run(session: SessionSpec, role: Role) -> int:
     # Deferred: the fork server imports pytest in a block in which it notices the end of its parent.
     from pytest_accel.rank import main as rank_module
 
-    return rank_module.run(session, wait_for_role)
+    return rank_module.run(session, role)
 
 
 def _start_interpreter(session: SessionSpec, role: Role) -> NoReturn:
@@ -117,7 +118,7 @@ def main(descriptor: int) -> NoReturn:
     code = 1
     try:
         role = Role(message.spec, message.rank, socket(fileno=message.listener), store_port)
-        code = _run(message.session, lambda: role)
+        code = _run(message.session, role)
     except BaseException:
         print_exc()
     finally:

@@ -55,7 +55,6 @@ from pytest_accel.forkserver.server_messages import (
     file_with,
     read_file,
 )
-from pytest_accel.forkserver.standby import StandbyProcesses
 
 _PARENT_CHECK_INTERVAL = 0.5
 """Seconds between two checks that the parent still runs, while nobody reads the connection."""
@@ -69,10 +68,7 @@ class _Server:
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
         launched = begin.parent != begin.controller
         self._fork = partial(fork_rank, begin.spec, close_server=self._close_inherited, own_group=not launched)
-        self._standby = StandbyProcesses(begin.spec.directory, self._fork)
-        # Not on other systems: there, a socket in transit may be lost when the sender closes its own copy.
-        self._uses_standby = sys.platform == "linux" and not launched
-        self.worlds = ForkedWorlds(begin.spec, self._start_rank, partial(_send, connection), self._standby.pids)
+        self.worlds = ForkedWorlds(begin.spec, self._start_rank, partial(_send, connection))
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
         self._controller_end = prctl.end_of(begin.controller)
         self._wake_read, self._wake_write = os.pipe()
@@ -95,7 +91,7 @@ class _Server:
                     return
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
-                self.worlds.reap(self._standby.forget)
+                self.worlds.reap()
                 self.worlds.kill_overdue()
                 self.worlds.look()
                 while self.connection.poll():
@@ -104,31 +100,25 @@ class _Server:
                     except (EOFError, OSError):
                         return
                     self._handle(message)
-                self._standby.add_if_due()
 
     def _select_timeout(self) -> float | None:
         """Return the seconds until the next deadline, or None if there is none."""
-        times = [due for due in (self.worlds.due, self._standby.due) if due is not None]
-        return max(0.0, min(times) - monotonic()) if times else None
+        due = self.worlds.due
+        return None if due is None else max(0.0, due - monotonic())
 
     def _handle(self, message: object) -> None:
         if isinstance(message, StartWorld):
-            started = self.worlds.start(message.spec, message.port)
-            if started and self._uses_standby:
-                self._standby.prepare(started)
+            self.worlds.start(message.spec, message.port)
         elif isinstance(message, KillWorld) and message.world in self.worlds:
             self.worlds.kill(message.world, message.after)
 
     def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
-        role = partial(sockets.role, spec, rank)
-        if not all(is_read_later(name) for name, _ in spec.key.env):
-            return self._fork(role, new_interpreter=True)
-        return self._standby.assign(spec, rank, sockets) or self._fork(role)
+        new_interpreter = not all(is_read_later(name) for name, _ in spec.key.env)
+        return self._fork(partial(sockets.role, spec, rank), new_interpreter=new_interpreter)
 
     def _close_inherited(self) -> None:
         """Close, in a forked rank, what only the server uses."""
         self.connection.close()
-        self._standby.dismiss()
         for descriptor in (self._wake_read, self._wake_write, self._controller_end):
             if descriptor is not None:
                 os.close(descriptor)

@@ -37,17 +37,6 @@ class Serve(Struct, frozen=True):
     """The environment that an early server takes on; None: the process has been started with it."""
 
 
-class BecomeRank(Struct, frozen=True):
-    """Become the rank `rank` of a world, in a standby process. Its sockets follow the message."""
-
-    spec: WorldSpec
-    rank: int
-    port: int | None
-    """Port of the world's store, or None if it has no store."""
-    holds_store: bool
-    """True if the store's socket follows the one that listens for drivers."""
-
-
 class ContinueRank(Struct, frozen=True):
     """Continue as a rank, in an interpreter that has replaced a forked process and has inherited its descriptors."""
 
@@ -144,7 +133,7 @@ class PreloadFailed(Struct, frozen=True):
 
 
 @contextmanager
-def file_with(message: Serve | BecomeRank | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
+def file_with(message: Serve | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
     """Provide an unnamed file in `directory` that contains `message`, for :func:`read_file` in a new process."""
     with TemporaryFile(dir=directory) as file:
         dump(message, file)

@@ -9,7 +9,6 @@ import random
 import signal
 import struct
 import sys
-from collections.abc import Callable
 from multiprocessing import connection, process
 from os import getpid
 from pickle import dump
@@ -34,21 +33,21 @@ from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.context import RankContext
 
 
-class _RoleWaiter:
-    """Pytest plugin of a rank that waits for the rank's role. pytest has then loaded its own plugins, but no others."""
+class _RankStart:
+    """Pytest plugin that makes this process its rank. pytest has then loaded its own plugins, but no others."""
 
-    def __init__(self, session: SessionSpec, wait_for_role: Callable[[], Role]) -> None:
+    def __init__(self, session: SessionSpec, role: Role) -> None:
         self.plugin: rank_plugin.RankPlugin | None = None
         self.args = list(session.args)
         """The list passed to `pytest.main`, which pytest has not read yet when it registers this plugin."""
         self._session = session
-        self._wait_for_role = wait_for_role
+        self._role = role
         self._stack_file: IO[str] | None = None
         """The file for stacks, kept open until the process exits."""
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
-        """Wait for the role and apply it. pytest calls this hook first, when it registers this plugin."""
-        session, (spec, rank, listener, store_port) = self._session, self._wait_for_role()
+        """Take on the role. pytest calls this hook first, when it registers this plugin."""
+        session, (spec, rank, listener, store_port) = self._session, self._role
         log.start(f"rank {rank} of world {spec.world}")
         log.step("starts; its parent is process %d", os.getppid())
         rank_log.redirect(session, spec.world, rank)
@@ -72,8 +71,8 @@ class _RoleWaiter:
         self.plugin.register(pluginmanager)
 
 
-def run(session: SessionSpec, wait_for_role: Callable[[], Role]) -> int:
-    """Run this process as the rank that `wait_for_role` returns; return the exit status of the process."""
+def run(session: SessionSpec, role: Role) -> int:
+    """Run this process as the rank with this `role`; return the exit status of the process."""
     block_flight_signal()
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until the stack file is open: the default action is to terminate.
     prctl.become_subreaper()
@@ -86,10 +85,10 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role]) -> int:
     process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
     _reseed()
     _yield_to_driver()
-    waiter = _RoleWaiter(session, wait_for_role)
-    code = pytest.main(waiter.args, plugins=[waiter])
+    start = _RankStart(session, role)
+    code = pytest.main(start.args, plugins=[start])
     log.step("its pytest session has ended with status %d", code)
-    plugin = waiter.plugin
+    plugin = start.plugin
     if plugin is None:
         return int(code)
     if not plugin.served:

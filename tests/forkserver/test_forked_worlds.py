@@ -39,7 +39,7 @@ class Processes:
         self.sent: list[Any] = []
         self.limit = 100
         spec = SessionSpec((), "/", (), directory, "/", (), (), (), (), (), False)
-        self.worlds = ForkedWorlds(spec, self.start_rank, self.sent.append, list)
+        self.worlds = ForkedWorlds(spec, self.start_rank, self.sent.append)
 
     def start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
         if len(self.started) >= self.limit:
@@ -56,9 +56,9 @@ class Processes:
             raise ChildProcessError
         return self.exits.pop(0)
 
-    def start(self, number: int, ranks: int = 2) -> int:
+    def start(self, number: int, ranks: int = 2) -> None:
         key = WorldKey("cpu", None, ranks, grouped=True, devices_per_rank=0)
-        return self.worlds.start(WorldSpec(number, key), None)
+        self.worlds.start(WorldSpec(number, key), None)
 
 
 @pytest.fixture
@@ -77,18 +77,17 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
 
 def test_a_world_exists_until_its_last_rank_is_reaped(processes: Processes) -> None:
     worlds = processes.worlds
-    assert processes.start(7) == 2
+    processes.start(7)
     [started] = processes.sent
     assert isinstance(started, WorldStarted)
     assert (started.world, started.pids, started.port is None) == (7, (100, 101), False)
     assert worlds.world_by_pid == {100: 7, 101: 7}
-    others: list[int] = []
     processes.exits = [(101, 9), (OTHER, 0)]
-    worlds.reap(others.append)
+    worlds.reap()
     assert processes.sent[1:] == [RankExited(7, 1, exited(-9))]
-    assert (7 in worlds, others, processes.killed) == (True, [OTHER], [101])
+    assert (7 in worlds, processes.killed) == (True, [101])
     processes.exits = [(100, os.EX_OK)]
-    worlds.reap(others.append)
+    worlds.reap()
     assert processes.sent[2:] == [RankExited(7, 0, exited(0))]
     assert not worlds
 
@@ -117,14 +116,14 @@ def test_a_world_is_killed_when_its_time_is_over(processes: Processes, monkeypat
 @pytest.mark.parametrize("limit", [0, 1])
 def test_a_world_that_cannot_start_is_killed_and_ends_with_its_ranks(processes: Processes, limit: int) -> None:
     processes.limit = limit
-    assert processes.start(3) == 0
+    processes.start(3)
     [failed] = processes.sent
     assert isinstance(failed, StartFailed)
     assert "no more processes" in failed.text
     assert processes.killed == processes.started
     assert len(processes.worlds) == limit
     processes.exits = [(pid, 9) for pid in processes.started]
-    processes.worlds.reap(processes.killed.remove)
+    processes.worlds.reap()
     assert not processes.worlds
 
 
@@ -154,7 +153,7 @@ def test_a_world_exists_as_long_as_a_process_lives_that_was_killed_with_it(
     worlds.kill(1)
     worlds.look()
     processes.exits = [(100, 9)]
-    worlds.reap(processes.killed.remove)
+    worlds.reap()
     # The survivor comes first, so that the exit of the last rank does not end the world.
     survivors = Survivors(1, 0, (Survivor(71, 5.0, "sudo"),))
     assert processes.sent[1:] == [survivors, RankExited(1, 0, exited(-9))]
@@ -195,11 +194,11 @@ def test_what_a_dead_rank_has_left_is_killed(processes: Processes, monkeypatch: 
     left = {HELPER, 7}  # A process that a rank has left which ended in good order.
     monkeypatch.setattr(forked_worlds, "children_of", lambda parent: frozenset(left))
     processes.exits = [(100, RETIRED << 8)]
-    worlds.reap(processes.killed.remove)
+    worlds.reap()
     assert processes.killed == [100]
     left |= {8, TRACKER}
     processes.exits = [(101, 9)]
-    worlds.reap(processes.killed.remove)
+    worlds.reap()
     assert processes.killed == [100, 101, 8]
 
 
@@ -211,7 +210,7 @@ def test_what_a_dead_rank_has_left_is_killed_if_another_one_retires_at_the_same_
     processes.start(2, ranks=1)
     monkeypatch.setattr(forked_worlds, "children_of", lambda parent: frozenset({HELPER, 8}))
     processes.exits = [(100 + world, 9 if world == crashed else RETIRED << 8) for world in range(2)]
-    processes.worlds.reap(processes.killed.remove)
+    processes.worlds.reap()
     assert processes.killed == [100, 101, 8]
     assert [(message.world, message.rank) for message in processes.sent[2:]] == [(1, 0), (2, 0)]
     assert not processes.worlds
@@ -225,5 +224,5 @@ def test_the_files_of_a_killed_rank_are_reported_before_its_exit(
     processes.start(1, ranks=1)
     processes.worlds.kill(1)
     processes.exits = [(100, 9)]
-    processes.worlds.reap(processes.killed.remove)
+    processes.worlds.reap()
     assert processes.sent[1:] == [FilesOpened((file,)), RankExited(1, 0, exited(-9))]
