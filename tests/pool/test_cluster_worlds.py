@@ -300,5 +300,5 @@ def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: ClusterPo
     eventually("the fork server of the other node to start", lambda: two_nodes.agent(1).children(recursive=True))
     agent.kill()
     answer = answers.get(timeout=120)
-    assert str(answer) == "a node of this session is lost: node-2 (its agent has ended)"
+    assert str(answer) == "a machine of this session is lost: node-2 (its agent has ended)"
     eventually("both places to be given back", lambda: len(two_nodes.table.released) == 2)

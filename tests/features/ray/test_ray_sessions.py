@@ -253,7 +253,7 @@ def test_a_lost_node_fails_the_test_that_ran_there_or_has_it_retried_on_a_new_no
         result = session.finish()
         result.expect({"test_lost": "PASSED"})
         assert "ranks 0-1 were lost with the machine" in result.text
-        assert "(a node was lost)" in result.text
+        assert "(a machine was lost)" in result.text
         expect_free_nodes(surroundings)
         remove_folders_of_lost_nodes(surroundings)
 
