@@ -8,7 +8,7 @@ import pytest
 pytest_plugins = ["pytester"]
 pytest.register_assert_rewrite("tests.background_suite")
 
-OTHER_PLUGINS = Path(__file__).parent / "tests" / "other_plugins"
+PLUGINS = Path(__file__).parent / "tests" / "features" / "plugins"
 """Tests of other projects' plugins. Most plugins are installed only in an environment of their own."""
 
 
@@ -18,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--chaos-seed", type=int, default=None, metavar="SEED", help="which ones; shown where it fails")
     group = parser.getgroup("long", "tests that take long")
     group.addoption("--long", action="store_true", default=False, help="run the tests marked long, too")
+    group.addoption(
+        "--axe",
+        action="store_true",
+        default=False,
+        help="run all tests of the kernel without each feature",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if OTHER_PLUGINS in item.path.parents:
+        if PLUGINS in item.path.parents and {"suite", "pair"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("long")
         case = item.callspec.id if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
         item.own_markers[:] = [

@@ -78,7 +78,7 @@ class Surroundings:
         for folder, _, names in os.walk(self.temporary):  # Unlike rglob, it ignores folders that are being removed.
             for path in (Path(folder, name) for name in names if name.endswith(".lock")):
                 with contextlib.suppress(FileNotFoundError):
-                    if _is_held(path):
+                    if path.is_file() and _is_held(path):  # Opening a pipe would block.
                         found.append(f"held lock {path}: {path.read_text()}")
         new = _names(_SHARED_MEMORY) - self._shared_memory
         return found + [f"shared memory {name}" for name in sorted(new - _in_use(new))]

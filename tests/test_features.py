@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from pytest_accel.features import FEATURES
 from tests.background_suite import BackgroundSuite, suite
+from tests.run import OUTER_VARIABLES
+from tests.test_repository import KERNEL
 
 __all__ = ["suite"]
 
-PACKAGE = Path(__file__).resolve().parent.parent / "pytest_accel"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pytest_accel"
+EXAMPLES_OF = {"properties": "test_properties.py", "launch": "launchers"}
+"""The examples that use a feature."""
 FAST = {"order", "plugins"}
 """Features whose deletion is always tested: the kernel calls these in every session with marked tests."""
 
@@ -105,6 +115,34 @@ def test_the_kernel_runs_without_a_feature(
     expected = {"test_devices": "PASSED", "test_ranks": "PASSED", "test_unmarked": "PASSED"}
     expected |= dict.fromkeys(("test_dead_rank", "test_failing_rank"), "FAILED") | {"test_too_large": "SKIPPED"}
     run.expect(expected)
+
+
+@pytest.mark.parametrize("name", [one.name for one in FEATURES])
+def test_the_tests_of_the_kernel_and_the_examples_pass_without_a_feature(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    """Only with ``--axe``: the small suite above takes seconds, this takes minutes for each feature."""
+    if not request.config.getoption("--axe"):
+        pytest.skip("takes minutes: --axe runs it")
+    names = standing_on(name)
+    used = re.compile(rf"(pytest_accel|tests)[.]features[.]({'|'.join(names)})\b")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # The path of a socket in `tmp_path` would be too long.
+        copy = Path(folder, "copy")
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", PACKAGE.name))
+        without(names, copy)
+        for path in (*copy.glob("tests/*.py"), *copy.glob("tests/*/*.py")):
+            if used.search(path.read_text(encoding="utf-8")):
+                path.unlink()
+        for one in names & EXAMPLES_OF.keys():
+            path = copy / "examples" / EXAMPLES_OF[one]
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+        environment = {name: value for name, value in os.environ.items() if not OUTER_VARIABLES.match(name)}
+        environment |= {"PYTHONPATH": str(copy), "TMPDIR": folder}
+        packages = [f"tests/{one}" for one in KERNEL if Path(copy, "tests", one).is_dir()]
+        for where, arguments in ("", packages), ("examples", ["--accel", "sim:4", "--ignore=failing", "."]):
+            command = [sys.executable, "-m", "pytest", "-n", "2", "-q", *arguments]
+            run = subprocess.run(command, cwd=copy / where, env=environment, capture_output=True, text=True)
+            assert run.returncode == 0, run.stdout
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ callable that takes the text after the colon of ``--accel`` (None if there is no
 :class:`~pytest_accel.core.device.Vendor`, or raises ValueError if the text is not allowed.
 
 The table is here, and not beside the vendors, since marks and options need the names of the kinds, and the fork server
-their names in torch. None of these may load thirteen vendors.
+their names in torch. None of these may load every vendor.
 """
 
 from __future__ import annotations

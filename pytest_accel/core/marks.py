@@ -165,8 +165,8 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
 }
 """The arguments of each mark, in the order of its signature.
 
-A test's plan (`driver/item_plan.py`) passes those that it does not interpret on to the fields with the same names: of
-`DeviceNeed` for ``devices``, and of `WorldKey` for ``distributed``.
+A test's plan (`driver/item_plan.py`) takes out those that it interprets, such as ``timeout`` and ``nodes``, and passes
+the others on to the fields with the same names: of `DeviceNeed` for ``devices``, and of `WorldKey` for ``distributed``.
 """
 
 _EFFECTS = {

@@ -39,7 +39,7 @@ from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.core.truncation import read_cut
 from pytest_accel.core.unix_sockets import limit_reads
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.exit_status import tail
+from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.pyspy import native_frames
 from pytest_accel.diagnostics.python_stacks import take_stacks

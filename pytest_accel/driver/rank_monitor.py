@@ -26,8 +26,8 @@ from pytest_accel.core.unix_sockets import WRITE_TIMEOUT, is_readable
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.deadlock import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
-from pytest_accel.diagnostics.exit_status import LAST_OUTPUT
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.diagnostics.log_end import LAST_OUTPUT
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome

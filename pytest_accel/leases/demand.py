@@ -3,6 +3,7 @@
 A stage that knows more holds the demand of the stage before it: the pool's request holds a :class:`WorldDemand`, each
 :class:`MachineDemand` too, and so does the broker's queue. No stage copies fields. So an argument of a mark that
 concerns the wait for devices is a field of `WorldDemand`, and reaches the broker without a change in between.
+An argument that changes the order of requests also concerns `RequestQueue` and `Pool._pass_on`.
 """
 
 from __future__ import annotations

@@ -10,12 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 IDLE_LIMIT = 30.0
-"""Seconds for which an idle world may hold devices. Within a session, tests that need its devices end it at once, and
-sessions of this plugin publish what they wait for. The limit is for all others, which only see the memory in use: half
-a minute is longer than the pauses between tests of one key, and short enough for somebody who looks for a free device.
+"""Seconds for which an idle world that holds devices is kept; one without devices has no limit.
+
+Within a session, tests that need the devices end it at once, and sessions of this plugin publish what they wait for. The
+limit is for all others, which only see the memory in use: half a minute is longer than the pauses between tests of one
+key, and short enough for somebody who looks for a free device.
 """
 KEPT_RANKS = 16
-"""Number of idle ranks to keep. Each has a process with torch in it: some 100 MB that it does not share."""
+"""Number of idle ranks to keep; with more than eight CPU slots the pool keeps two for each slot.
+
+Each has a process with torch in it: some 100 MB that it does not share.
+"""
 WANTED = "another request waits for its devices"
 
 

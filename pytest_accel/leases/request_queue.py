@@ -65,7 +65,8 @@ class RequestQueue:
     """The waiting requests of one session in the order of arrival. Owned by the broker. Not thread-safe.
 
     Arrival times increase strictly along the queue, even if the clock is set back. So no request of the session is
-    overtaken by a later one because of what another session waits for.
+    overtaken by a later one because of what another session waits for. Sessions compare the arrival times of
+    their first requests: if one could be ahead of an earlier one, two sessions could wait for each other.
     """
 
     def __init__(self) -> None:

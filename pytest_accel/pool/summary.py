@@ -13,8 +13,8 @@ from pytest_accel.core.rank_exit import RankExit, exited
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
-from pytest_accel.diagnostics.exit_status import LAST_OUTPUT
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.diagnostics.log_end import LAST_OUTPUT
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
 

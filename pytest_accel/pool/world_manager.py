@@ -27,8 +27,8 @@ from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks, Spawn
 from pytest_accel.forkserver.server_messages import (
     FilesOpened,

@@ -4,6 +4,11 @@ Rank 0 of the launcher is the driver. Every other process runs an agent, which s
 rank that dies or hangs is replaced as without a launcher, and the launcher sees no process exit. SPMD, in which each
 launched process runs the whole session, was rejected: one dead rank would end all of it, and each rank would report.
 
+How a session starts: `core/launcher_env.py` reads the launcher's variables. `launched_session.enter` decides whether
+the processes are one session, and whether they meet over TCP (several machines) or a Unix socket. Each process writes
+what it waits for to the log of ``--accel-log``. Both ways of meeting have a timeout, after which an error names the
+missing ranks.
+
 The conversations, each of frozen structs (`core/struct_messages.py`):
 
 - the greeting, with which the processes meet: over a Unix socket on rank 0's machine (`local_rendezvous`), else over

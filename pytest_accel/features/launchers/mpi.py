@@ -32,7 +32,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.exit_status import tail
+from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.features.launch.launch_api import program_of, version_of
 from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused

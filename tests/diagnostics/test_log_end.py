@@ -13,7 +13,7 @@ import pytest
 
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.signals import STACK_SIGNAL
-from pytest_accel.diagnostics.exit_status import tail
+from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.diagnostics.python_stacks import take_stacks
 
 Start = Callable[[Path, str], "subprocess.Popen[str]"]
