@@ -60,7 +60,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("pool/lease_request", "pool/world_leases", "pool/summary", "forkserver/server_client"),
     *("leases/allocator", "leases/broker", "leases/device_locks", "leases/holder"),
     *("leases/polling", "leases/request_queue", "leases/shared_folder"),
-    *("diagnostics/inspector", "diagnostics/exit_status", "diagnostics/collectives", "diagnostics/pyspy"),
+    *("diagnostics/inspector", "diagnostics/log_end", "diagnostics/collectives", "diagnostics/pyspy"),
     *("core/connect", "core/prctl", "core/at_work"),
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 IDLE_LIMIT = 30.0
 """Seconds for which an idle world that holds devices is kept; one without devices has no limit.
 
-Within a session, tests that need the devices end it at once, and sessions of this plugin publish what they wait for. The
-limit is for all others, which only see the memory in use: half a minute is longer than the pauses between tests of one
-key, and short enough for somebody who looks for a free device.
+Within a session, tests that need the devices end it at once, and sessions of this plugin publish what they wait for.
+The limit is for all others, which only see the memory in use: half a minute is longer than the pauses between tests of
+one key, and short enough for somebody who looks for a free device.
 """
 KEPT_RANKS = 16
 """Number of idle ranks to keep; with more than eight CPU slots the pool keeps two for each slot.
