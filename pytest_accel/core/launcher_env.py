@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -56,6 +56,11 @@ class _LauncherVariables(NamedTuple):
     job: tuple[str, ...]
     distinctive: tuple[str, ...] = ()
     """Further variables, which distinguish it from other launchers."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the variables that must be set, those of rank, size and local rank first."""
+        return (self.rank, self.size, self.local_rank, self.local_size, *self.distinctive)
 
 
 OWN_RUN = "accel-"
@@ -117,26 +122,51 @@ _RANK_VARIABLE_PREFIXES = (
 def find(environ: Mapping[str, str], parent: str) -> LauncherEnv | None:
     """Return this process's place in the world that its launcher has started; None without a launcher or peers.
 
+    The innermost of several launchers counts. `parent` is that of :func:`recognized`.
+    """
+    first = next(recognized(environ, parent), None)
+    return first if first is not None and first.size > 1 else None
+
+
+def recognized(environ: Mapping[str, str], parent: str = "") -> Iterator[LauncherEnv]:
+    """Yield the place of this process in the world of each launcher that `environ` shows, the innermost launcher first.
+
     `parent` identifies the parent process. It identifies the job on this machine if the launcher sets no variable that
     does, since one parent starts all processes of a job on a machine.
     """
     for variables in _LAUNCHERS:
-        names = (variables.rank, variables.size, variables.local_rank, variables.local_size, *variables.distinctive)
-        if not all(environ.get(name) for name in names):
+        if not all(environ.get(name) for name in variables.names):
             continue
         if variables.job == _ELASTIC_JOB and environ["TORCHELASTIC_RUN_ID"].startswith(OWN_RUN):
             continue
         try:
-            rank, size, local_rank = (_number(environ[name]) for name in names[:3])
+            rank, size, local_rank = (_number(environ[name]) for name in variables.names[:3])
             local_size = _local_size(environ[variables.local_size], environ.get("SLURM_NODEID", "0"))
         except ValueError:
             continue
         job = tuple(environ[name] for name in variables.job if name in environ)
         job_parent = "" if job else parent
-        return (
-            LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, job_parent) if size > 1 else None
-        )
-    return None
+        yield LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, job_parent)
+
+
+def variables_here(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in `environ` by which launchers are recognized, with their values."""
+    return {name: environ[name] for variables in _LAUNCHERS for name in variables.names if name in environ}
+
+
+def incomplete(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return the launcher that has set some of the variables that are its own, and the names that are not set.
+
+    Of several launchers, return the one that lacks the fewest; None if there is none.
+    """
+    own = [variables for variables in _LAUNCHERS if _own(variables) & environ.keys()]
+    lacks = [(one.launcher, tuple(name for name in one.names if not environ.get(name))) for one in own]
+    return min((one for one in lacks if one[1]), key=lambda one: len(one[1]), default=None)
+
+
+def _own(variables: _LauncherVariables) -> set[str]:
+    """Return the names of the variables that no other launcher sets."""
+    return set(variables.names).difference(*(one.names for one in _LAUNCHERS if one is not variables))
 
 
 def _local_size(text: str, node: str) -> int:

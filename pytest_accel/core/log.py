@@ -1,8 +1,9 @@
 """The log of ``--accel-log FILE``: a line for each step of joining, starting, leasing, forking, running and ending.
 
 All processes of a session append to the same file: the main process, xdist's workers, fork servers, ranks, and the
-agents in other processes of a launcher. They find its path in the environment variable `VARIABLE`, which a session with
-the option sets for its children. A line has the time, the machine, the process with its role, and the step::
+agents in other processes of a launcher and on the machines of a cluster. They find its path in the environment variable
+`VARIABLE`, which a session with the option sets for its children. A line has the time, the machine, the process with
+its role, and the step::
 
     14:03:22.118 gpu-1 4711 main process: WorldStarting: world=3, about='2 on cuda', ...
     14:03:22.131 gpu-1 4790 rank 1 of world 3: forked by process 4722
@@ -15,11 +16,14 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.core import whole_file
-from pytest_accel.core.record_events import Event
+
+if TYPE_CHECKING:
+    from pytest_accel.core.record_events import Event
 
 VARIABLE = "PYTEST_ACCEL_LOG"
 """Environment variable with the path of the file. Each machine has a file of its own, unless the folder is shared."""
@@ -43,14 +47,20 @@ def start_session(config: pytest.Config, path: str | None, *, replace: bool) -> 
     """Begin to write the steps of a pytest process, until it ends; `path` is the file of ``--accel-log``, if given.
 
     With `replace`, remove an older file of that path. Raise ``pytest.UsageError`` if the file cannot be opened.
+
+    No-op for a session inside of a process that writes its steps already, such as one of pytester or of a fork server:
+    its end must not close the file.
     """
+    if is_on():
+        return
     try:
-        if path is not None:
-            before = os.environ.get(VARIABLE)
-            os.environ[VARIABLE] = os.path.realpath(config.invocation_params.dir / path)
+        before = os.environ.get(VARIABLE)
+        if wanted := path or before:
+            # An absolute path: the processes of the session may have other working directories.
+            os.environ[VARIABLE] = os.path.realpath(config.invocation_params.dir / wanted)
             config.add_cleanup(lambda: _restore(before))
-            if replace:
-                whole_file.remove(os.environ[VARIABLE])
+        if path is not None and replace:
+            whole_file.remove(os.environ[VARIABLE])
         start(os.environ.get("PYTEST_XDIST_WORKER", "main process"))
     except OSError as error:
         raise pytest.UsageError(f"--accel-log {os.environ[VARIABLE]}: cannot be opened: {error.strerror}") from None
@@ -79,6 +89,20 @@ def start(role: str) -> None:
         _logger.addHandler(handler)
 
 
+def start_here(role: str) -> str | None:
+    """Call :func:`start` in a process that a session has started; return why the file cannot be opened, or None.
+
+    A test must not fail because its machine lacks the folder of the file. So this process, and those that it starts,
+    have no log then.
+    """
+    try:
+        start(role)
+    except OSError as error:
+        path = os.environ.pop(VARIABLE)
+        return f"{path} cannot be opened: {error.strerror}"
+    return None
+
+
 def is_on() -> bool:
     """Return whether this process writes its steps."""
     return bool(_logger.handlers)
@@ -102,3 +126,10 @@ def step(text: str, *arguments: object) -> None:
     """Write the step ``text % arguments``, if there is a file."""
     if _logger.handlers:
         _logger.info(text, *arguments)
+
+
+def step_once(seen: set[str], text: str, *arguments: object) -> None:
+    """Write a step of a loop, unless an earlier round has written the same: `seen` has those."""
+    if _logger.handlers and (line := text % arguments) not in seen:
+        seen.add(line)
+        step("%s", line)

@@ -99,10 +99,13 @@ def main(descriptor: int, directory: str, controller: int, plugin_options: tuple
     The controller passes the socket on which the fork server serves, and the file with its :class:`Serve`, over the
     socket `descriptor`.
     """
+    from pytest_accel.core import log
     from pytest_accel.forkserver import preload, server
 
     connection = Connection(descriptor)
     session_folder.claim(directory)
+    log.start_here("fork server 0")
+    log.step("starts early; its parent is process %d", controller)
     gc.disable()  # As in the fork server.
     path = tuple(sys.path)
     with server.ending_with(controller, directory):

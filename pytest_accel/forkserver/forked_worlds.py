@@ -15,6 +15,7 @@ import psutil
 from pytest_accel.core import shared_memory, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT, children_of, cleans_up, kill_group, kill_tree, living, survivors
+from pytest_accel.core.log import step
 from pytest_accel.core.paths import socket_path
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import RETIRED
@@ -94,10 +95,13 @@ class ForkedWorlds:
         try:
             with _open_sockets(spec, self._session, port) as sockets:
                 for rank in sockets.listeners:
-                    world.ranks[self._start_rank(spec, rank, sockets)] = rank
+                    pid = self._start_rank(spec, rank, sockets)
+                    world.ranks[pid] = rank
+                    step("rank %d of world %d is process %d", rank, spec.world, pid)
                 self._send(WorldStarted(spec.world, tuple(world.ranks), sockets.port))
         except Exception as error:
             text = str(error) if isinstance(error, _NoLoopbackError) else traceback.format_exc()
+            step("cannot start world %d: %r", spec.world, error)
             self.kill(spec.world)
             if not world.ranks:  # Otherwise `reap` removes the world.
                 del self._worlds[spec.world]
@@ -111,9 +115,10 @@ class ForkedWorlds:
     def kill_overdue(self) -> None:
         """Kill the ranks of all worlds whose deadline has passed."""
         now = monotonic()
-        for world in self._worlds.values():
+        for number, world in self._worlds.items():
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None
+                step("kills %d ranks of world %d", len(world.ranks), number)
                 files = shared_memory.opened_by(world.ranks, self._earlier_files)
                 if files and not self._session.remote:
                     self._send(FilesOpened(tuple(files)))
@@ -164,7 +169,10 @@ class ForkedWorlds:
             if number is None:
                 continue
             world = self._worlds[number]
-            exits.setdefault(number, []).append((world.ranks.pop(pid), status))
+            rank = world.ranks.pop(pid)
+            how = "retired" if status == RETIRED << 8 else f"status {os.waitstatus_to_exitcode(status)}"
+            step("rank %d of world %d has exited: %s", rank, number, how)
+            exits.setdefault(number, []).append((rank, status))
             world.killed |= kill_group(pid)
 
     def _new_orphans(self) -> frozenset[int]:

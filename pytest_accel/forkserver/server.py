@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import platform
 import selectors
 import shutil
 import signal
@@ -25,10 +26,11 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from pytest_accel.core import prctl, session_folder
+from pytest_accel.core import log, prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_descendants
+from pytest_accel.core.log import step
 from pytest_accel.core.metadata_cache import remembered_metadata
 from pytest_accel.core.plugin_roles import published_plugins
 from pytest_accel.core.session_spec import SessionSpec
@@ -88,6 +90,7 @@ class _Server:
             while True:
                 ready = {key.fileobj for key, _ in selector.select(self._select_timeout())}
                 if self._controller_end in ready:
+                    step("the driver has exited")
                     return
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -98,6 +101,7 @@ class _Server:
                     try:
                         message = self.connection.recv()
                     except (EOFError, OSError):
+                        step("the driver has closed the connection")
                         return
                     self._handle(message)
 
@@ -133,6 +137,10 @@ def serve(descriptor: int, begin: Serve) -> NoReturn:
     """Serve the controller on the socket `descriptor`, and exit."""
     connection, spec = Connection(descriptor), begin.spec
     session_folder.claim(spec.directory)
+    no_log = log.start_here(f"fork server {spec.server}")
+    step("starts; its parent is process %d", begin.parent)
+    if no_log is not None:
+        _send(connection, ServerNote(f"the log has no steps of processes on {platform.node()}: {no_log}"))
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
@@ -140,6 +148,7 @@ def serve(descriptor: int, begin: Serve) -> NoReturn:
         import_installed(RANK_MODULES)
         problem = _load_plugins(spec)
     if problem is not None:
+        step("starts again, without pytest's plugins: their import %s", problem)
         _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {problem}"))
         # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
         start_anew(descriptor, structs.replace(begin, spec=structs.replace(spec, plugin_options=None)))
@@ -152,6 +161,7 @@ def serve(descriptor: int, begin: Serve) -> NoReturn:
             error = import_named(spec.preload)
         if spec.coverage is not None:
             import_installed(("coverage",))
+    step("has imported what ranks need" if error is None else "cannot import what accel_preload names")
     pid = getpid()
     code = 1
     try:
@@ -164,6 +174,7 @@ def serve(descriptor: int, begin: Serve) -> NoReturn:
         traceback.print_exc()
     finally:
         if getpid() == pid:  # A forked child with an error also comes here.
+            step("ends with status %d", code)
             _clean_up(spec.own_folder)
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
@@ -220,6 +231,7 @@ def ending_with(parent: int, folder: str | None) -> Iterator[None]:
 
     def check_parent(number: int, frame: object) -> None:
         if os.getppid() != parent:
+            step("its parent has exited")
             _clean_up(folder)
             _exit(1)
 

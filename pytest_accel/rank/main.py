@@ -48,7 +48,7 @@ class _RankStart:
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Take on the role. pytest calls this hook first, when it registers this plugin."""
         session, (spec, rank, listener, store_port) = self._session, self._role
-        log.start(f"rank {rank} of world {spec.world}")
+        log.start_here(f"rank {rank} of world {spec.world}")
         log.step("starts; its parent is process %d", os.getppid())
         rank_log.redirect(session, spec.world, rank)
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import sys
 from pathlib import Path
@@ -57,8 +58,19 @@ def test_the_log_has_the_steps_of_workers_fork_servers_and_ranks(suite: Backgrou
     assert in_order(
         worker, "pytest starts: ", "test_it.py::test_ranks: requests a world: ", f"{world}: connected", begins
     )
+    server = steps["fork server 0"]
     for rank in range(2):
         assert in_order(steps[f"rank {rank} of {world}"], "starts; its parent is process ", "its pytest session has")
+        forked = f"rank {rank} of {world}"
+        assert in_order(
+            server,
+            "starts; its parent is process ",
+            "has imported what ranks need",
+            f"{forked} is process ",
+            f"{forked} has exited: retired",
+            "the driver has closed the connection",
+            "ends with status 0",
+        )
 
 
 def test_the_variable_adds_the_steps_of_launched_processes_that_join(suite: BackgroundSuite) -> None:
@@ -72,11 +84,20 @@ def test_the_variable_adds_the_steps_of_launched_processes_that_join(suite: Back
     assert in_order(
         steps["process 0 of torchrun"],
         "is one of 2 processes, 2 of them on this machine",
-        "waits at ",
-        "process 1 of this machine has connected",
+        "listens at ",
+        "rank 1 of this machine has connected",
         "all processes are connected",
     )
-    assert in_order(steps["process 1 of torchrun"], "looks for process 0 at ", "is connected to process 0")
+    assert in_order(steps["process 1 of torchrun"], "looks for rank 0 at ", "is connected to rank 0")
+    assert in_order(
+        steps["process 1 of torchrun"],
+        "serves the driver",
+        "starts fork server 1: process ",
+        "the driver ends with status 0",
+        "the connection to the driver has ended",
+        "ends",
+    )
+    assert in_order(steps["fork server 1"], "starts; its parent is process ", "rank 1 of ", "ends with status 0")
 
 
 def test_a_log_that_cannot_be_opened_is_a_usage_error(suite: BackgroundSuite) -> None:
@@ -85,3 +106,14 @@ def test_a_log_that_cannot_be_opened_is_a_usage_error(suite: BackgroundSuite) ->
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     path = suite.path / "absent" / "steps.log"
     assert f"--accel-log {path}: cannot be opened: No such file or directory" in run.text
+
+
+def test_a_log_that_only_some_processes_can_open_fails_no_test(suite: BackgroundSuite) -> None:
+    suite.write("test_it.py", _TESTS)
+    absent = suite.path / "absent" / "steps.log"
+    # As on another machine, which has another path.
+    suite.write("conftest.py", f"import os\nos.environ['PYTEST_ACCEL_LOG'] = {str(absent)!r}\n")
+    run = suite.run("--accel-log=steps.log")
+    run.expect({"test_ranks": "PASSED", "test_unmarked": "PASSED"})
+    note = f"the log has no steps of processes on {platform.node()}: {absent} cannot be opened: No such file"
+    assert note in " ".join(run.text.split())

@@ -5,7 +5,8 @@ It gives ``pytest --accel-info``, and the commands ``info`` and ``doctor`` of ``
 It uses the moment `configure`. It reads the kernel's inventory, vendors and lock folder, and changes nothing: it
 imports no torch, initializes no device runtime and creates no file.
 
-- The doctor: `facts` are gathered, `checks` judges them (pure), `commands` shows the findings.
+- The doctor: `facts` are gathered, those about launchers and the `network` too; `checks` judges them (pure), and
+  `commands` shows the findings.
 - The devices of a session: `info`.
 
 Tests: ``tests/features/doctor``, and ``tests/hardware/test_nvidia_command.py`` with a simulated driver. Pages:

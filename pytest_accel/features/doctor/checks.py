@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.features.doctor.facts import PLUGINS, Kind, MachineFacts
+from pytest_accel.features.doctor.network import LauncherFacts, NetworkFacts, is_loopback
 from pytest_accel.hardware.inventory import grouped
 
 _SHARED_MEMORY = 64 * 2**20
@@ -190,6 +191,97 @@ def _memory(facts: MachineFacts) -> Iterator[_Result]:
         yield "ok", f"/dev/shm holds {format_memory(size)}, enough for {ranks}", ""
 
 
+def _launcher(facts: MachineFacts) -> Iterator[_Result]:
+    launch = facts.launch
+    shown = _assignments(launch.variables)
+    if not launch.variables:
+        yield "ok", "no launcher has started this process", ""
+    elif not launch.launchers:
+        advice = "Unset them: a launcher sets them for its processes."
+        if launch.incomplete is not None:
+            launcher, lacking = launch.incomplete
+            advice = f"{launcher} also sets {', '.join(lacking)}. Pass all of them on, or unset these."
+        yield "note", f"{shown} do not show a launcher: this process would run all tests by itself", advice
+    else:
+        first, *others = launch.launchers
+        if not (first.rank < first.size and first.local_rank < first.local_size <= first.size):
+            advice = f"Unset those that a shell exports: {first.launcher} sets them for each process."
+            yield "problem", f"the variables of {first.launcher} contradict each other: {shown}", advice
+        else:
+            where = f"rank {first.rank} of {first.size} under {first.launcher}, {first.local_size} on this machine"
+            outer = [one for one in others if (one.rank, one.size) != (first.rank, first.size)]
+            within = "".join(f"; within {one.launcher}: rank {one.rank} of {one.size}" for one in outer)
+            yield "ok", where + within, ""
+        expected = {"RANK": str(first.rank), "WORLD_SIZE": str(first.size)}
+        differ = {name: value for name, value in launch.variables.items() if value != expected.get(name, value)}
+        if differ:
+            what = f"{_assignments(differ)} is not what {first.launcher} says"
+            yield "note", what, "Unset it: scripts that read it disagree with the launcher."
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in variables.items())
+
+
+def _programs(facts: MachineFacts) -> Iterator[_Result]:
+    installed = facts.launch.installed
+    found = [f"{name} {version}" for name, version in installed.items() if version is not None]
+    absent = [name for name, version in installed.items() if version is None]
+    without = f"; not installed: {', '.join(absent)}" if absent else ""
+    yield "ok", f"launchers: {', '.join(found) or 'none'}{without}", ""
+
+
+def _network(facts: MachineFacts) -> Iterator[_Result]:
+    network, launch = facts.network, facts.launch
+    bad: State = "problem" if launch.joins_machines else "note"
+    matters: State = "problem" if launch.joins_machines else "ok"
+    if not network.address:
+        yield matters, "this machine has only loopback: no other machine can reach it", ""
+    else:
+        what = f"other machines reach this one at {network.address} ({network.interface})"
+        known = network.address in network.named
+        if not known:
+            what += f"; its name {network.name} has {', '.join(network.named) or 'no address'} here"
+        yield "note" if launch.joins_machines and not known else "ok", what, ""
+    if network.no_port is not None:
+        yield bad, f"no port can be opened here: {network.no_port}", "Choose another MASTER_PORT."
+    if any(network.master):
+        address, port = network.master
+        state, what, advice = _meeting(network, launch, bad)
+        yield state, f"MASTER_ADDR={address!r} MASTER_PORT={port!r}: {what}", advice
+    elif launch.joins_machines:
+        what = "MASTER_ADDR and MASTER_PORT are not set, and the processes are on several machines"
+        yield "problem", what, "Export an address of rank 0's machine, and a free port there, to all processes."
+
+
+def _meeting(network: NetworkFacts, launch: LauncherFacts, bad: State) -> _Result:
+    """Judge the address where the processes of a launcher meet; `bad` is the state of what keeps them from it."""
+    advice = "MASTER_ADDR must be an address of rank 0's machine that all machines reach, and MASTER_PORT a free port."
+    if not network.answer:
+        return bad, "there is no such address or port", advice
+    if launch.joins_machines and all(map(is_loopback, network.meeting)):
+        return bad, f"{network.meeting[0]} is loopback, at which other machines reach themselves", advice
+    if launch.joins_machines and launch.launchers[0].rank == 0 and not network.here:
+        return bad, "another machine, although rank 0 is here", advice
+    if network.answer == "answers":
+        if network.here:
+            return (
+                "note",
+                "in use: a process listens there",
+                "If neither a session waits nor torchrun runs, another program has the port.",
+            )
+        return "ok", "a process listens there, and can be reached", ""
+    if network.here:
+        return "ok", "this machine, and the port is free", ""
+    if network.answer == "refused":
+        return (
+            "note",
+            "the machine can be reached, and nothing listens there",
+            "While a session waits, rank 0 must listen there.",
+        )
+    return bad, f"cannot be reached: {network.answer}", f"{advice} See also the firewalls."
+
+
 def _weight(facts: MachineFacts, kind: str) -> State:
     """Return the state of a finding about `kind`: a note if the session does not use this kind, else a problem."""
     return "problem" if facts.accel in ("auto", kind) else "note"
@@ -210,4 +302,7 @@ _CHECKS: dict[str, Callable[[MachineFacts], Iterator[_Result]]] = {
     "forks": _forks,
     "locks": _locks,
     "memory": _memory,
+    "launcher": _launcher,
+    "programs": _programs,
+    "network": _network,
 }

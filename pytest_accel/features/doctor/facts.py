@@ -26,6 +26,7 @@ from typing import Any, Literal
 from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kinds import kinds
+from pytest_accel.features.doctor.network import LauncherFacts, NetworkFacts, look_at_launch, look_at_network
 from pytest_accel.hardware.inventory import grouped
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
 from pytest_accel.hardware.sysfs import read_text
@@ -118,6 +119,8 @@ class MachineFacts:
     forks: Forks | None
     """None if torch is not installed."""
     locks: LockFolder
+    launch: LauncherFacts
+    network: NetworkFacts
     shared_memory: int | None
     """Size of ``/dev/shm`` in bytes; None on a system without it."""
 
@@ -244,6 +247,8 @@ def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = 
         kinds=tuple(look_for(kind, machine.argument(kind)) for kind in kinds()),
         forks=forks(() if settings.preload == "none" else settings.preload) if torch is not None else None,
         locks=look_at_locks(default_folder()),
+        launch=look_at_launch(),
+        network=look_at_network(),
         shared_memory=_size(Path("/dev/shm")),
     )
 

@@ -24,6 +24,7 @@ from msgspec import structs
 
 from pytest_accel.core import prctl, session_folder
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
+from pytest_accel.core.log import step
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.diagnostics.log_end import tail
@@ -99,7 +100,9 @@ class _Agent:
 
     def run(self) -> int:
         """Handle messages until the driver exits; return the exit status."""
+        step("serves the driver")
         why = self._transport.run(self._handle)
+        step("the connection to the driver has ended%s", "" if why is None else f": {why}")
         if why is not None:
             print(f"accel: the connection to the driver has ended: {why}", file=sys.stderr, flush=True)
         if self._status is None:
@@ -113,9 +116,11 @@ class _Agent:
             self._start(message)
         elif isinstance(message, KillServer):
             if self._server is not None and message.number == self._number:
+                step("kills its fork server, as the driver wants")
                 self._server.kill_tree()
         elif isinstance(message, End):
             self._status = message.status
+            step("the driver ends with status %d", message.status)
             # The driver exits first: a launcher that sees another exit status than 0 terminates all processes.
             self._transport.expect_exit(message.driver, _EXIT_TIMEOUT)
         else:
@@ -127,9 +132,11 @@ class _Agent:
             self._spec = self._own_spec(message) if self._transport.remote else message.spec
             with self._transport.connect_server(self._spec.directory) as end:
                 self._server = OwnServer.start(self._spec, end, changed_environment(message.environment))
-        except Exception:
+        except Exception as error:
+            step("cannot start a fork server: %r", error)
             self._transport.send(ServerEnded(message.number, traceback.format_exc()))
         else:
+            step("starts fork server %d: process %d", self._spec.server, self._server.process.pid)
             self._watch_server(self._server, message.number, self._spec)
 
     def _own_spec(self, message: StartServer) -> SessionSpec:
@@ -165,6 +172,7 @@ class _Agent:
         On another machine than the driver's, processes that were started by ranks and outlived them are killed, too.
         """
         server.wait(None)
+        step("fork server %d has exited: status %s", spec.server, server.process.returncode)
         if self._server is server:
             self._server = None
         log = ""
@@ -180,6 +188,7 @@ class _Agent:
             self._server.kill_tree()
             self._server.wait(KILL_TIMEOUT)
         self._lease_agent.close()
+        step("ends")
         if self._owns_folder:
             self._remove_folder()
 

@@ -42,6 +42,8 @@ class Invitation:
     """The session's secret, in hexadecimal digits."""
     rootdir: str
     """The suite's root directory. The agent sends the digests of the files below it."""
+    log: str | None = None
+    """The path of the session's log (`core/log.py`), to which the agent appends its steps; None if there is none."""
 
     def line(self) -> bytes:
         """Return the line for the agent's standard input, the inverse of :func:`read_invitation`."""

@@ -101,9 +101,14 @@ def listen(port: int, backlog: int) -> socket.socket:
 
 def own_addresses() -> list[str]:
     """Return the addresses at which other machines may reach this one."""
-    entries = [one for interface in psutil.net_if_addrs().values() for one in interface]
-    found = [one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
-    return [address for address in found if not address.startswith(("127.", "fe80:")) and address != "::1"]
+    return [address for _, address in own_interfaces()]
+
+
+def own_interfaces() -> list[tuple[str, str]]:
+    """Return :func:`own_addresses`, each after the name of its interface."""
+    entries = [(name, one) for name, interface in psutil.net_if_addrs().items() for one in interface]
+    found = [(name, one.address) for name, one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
+    return [(name, at) for name, at in found if not at.startswith(("127.", "fe80:")) and at != "::1"]
 
 
 def plain(address: str) -> str:

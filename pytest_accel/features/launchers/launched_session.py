@@ -49,12 +49,15 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     The other processes run as agents until the driver ends. `args` is pytest's own list of the arguments that it has
     not parsed yet. Raise ``pytest.UsageError`` if the processes differ in their arguments, folders or devices.
     """
+    log.start(f"process {process.rank} of {process.launcher}")
+    step("is one of %d processes, %d of them on this machine", process.size, process.local_size)
     args[:] = without_local_rank(args)
     rendezvous = None
     if process.local_size != process.size:
         try:
             rendezvous = tcp_rendezvous.read_rendezvous(os.environ, process)
         except RendezvousError as error:
+            step("cannot join: %s", error)
             raise pytest.UsageError(str(error)) from None
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
@@ -63,8 +66,6 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     hello = Hello(process.rank, os.getpid(), given, where, root, _masks(), platform.node(), machine)
     for name in of_a_rank(os.environ):
         del os.environ[name]  # This process is not a rank of a world; each world sets its own values.
-    log.start(f"process {process.rank} of {process.launcher}")
-    step("is one of %d processes, %d of them on this machine", process.size, process.local_size)
     try:
         if process.rank != 0:
             raise SystemExit(_run_agent(process, hello, rendezvous))
@@ -74,10 +75,12 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
             remote, local = tcp_rendezvous.gather(process, rendezvous, hello)
         session = LaunchedSession(process, hello, local_rendezvous.gather(process, expected=local), remote)
     except RendezvousError as error:
+        step("cannot join: %s", error)
         raise pytest.UsageError(str(error)) from None
     step("all processes are connected")
     difference = find_difference(process.launcher, [hello, *session.hellos])
     if difference is not None:
+        step("ends: %s", difference)
         session.end(int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(difference)
     return session

@@ -14,7 +14,7 @@ from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.core.log import step
+from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.struct_messages import LENGTH, encode, frame
 from pytest_accel.features.launchers import greeting
@@ -76,7 +76,7 @@ def gather(
         return []
     path = rendezvous_path(process)
     deadline = monotonic() + timeout
-    step("waits at %s for processes %s", path, ", ".join(map(str, expected)))
+    step("listens at %s; waits for %s", path, ranks_text(list(expected)))
     found: dict[int, tuple[Hello, Connection]] = {}
     with _listen(path, process) as listener, Handshakes(listener, _receive_hello, process.size) as handshakes:
         try:
@@ -85,9 +85,10 @@ def gather(
                 if met is None:
                     raise missing_ranks(process, [rank for rank in expected if rank not in found], timeout)
                 call, hello = met
-                step("process %d of this machine has connected", hello.rank)
                 if hello.rank in expected:
                     found[hello.rank] = hello, Connection(call.detach())
+                absent = [rank for rank in expected if rank not in found]
+                step("rank %d of this machine has connected%s", hello.rank, still_waits(absent))
                 call.close()
         finally:
             os.unlink(path)
@@ -103,6 +104,11 @@ def _receive_hello(call: socket.socket) -> Handshake[Hello]:
     return greeting.read((yield length), Hello)
 
 
+def still_waits(absent: Sequence[int]) -> str:
+    """Return the end of a step in the log of rank 0: for which ranks it still waits."""
+    return f"; still waits for {ranks_text(absent)}" if absent else ""
+
+
 def missing_ranks(process: LauncherEnv, ranks: Sequence[int], timeout: float) -> RendezvousError:
     """Return the error for `ranks` that did not connect within `timeout` seconds."""
     return RendezvousError(
@@ -116,16 +122,18 @@ def join(process: LauncherEnv, hello: Hello, timeout: float = TIMEOUT) -> Connec
     """Connect this rank to rank 0; return the connection. Raise :class:`RendezvousError` after `timeout` seconds."""
     path = rendezvous_path(process)
     deadline = monotonic() + timeout
-    step("looks for process 0 at %s", path)
+    seen: set[str] = set()
+    step("looks for rank 0 at %s", path)
     while True:
         try:
             with unix_sockets.connect(path) as call:
                 call.sendall(frame(encode(hello)))
-                step("is connected to process 0")
+                step("is connected to rank 0")
                 return Connection(call.detach())
         except PermissionError as error:
             raise RendezvousError(f"rank {process.rank} cannot connect to rank 0 at {path}: {error.strerror}") from None
-        except OSError:
+        except OSError as error:
+            step_once(seen, "cannot connect to rank 0 at %s: %s", path, error.strerror)
             if monotonic() >= deadline:
                 raise RendezvousError(
                     f"{process.launcher} has started {process.size} processes, and rank {process.rank} did not reach "

@@ -25,17 +25,19 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from pytest_accel.core import log
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.core.log import step
+from pytest_accel.core.log import step, step_once
+from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.features.launchers import authentication, greeting
 from pytest_accel.features.launchers.agent_messages import Hello, Meeting
 from pytest_accel.features.launchers.authentication import SealedFrames, WrongSecret
 from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
 from pytest_accel.features.launchers.handshakes import PENDING, Handshake, Handshakes, Refused, perform
-from pytest_accel.features.launchers.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks
+from pytest_accel.features.launchers.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks, still_waits
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 
 _RETRY_INTERVAL = 0.1
@@ -142,13 +144,17 @@ def gather(
     deadline = monotonic() + timeout
     remote: dict[int, RemotePeer] = {}
     local: set[int] = set()
+    absent = list(range(1, process.size))
     wrong: dict[int, str] = {}
     with _listen(where, process.size) as listener:
-        step("listens for the other processes on port %d", listener.getsockname()[1])
-        secret = where.secret
+        secret, port = where.secret, listener.getsockname()[1]
+        if log.is_on():
+            interfaces = ", ".join(map(" ".join, greeting.own_interfaces())) or "loopback only"
+            step("listens on %s at port %d of all interfaces: %s", own.host, port, interfaces)
+            step("waits for %s; MASTER_ADDR is %s", ranks_text(absent), where.address)
         if where.key is not None:
             random = secrets.token_bytes(32)
-            port = listener.getsockname()[1]
+            step("tells its addresses to the store of torchrun's agents at %s, port %d", where.address, where.port)
             value = _StoredValue(_addresses(where), port, random.hex())
             _ask_store(where, encode(value).decode(), timeout)
             secret = _mixed(random, where.secret)
@@ -158,22 +164,22 @@ def gather(
             return _greet_caller(secret, where.job, process.size, own, note)
 
         with Handshakes(listener, begin, process.size) as handshakes:
-            while len(remote) + len(local) < process.size - 1:
+            while absent:
                 met = handshakes.wait(deadline)
                 if met is None:
-                    absent = [rank for rank in range(1, process.size) if rank not in remote and rank not in local]
                     notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
                     raise RendezvousError("; ".join([str(missing_ranks(process, absent, timeout)), *notes]))
                 call, (hello, frames) = met
-                step("process %d on %s has connected from %s", hello.rank, hello.host, call.getpeername()[0])
                 if hello.rank in remote:  # The process has retried, since its first greeting took too long.
                     remote.pop(hello.rank).link.socket.close()
                 if hello.machine == own.machine:
                     local.add(hello.rank)
                     call.close()
-                    continue
-                with contextlib.suppress(OSError):  # The process has disconnected.
-                    remote[hello.rank] = greeting.remote_peer(call, hello, frames)
+                else:
+                    with contextlib.suppress(OSError):  # The process has disconnected.
+                        remote[hello.rank] = greeting.remote_peer(call, hello, frames)
+                absent = [rank for rank in range(1, process.size) if rank not in remote and rank not in local]
+                step("rank %d on %s has connected%s", hello.rank, hello.host, still_waits(absent))
     return [remote[rank] for rank in sorted(remote)], sorted(local)
 
 
@@ -188,36 +194,33 @@ def join(
     deadline = monotonic() + timeout
     addresses, port, secret = [where.address], where.port, where.secret
     if where.key is not None:
+        step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.address, where.port)
         addresses, port, random = _read_store(where, timeout)
         secret = _mixed(random, where.secret)
     wrong_since: float | None = None
     refused = ""
-    noted: set[str] = set()
-
-    def note(text: str) -> None:
-        if text not in noted:  # Each retry would repeat it.
-            noted.add(text)
-            step(text)
-
+    seen: set[str] = set()
+    if log.is_on():
+        step("looks for rank 0 at %s, port %d", " or ".join(map(_resolved, addresses)), port)
     while monotonic() < deadline and (wrong_since is None or monotonic() < wrong_since + _WRONG_TIMEOUT):
         for address in addresses:
             try:
                 link = socket.create_connection((address, port), _CALL_TIMEOUT)
             except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
-                note(f"cannot connect to process 0 at {address}, port {port}: {error}")
+                step_once(seen, "cannot connect to rank 0 at %s, port %d: %s", address, port, error)
                 continue
             try:
                 until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
                 remote, clock, frames = perform(link, _greet_rank_0(secret, where.job, hello), until)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
-                note(f"{address}, port {port}, is no process 0 of this job: {error!r}")
+                step_once(seen, "what listens at %s, port %d, is no rank 0 of this job: %r", address, port, error)
                 if isinstance(error, WrongSecret) and wrong_since is None:
                     wrong_since = monotonic()
                 elif isinstance(error, Refused):
                     refused = f"; the process that listens there {error}"
                 continue
-            step("is connected to process 0 at %s, port %d", address, port)
+            step("is connected to rank 0 at %s, port %d", address, port)
             if remote:
                 return AuthenticatedLink(link, frames), clock
             link.close()
@@ -232,6 +235,15 @@ def join(
         f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {hello.host} did not "
         f"reach rank 0 at {' or '.join(addresses)}, port {port}, within {timeout:g} s{refused}"
     )
+
+
+def _resolved(address: str) -> str:
+    """Return `address` with what it is on this machine if it is a name: another machine's file may differ."""
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(address, None)} - {address}
+    except (OSError, ValueError) as error:
+        return f"{address} ({error})"
+    return f"{address} ({', '.join(sorted(found))})" if found else address
 
 
 def _mixed(random: bytes, users: bytes) -> bytes:
@@ -259,6 +271,7 @@ def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
     """Print a note, once for each rank. Do not fail: any process that reaches the port can claim to be the rank."""
     if rank not in wrong:
         wrong[rank] = address
+        step("%s", _wrong_text(rank, address))
         print(f"accel: {_wrong_text(rank, address)}; still waiting for rank {rank}", file=sys.stderr, flush=True)
 
 

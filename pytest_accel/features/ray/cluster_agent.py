@@ -16,8 +16,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-from pytest_accel.core import prctl
+from pytest_accel.core import log, prctl
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.log import step, step_once
 from pytest_accel.features.launchers import greeting
 from pytest_accel.features.launchers.agent import serve_driver
 from pytest_accel.features.launchers.agent_messages import JOB, Hello, Invitation, read_invitation
@@ -52,8 +53,12 @@ def main() -> int:
     _restore_defaults()
     try:
         invitation = read_invitation(_read_line(0))
+        if invitation.log is not None:
+            os.environ[log.VARIABLE] = invitation.log
+            log.start_here(f"agent of machine {invitation.machine}")
         link, clock = _join(invitation)
     except (ValueError, ConnectionError) as error:
+        step("ends: it %s", error)
         print(f"accel: the agent on {platform.node()} {error}", file=sys.stderr, flush=True)
         return 1
     transport = TcpAgentTransport(link, clock)
@@ -90,12 +95,15 @@ def _join(invitation: Invitation) -> tuple[AuthenticatedLink, float]:
     secret = bytes.fromhex(invitation.secret)
     deadline = monotonic() + _JOIN_TIMEOUT
     errors: dict[str, str] = {}
+    seen: set[str] = set()
+    step("looks for the controller at %s, port %d", ", ".join(invitation.addresses), invitation.port)
     while monotonic() < deadline:
         for address in invitation.addresses:
             try:
                 link = socket.create_connection((address, invitation.port), _CALL_TIMEOUT)
             except OSError as error:
                 errors[address] = str(error)
+                step_once(seen, "cannot connect to the controller at %s: %s", address, errors[address])
                 continue
             try:
                 greet = greeting.greet_listener(secret, JOB, hello)
@@ -103,7 +111,9 @@ def _join(invitation: Invitation) -> tuple[AuthenticatedLink, float]:
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
                 errors[address] = f"the process that listens there {error}" if str(error) else type(error).__name__
+                step_once(seen, "cannot join the controller at %s: %s", address, errors[address])
             else:
+                step("is connected to the controller at %s", address)
                 return AuthenticatedLink(link, frames), clock
         time.sleep(_RETRY_INTERVAL)
     tried = "; ".join(f"{address}: {why}" for address, why in errors.items())

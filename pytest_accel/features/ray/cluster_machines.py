@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from traceback import format_exc
 
+from pytest_accel.core import log
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import authentication, greeting
@@ -67,7 +68,12 @@ class AgentAdmission:
             self._expected.add(machine)
         # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
         return Invitation(
-            machine, (*greeting.own_addresses(), _LOOPBACK), self._port, self._secret.hex(), self._rootdir
+            machine,
+            (*greeting.own_addresses(), _LOOPBACK),
+            self._port,
+            self._secret.hex(),
+            self._rootdir,
+            os.environ.get(log.VARIABLE),
         )
 
     def forget(self, machine: int) -> None:

@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
-from pytest_accel.core import prctl
+from pytest_accel.core import log, prctl
+from pytest_accel.core.log import step
 from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.features.ray.ray_messages import (
     Connect,
@@ -45,13 +46,16 @@ _SETTINGS = {
 def main(descriptor: int, parent: int) -> None:
     """Serve the controller, the process `parent`, over the connection with this `descriptor`."""
     prctl.die_with_parent(parent)
+    log.start_here("Ray client")
     with Connection(descriptor) as connection:
         request: Connect = decode(connection.recv_bytes(), Connect)
         try:
+            step("connects to the Ray cluster: %s", request.address)
             ray = _connect(request)
             _serve(connection, ray)
             ray.shutdown()
         except _Unreachable as error:
+            step("ends: %s", error)
             connection.send_bytes(encode(HelperFailed(str(error))))
         except Exception:
             reason = f"the process that talks to Ray has ended with an error:\n{format_exc()}"
@@ -110,11 +114,13 @@ def _serve(connection: Connection, ray: Any) -> None:
 
     places = Places(send, lambda: _can_scale(ray))
     send(Connected(places.nodes, _can_scale(ray)))
+    step("is connected; the cluster has %d machines", len(places.nodes))
     while True:
         while connection.poll(places.poll_interval):
             try:
                 data = connection.recv_bytes()
             except (EOFError, ConnectionResetError):
+                step("ends: the controller has closed the connection")
                 places.close()
                 return
             _handle(decode(data, ToHelper), places)
@@ -128,8 +134,10 @@ def _handle(message: ToHelper, places: Places) -> None:
         case ReleasePlace(request_id):
             places.release(request_id)
         case StartAgent(number, invitation):
+            step("starts the agent of machine %d", number)
             places.start_agent(number, invitation)
         case StopAgent(number):
+            step("stops the agent of machine %d", number)
             places.stop_agent(number)
 
 

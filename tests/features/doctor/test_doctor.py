@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.features.doctor.checks import Finding, check
 from pytest_accel.features.doctor.commands import findings_json, findings_text
 from pytest_accel.features.doctor.facts import (
@@ -30,6 +31,7 @@ from pytest_accel.features.doctor.facts import (
     look_for_nvidia,
     try_forks,
 )
+from pytest_accel.features.doctor.network import LauncherFacts, NetworkFacts
 from pytest_accel.leases.shared_folder import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +39,7 @@ GIB = 1024**3
 GPUS = tuple(Device("cuda", f"GPU-{n}", n, "NVIDIA T4", memory=16 * GIB) for n in range(2))
 CUDA = Kind("cuda", present=GPUS, visible=GPUS)
 ROCM = Kind("rocm", present=(Device("rocm", "GPU-a", 0, "AMD gfx942"),))
-CHECKS = ["driver", "devices", "torch", "masks", "forks", "locks", "memory"]
+CHECKS = ["driver", "devices", "torch", "masks", "forks", "locks", "memory", "launcher", "programs", "network"]
 
 # The facts of a machine without problems.
 FINE = MachineFacts(
@@ -50,8 +52,12 @@ FINE = MachineFacts(
     kinds=(CUDA, Kind("rocm"), Kind("cpu"), Kind("sim")),
     forks=Forks("fit"),
     locks=LockFolder("/tmp/locks", filesystem="ext4"),
+    launch=LauncherFacts(),
+    network=NetworkFacts("here", ("10.0.0.1",), "10.0.0.1", "eth0"),
     shared_memory=GIB,
 )
+# Process 0 of a launcher that has started two processes, each on a machine of its own.
+FIRST = LauncherEnv("mpirun", rank=0, size=2, local_rank=0, local_size=1, job=("1",))
 
 
 def findings_of(facts: MachineFacts, name: str) -> list[Finding]:
@@ -68,6 +74,17 @@ def test_a_machine_without_problems_passes_every_check() -> None:
     findings = check(FINE)
     assert [finding.check for finding in findings] == CHECKS
     assert {finding.state for finding in findings} == {"ok"}
+
+
+def launched(process: LauncherEnv = FIRST, *outer: LauncherEnv, **network: Any) -> MachineFacts:
+    """Return the facts `FINE` in a process of a launcher, with the fields `network` of the network.
+
+    Without these, the process is one that can join.
+    """
+    fields = {"master": ("10.0.0.1", "29500"), "meeting": ("10.0.0.1",), "here": True, "answer": "refused", **network}
+    variables = {"OMPI_COMM_WORLD_RANK": str(process.rank)}
+    launch = LauncherFacts((process, *outer), variables)
+    return replace(FINE, launch=launch, network=replace(FINE.network, **fields))
 
 
 def masked(**masks: str) -> Kind:
@@ -174,6 +191,56 @@ CASES: list[tuple[MachineFacts, str, str, str, str]] = [
         "--shm-size=128m,",
     ),
     (
+        replace(FINE, launch=LauncherFacts((), {"RANK": "0"})),
+        "launcher",
+        "note",
+        "RANK='0' do not show a launcher: this process would run all tests by itself",
+        "Unset them",
+    ),
+    (
+        replace(FINE, launch=LauncherFacts((), {"PMI_RANK": "0"}, ("mpirun", ("PMI_SIZE",)))),
+        "launcher",
+        "note",
+        "PMI_RANK='0' do not show a launcher",
+        "mpirun also sets PMI_SIZE.",
+    ),
+    (
+        launched(FIRST._replace(rank=2)),
+        "launcher",
+        "problem",
+        "the variables of mpirun contradict each other: OMPI_COMM_WORLD_RANK='2'",
+        "mpirun sets them for each process",
+    ),
+    (
+        replace(FINE, launch=LauncherFacts((FIRST._replace(local_size=2),), {"RANK": "1", "WORLD_SIZE": "2"})),
+        "launcher",
+        "note",
+        "RANK='1' is not what mpirun says",
+        "Unset it",
+    ),
+    (launched(master=("", "")), "network", "problem", "MASTER_ADDR and MASTER_PORT are not set", "a free port there"),
+    (launched(answer=""), "network", "problem", "MASTER_PORT='29500': there is no such address or port", "MASTER_PORT"),
+    (launched(meeting=("127.0.1.1",)), "network", "problem", "127.0.1.1 is loopback", "all machines reach"),
+    (launched(here=False), "network", "problem", "another machine, although rank 0 is here", "rank 0's machine"),
+    (launched(answer="answers"), "network", "note", "in use: a process listens there", "another program has the port"),
+    (
+        launched(FIRST._replace(rank=1), here=False),
+        "network",
+        "note",
+        "can be reached, and nothing listens there",
+        "rank 0 must listen there",
+    ),
+    (
+        launched(FIRST._replace(rank=1), here=False, answer="timed out"),
+        "network",
+        "problem",
+        "MASTER_ADDR='10.0.0.1' MASTER_PORT='29500': cannot be reached: timed out",
+        "firewalls",
+    ),
+    (launched(address=""), "network", "problem", "only loopback", ""),
+    (launched(named=("127.0.1.1",)), "network", "note", "10.0.0.1 (eth0); its name here has 127.0.1.1 here", ""),
+    (launched(no_port="Permission denied"), "network", "problem", "opened here: Permission denied", "MASTER_PORT"),
+    (
         replace(FINE, kinds=(*FINE.kinds, Kind("toy", error="kind 'toy' cannot be loaded"))),
         "devices",
         "problem",
@@ -203,6 +270,11 @@ def test_each_problem_has_its_message(facts: MachineFacts, name: str, state: str
         replace(FINE, nvidia=Nvidia(), session="none", devices="", kinds=(), torch=Torch("2.9+cpu")),
         replace(FINE, locks=LockFolder("/l", exists=False, filesystem="tmpfs")),
         replace(FINE, torch=Torch("2.9", {"cuda": "12.9"})),
+        launched(),
+        launched(FIRST._replace(rank=1), here=False, answer="answers"),
+        # One machine needs no network.
+        replace(FINE, network=NetworkFacts("here")),
+        replace(FINE, network=replace(FINE.network, named=("127.0.1.1",))),
     ],
 )
 def test_facts_without_a_problem_have_no_message(facts: MachineFacts) -> None:
@@ -373,15 +445,28 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
         PYTEST_ACCEL_PRELOAD="starts",
         PYTHONPATH=str(tmp_path),
         SIM_VISIBLE_DEVICES="7",
+        OMPI_COMM_WORLD_RANK="1",
+        OMPI_COMM_WORLD_SIZE="2",
+        OMPI_COMM_WORLD_LOCAL_RANK="0",
+        OMPI_COMM_WORLD_LOCAL_SIZE="1",
+        MASTER_ADDR="127.0.1.1",
+        MASTER_PORT="29511",
     )
     assert done.returncode == 1, done.stderr
-    assert json.loads(done.stdout)["problems"] == 3
+    assert json.loads(done.stdout)["problems"] >= 4  # In a container without a network, there is one more.
     assert not_ok(done, "locks", "forks", "masks") == {
         "locks": ("problem", f"{tmp_path / 'locks'} is not a directory: no device can be leased"),
         "forks": ("problem", "importing starts starts threads: ranks that are forked after that may hang"),
         "masks": ("problem", "SIM_VISIBLE_DEVICES='7' leaves none of 2 (sim)"),
     }
-    devices = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "devices"]
+    findings = json.loads(done.stdout)["findings"]
+    results = {(one["state"], one["what"]) for one in findings}
+    meeting = "127.0.1.1 is loopback, at which other machines reach themselves"
+    assert results >= {
+        ("ok", "rank 1 of 2 under mpirun, 1 on this machine"),
+        ("problem", f"MASTER_ADDR='127.0.1.1' MASTER_PORT='29511': {meeting}"),
+    }
+    devices = [one for one in findings if one["check"] == "devices"]
     broken = [one for one in devices if one["what"].startswith("kind ")]
     assert [one["state"] for one in broken] == ["note", "note"]
     assert "kind 'toy' of broken 1.0 cannot be loaded: ModuleNotFoundError" in broken[0]["what"]

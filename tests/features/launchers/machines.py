@@ -56,6 +56,14 @@ class Machines:
         path.chmod(0o700)
         return path
 
+    def add_unreachable_address(self, address: str) -> None:
+        """Give the first machine another address, to which the second one has no route until :meth:`add_route`."""
+        _ip("-n", self.spaces[0], "address", "add", f"{address}/32", "dev", "lo")
+
+    def add_route(self, address: str) -> None:
+        """Let the second machine reach `address` of the first one."""
+        _ip("-n", self.spaces[1], "route", "add", address, "via", ADDRESSES[0])
+
     def cut(self) -> None:
         """Set the link between the machines down. Programs are not notified."""
         _ip("-n", self.spaces[1], "link", "set", self.links[1], "down")

@@ -6,13 +6,14 @@ Tests that are not about a launcher start plain processes with the environment v
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -217,31 +218,106 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(
     assert run.ret == 1
 
 
+def mpirun(
+    two_machines: Machines, folder: Path, flavour: str, variables: Mapping[str, str], size: int = 2
+) -> tuple[str, ...]:
+    """Return a program that starts pytest with `variables` in `size` processes; skip the test without this MPI.
+
+    `folder` is for the files of mpirun.
+    """
+    program = shutil.which(f"mpirun.{flavour}")
+    if program is None:
+        pytest.skip(f"there is no mpirun.{flavour} here")
+    shell = str(two_machines.remote_shell(folder / "shell"))
+    hosts = folder / "hosts"
+    each = size // 2
+    hosts.write_text("".join(f"{name}{f':{each}' if flavour == 'mpich' else f' slots={each}'}\n" for name in NAMES))
+    if flavour == "mpich":
+        flags = ["-launcher", "ssh", "-launcher-exec", shell, "-f", str(hosts), "-ppn", str(each)]
+        flags += [word for name, value in variables.items() for word in ("-genv", name, value)]
+    else:
+        flags = ["--mca", "plm_rsh_agent", shell, "--hostfile", str(hosts), "-npernode", str(each)]
+        flags += [word for name, value in variables.items() for word in ("-x", f"{name}={value}")]
+    return (*two_machines.on(0), program, *flags, "-n", str(size), *PYTEST)
+
+
+RENDEZVOUS = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
+OF_MPIRUN = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
+"""The environment of mpirun itself."""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
 def test_mpirun_starts_one_session_on_two_machines(
     suite: BackgroundSuite, two_machines: Machines, tmp_path: Path, flavour: str
 ) -> None:
-    program = shutil.which(f"mpirun.{flavour}")
-    if program is None:
-        pytest.skip(f"there is no mpirun.{flavour} here")
-    shell = str(two_machines.remote_shell(tmp_path / "shell"))
-    rendezvous = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
-    hosts = tmp_path / "hosts"
-    hosts.write_text("".join(f"{name}{':1' if flavour == 'mpich' else ' slots=1'}\n" for name in NAMES))
-    if flavour == "mpich":
-        flags = ["-launcher", "ssh", "-launcher-exec", shell, "-f", str(hosts), "-ppn", "1"]
-        flags += [word for name, value in rendezvous.items() for word in ("-genv", name, value)]
-    else:
-        flags = ["--mca", "plm_rsh_agent", shell, "--hostfile", str(hosts), "-npernode", "1"]
-        flags += [word for name, value in rendezvous.items() for word in ("-x", f"{name}={value}")]
-    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
+    command = mpirun(two_machines, tmp_path, flavour, RENDEZVOUS)
     suite.write("test_it.py", TWO_MACHINE_TESTS)
 
-    command = (*two_machines.on(0), program, *flags, "-n", "2", *PYTEST)
-    run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
+    run = suite.start("--junitxml=report.xml", program=command, environment=OF_MPIRUN).finish()
 
     expect_two_machine_session(suite, run, "mpirun")
+
+
+def steps_of(log: Path, role: str) -> list[str]:
+    """Return the steps of the processes with `role` that are in `log` so far, each after the name of its machine."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    found = [re.fullmatch(rf"\S+ (\S+) \d+ {role}: (.*)", line) for line in lines]
+    return [f"{match[1]} {match[2]}" for match in found if match is not None]
+
+
+def wait_for_steps(log: Path, role: str, count: int) -> list[str]:
+    """Wait until the process with `role` has written `count` steps, and return them."""
+    eventually(f"{count} steps of {role}", lambda: len(steps_of(log, role)) >= count)
+    return steps_of(log, role)[:count]
+
+
+@pytest.mark.long(except_for="openmpi")
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+def test_the_log_shows_why_processes_on_another_machine_do_not_join(
+    suite: BackgroundSuite, two_machines: Machines, tmp_path: Path, flavour: str
+) -> None:
+    """MASTER_ADDR is the address of an interface that the far machine does not reach, until it gets a route."""
+    log, address = suite.temporary / "steps.log", "10.78.0.1"
+    variables = {**RENDEZVOUS, "MASTER_ADDR": address, "PYTEST_ACCEL_LOG": str(log)}
+    command = mpirun(two_machines, tmp_path, flavour, variables, size=4)
+    two_machines.add_unreachable_address(address)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(4, init=False)
+        def test_all():
+            pass
+        """,
+    )
+
+    session = suite.start(program=command, environment=OF_MPIRUN)
+
+    looks = [
+        "far-node is one of 4 processes, 2 of them on this machine",
+        f"far-node looks for rank 0 at {address}, port 29511",
+        f"far-node cannot connect to rank 0 at {address}, port 29511: [Errno 101] Network is unreachable",
+    ]
+    for far in (2, 3):
+        assert wait_for_steps(log, f"process {far} of mpirun", 3) == looks
+    listens, waits, joined = wait_for_steps(log, "process 0 of mpirun", 4)[1:]
+    assert listens.startswith("near-node listens on near-node at port 29511 of all interfaces: ")
+    assert f"lo {address}" in listens
+    assert f"{two_machines.links[0]} {ADDRESSES[0]}" in listens
+    assert waits == f"near-node waits for ranks 1-3; MASTER_ADDR is {address}"
+    assert joined == "near-node rank 1 on near-node has connected; still waits for ranks 2-3"
+
+    two_machines.add_route(address)
+    session.finish().expect({"test_all": "PASSED"})
+    agent = steps_of(log, "process 2 of mpirun")
+    assert agent[3:5] == [
+        f"far-node is connected to rank 0 at {address}, port 29511",
+        "far-node serves the driver",
+    ]
+    assert agent[-1] == "far-node ends"
+    assert "far-node ends with status 0" in steps_of(log, "fork server 2")
 
 
 @pytest.mark.long
@@ -411,13 +487,20 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
     suite: BackgroundSuite, two_machines: Machines
 ) -> None:
     suite.write("test_it.py", ENDLESS)
-    session = suite.start(program=srun(two_machines))
+    log = suite.temporary / "steps.log"
+    session = suite.start(program=srun(two_machines), environment={"PYTEST_ACCEL_LOG": str(log)})
     suite.read("rank-0")
     suite.read("rank-1")
 
     launched_process(suite, "SLURM_PROCID", "0").kill()
 
     assert session.finish().ret == 128 + signal.SIGKILL
+    agent = steps_of(log, "process 1 of srun")
+    assert agent[-2:] == ["far-node the connection to the driver has ended", "far-node ends"]
+    assert steps_of(log, "fork server 1")[-2:] == [
+        "far-node the driver has closed the connection",
+        "far-node ends with status 0",
+    ]
 
 
 @pytest.mark.long

@@ -104,8 +104,19 @@ def test_verdicts_are_the_same_as_on_one_machine(
     suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", TESTS)
-    result = run(suite, machines, CAUSES)
+    result = run(suite, machines, CAUSES, "--accel-log=steps.log")
     result.expect(VERDICTS)
+    log = (suite.path / "steps.log").read_text()
+    for step in (
+        f"Ray client: connects to the Ray cluster: {machines.address}",
+        "Ray client: starts the agent of machine 1",
+        "agent of machine 1: looks for the controller at ",
+        "agent of machine 1: is connected to the controller at ",
+        "agent of machine 1: starts fork server 1: process ",
+        "fork server 1: has imported what ranks need",
+        "agent of machine 1: ends",
+    ):
+        assert step in log
     assert "accel: sim, 4 devices: 4 x sim; on 3 nodes of a Ray cluster" in result.text
     assert "needs 9 GPU on one node; the largest node of the Ray cluster" in result.text
     assert f"--accel-cluster ray:{machines.address}" in result.failure("test_fails_on_one_rank")
