@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,21 @@ import pytest
 pytest_plugins = ["pytester"]
 pytest.register_assert_rewrite("tests.background_suite")
 
-OTHER_PLUGINS = Path(__file__).parent / "tests" / "other_plugins"
+OTHER_PLUGINS = Path(__file__).parent / "tests" / "features" / "plugins"
 """Tests of other projects' plugins. Most plugins are installed only in an environment of their own."""
+_WITHOUT_SESSIONS = ("test_by_rank.py", "test_refusals.py", "test_release_checks.py")
+"""Files in `OTHER_PLUGINS` whose tests start no sessions, and take no time."""
+_LONG = "takes long: --long runs it"
+_SKIPS = {
+    "long": "take long: --long runs them",
+    "package": "need packages of other projects: pip install -e '.[test,plugins]'",
+    "gpu": "need a GPU: run tests/gpu on a machine with one",
+    "program": "need programs, or root on Linux: .ci/run installs the programs on Debian",
+    "other": "need another system, Python or release: -rs lists the reasons",
+}
+"""The kinds of skips, and what runs the tests."""
+_PACKAGE = re.compile(r"could not import|needs (pytest-)?\w+(, \w+)*$|the package \S+ is not installed")
+_PROGRAM = re.compile(r"there is no|is not installed|cannot (be made|create)|can be made|not possible here|\broot\b")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,11 +49,34 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if OTHER_PLUGINS in item.path.parents:
+        if OTHER_PLUGINS in item.path.parents and item.path.name not in _WITHOUT_SESSIONS:
             item.add_marker("long")
         case = item.callspec.id if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
         item.own_markers[:] = [
             mark for mark in item.own_markers if mark.name != "long" or mark.kwargs.get("except_for", "") != case
         ]
         if item.get_closest_marker("long") is not None and not config.getoption("--long"):
-            item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
+            item.add_marker(pytest.mark.skip(reason=_LONG))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show how many tests were skipped for each kind of reason, and what would run them."""
+    counts = Counter(map(_kind_of_skip, terminalreporter.stats.get("skipped", ())))
+    if counts:
+        terminalreporter.section("skipped tests", sep="-")
+    for kind, about in _SKIPS.items():
+        if counts[kind]:
+            terminalreporter.line(f"{counts[kind]:4} {about}")
+
+
+def _kind_of_skip(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return the key in `_SKIPS` of a skipped test or file."""
+    reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+    reason = reason.removeprefix("Skipped: ")
+    if reason == _LONG:
+        return "long"
+    if getattr(report, "accel_missing", None) or report.nodeid.startswith("tests/gpu/"):
+        return "gpu"
+    if _PACKAGE.match(reason):
+        return "package"
+    return "program" if _PROGRAM.search(reason) else "other"
