@@ -117,13 +117,9 @@ def test_the_kernel_runs_without_a_feature(
     run.expect(expected)
 
 
+@pytest.mark.axe
 @pytest.mark.parametrize("name", [one.name for one in FEATURES])
-def test_the_tests_of_the_kernel_and_the_examples_pass_without_a_feature(
-    request: pytest.FixtureRequest, name: str
-) -> None:
-    """Only with ``--axe``: the small suite above takes seconds, this takes minutes for each feature."""
-    if not request.config.getoption("--axe"):
-        pytest.skip("takes minutes: --axe runs it")
+def test_the_tests_of_the_kernel_and_the_examples_pass_without_a_feature(name: str) -> None:
     names = standing_on(name)
     used = re.compile(rf"(pytest_accel|tests)[.]features[.]({'|'.join(names)})\b")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # The path of a socket in `tmp_path` would be too long.

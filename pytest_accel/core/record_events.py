@@ -193,7 +193,7 @@ class RankPhase(Struct, frozen=True, omit_defaults=True):
 
     rank: int
     ending: str
-    """passed, failed, skipped, died, hung or unstarted."""
+    """passed, failed, skipped, died, hung, stopped (after another rank had failed or ended) or unstarted."""
     start: Moment = 0.0
     """0 if unknown."""
     stop: Moment = 0.0
@@ -245,6 +245,8 @@ class PhaseReported(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """Peak of device memory in bytes, by rank."""
     retried: str | None = None
     """The failure after which the test was retried (``--accel-retry-dead``)."""
+    launched: int = 0
+    """The ranks that the test had started so far with the fixture ``launch``: the most that one call started."""
 
 
 class SessionFinished(Struct, frozen=True, omit_defaults=True, tag_field="event"):

@@ -119,7 +119,7 @@ def _seconds(outcome: RankOutcome) -> float:
 
 def _rank_phase(outcome: RankOutcome) -> RankPhase:
     if outcome.report is None:
-        return RankPhase(outcome.rank, outcome.ending, *outcome.span)
+        return RankPhase(outcome.rank, "stopped" if outcome.secondary else outcome.ending, *outcome.span)
     report = outcome.report.report
     start, stop = report.get("start", 0.0), report.get("stop", 0.0)
     if outcome.later is not None:

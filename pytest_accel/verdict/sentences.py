@@ -59,6 +59,16 @@ _EXITS = {
 }
 _PASSIVE = frozenset((ExitCause.MACHINE_LOST, ExitCause.LOCK_LOST))
 """The causes whose text is a participle."""
+_HANGS = {
+    HangCause.PHASE_TIMEOUT: "timed out",
+    HangCause.START_TIMEOUT: "did not become ready",
+    HangCause.COLLECTION_TIMEOUT: "did not collect the test's file",
+    HangCause.STALLED: "stopped in the middle of a message",
+    HangCause.UNREAD: "did not read the driver's message",
+    HangCause.OTHER_RANK: "stopped",
+    HangCause.DEADLOCK: "in a deadlock",
+}
+"""Words for a rank that hung, beside the message that says more."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
 _EVENTS = {
@@ -440,7 +450,7 @@ def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
         text = _describe_briefly(root, folders, number)
     elif root.ending == "hung":
         assert root.hang is not None
-        text = {HangCause.PHASE_TIMEOUT: "timed out", HangCause.DEADLOCK: "in a deadlock"}.get(root.hang.cause, "hung")
+        text = _HANGS[root.hang.cause]
     elif root.ending == "unstarted":
         text = "could not run the test"
     return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"

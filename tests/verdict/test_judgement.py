@@ -255,8 +255,13 @@ def test_a_terminated_rank_is_reported_below_the_event_that_terminated_it() -> N
     running = "still running at test_it.py:12 in test_it when it was stopped 3 s after"
     assert f"rank 1: {running} rank 0 skipped" in lines
     assert sections(verdict)["[rank 1] stacks"].startswith("test_it.py:12 in test_it\n")
+    assert [(rank.rank, rank.ending) for rank in verdict.ranks] == [(0, "skipped"), (1, "stopped")]
     assert verdict.sections == (("Captured stdout call [rank 1]", OUTPUT[1]),)
-    assert judged(hung(0), terminated(1, RankEvent(0, "hung"))).message.startswith("timed out after 5 s: rank 0 is")
+    verdict = judged(hung(0), terminated(1, RankEvent(0, "hung")))
+    assert verdict.message.startswith("timed out after 5 s: rank 0 is")
+    assert [rank.ending for rank in verdict.ranks] == ["hung", "stopped"]
+    # The others have passed, and wait for nothing.
+    assert summary(judged(passed(0), terminated(1, RankEvent(0, "passed"))))[1] == ["rank 1: stopped", "rank 0: passed"]
 
 
 def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from pytest_accel.core.stash_keys import LAUNCHED_RANKS
 from pytest_accel.features.launch.launch_api import Launch, LeasedDevices, missing
 from pytest_accel.features.launch.launch_commands import LAUNCHERS
 from pytest_accel.rank.context import RANK, RankContext
@@ -48,7 +50,14 @@ def make_launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     named = parameters.get("launcher")
     if isinstance(named, str) and named in LAUNCHERS and (reason := missing(named)) is not None:
         skip(reason)
-    return Launch(leased, lambda: tmp_path_factory.mktemp("launch"), request.path.parent, skip, free_devices)
+
+    def record_ranks(count: int) -> None:
+        request.node.user_properties.append((LAUNCHED_RANKS, count))
+
+    def make_folder() -> Path:
+        return tmp_path_factory.mktemp("launch")
+
+    return Launch(leased, make_folder, request.path.parent, skip, free_devices, record_ranks)
 
 
 def _no_devices() -> None:

@@ -54,17 +54,20 @@ class Launch:
         test_folder: Path,
         skip: Callable[[str], None],
         free_devices: Callable[[], None],
+        record_ranks: Callable[[int], None],
     ) -> None:
         """Make the value for a test.
 
-        `test_folder` is the folder of the test file, `skip` skips the test with a reason, and `free_devices` frees the
-        memory of the devices that the test's process does not need.
+        `test_folder` is the folder of the test file, `skip` skips the test with a reason, `free_devices` frees the
+        memory of the devices that the test's process does not need, and `record_ranks` records the number of ranks of
+        a call.
         """
         self._leased = leased
         self._make_folder = make_folder
         self._test_folder = test_folder
         self._skip = skip
         self._free_devices = free_devices
+        self._record_ranks = record_ranks
 
     def __call__(
         self,
@@ -130,6 +133,7 @@ class Launch:
                 version=version_of(program) if launcher == "mpirun" else "",
             )
             self._free_devices()
+            self._record_ranks(count)
             return run(job, chosen, timeout, output=output)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
@@ -18,6 +18,9 @@ from pytest_accel.features.record.timeline import Session, TestRun, WorldLife
 TEXT_BUDGET = 2_000_000
 """Characters of failures and captured output on a page. Compressed, they take about a fifth of that, in a browser less
 than a tenth of a second to decompress."""
+
+_ENDINGS = {"hung": "did not finish", "unstarted": "did not start", "stopped": "stopped after another rank"}
+"""Words for the ends of phases in ranks that are not clear by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,9 @@ def truncation(tests: Iterable[TestRun]) -> Truncation:
     return Truncation(None)
 
 
-def packed(details: Sequence[str]) -> str:
-    """Return a compressed JSON list, in base64."""
-    return base64.b64encode(zlib.compress(json.dumps(details).encode("ascii"), 9)).decode("ascii")
+def packed(data: object) -> str:
+    """Return `data` as compressed JSON, in base64."""
+    return base64.b64encode(zlib.compress(json.dumps(data).encode("ascii"), 9)).decode("ascii")
 
 
 def clock(at: float) -> str:
@@ -118,6 +121,8 @@ def _facts(test: TestRun, session: Session) -> Iterator[tuple[str, str]]:
         )
     if test.world is not None:
         yield "world", _world(test, test.world)
+    if test.launched:
+        yield "launched", f"{count_text(test.launched, 'rank')} (fixture launch)"
     peaks = {rank: peak for phase in test.phases for rank, peak in phase.peaks.items()}
     if peaks:
         yield "peak memory", ", ".join(f"rank {rank}: {format_memory(peak)}" for rank, peak in peaks.items())
@@ -161,7 +166,7 @@ def _rank_cell(phase: RankPhase | None) -> str:
 
 
 def _cell(ending: str, start: float, stop: float) -> str:
-    text = escape(ending)
+    text = escape(_ENDINGS.get(ending, ending))
     if ending not in ("passed", "skipped"):
         text = f'<span class="bad">{text}</span>'
     return f"{text} {seconds_text(stop - start)}" if start else text

@@ -1,4 +1,4 @@
-"""The parts of the report page that Bokeh draws: the table of tests, and the tests and devices in use over time."""
+"""The plots of the report page, which Bokeh draws: the tests and the devices in use over time; and the table's data."""
 
 from __future__ import annotations
 
@@ -6,35 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from bokeh import layouts
 from bokeh.models import (
-    BooleanFilter,
     CDSView,
-    CheckboxButtonGroup,
     ColumnDataSource,
     CustomJS,
     CustomJSHover,
-    DataTable,
-    Div,
     FixedTicker,
     GroupFilter,
     HoverTool,
-    InlineStyleSheet,
     Label,
-    LayoutDOM,
-    NumberFormatter,
     PlainText,
     Quad,
     Range1d,
-    Select,
-    StringFormatter,
-    TableColumn,
     TapTool,
-    TextInput,
     WheelZoomTool,
 )
 from bokeh.plotting import figure
-from bokeh.transform import factor_cmap
 
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.features.record import page_style
@@ -59,25 +46,26 @@ _TOOLTIP = """
 <div>started @n{start}</div>
 """
 _CELL = """
-const cell = tests.data[format][value]
+const cell = accel.tests === null ? "" : accel.tests[format][value]
+if (cell === null) return format === "ranks" ? "none" : "unknown"
 if (typeof cell !== "number") return cell
-if (Number.isNaN(cell)) return "unknown"
 switch (format) {
   case "peak": return `${cell.toFixed(2)} GiB`
-  case "start": return new Date((origin + cell) * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC"
+  case "start": return new Date(cell * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC"
   case "ranks": return `${cell}`
   default: return `${cell.toFixed(2)} s`
 }
 """
-_SHOW_KINDS = "renderers.forEach((one, kind) => { one.visible = cb_obj.active.includes(kind) })"
+"""The text of a column, by the row of a test. `accel` is that of `page_script`."""
+_CHOOSE = "accel.choose(bars.selected.indices.length ? bars.data.n[bars.selected.indices[0]] : -1)"
 
 
 class Timeline(NamedTuple):
-    """The plots with their legend, and what callbacks need of them."""
+    """The plots, and the legend of the first one. Its renderers are in the order of the legend."""
 
-    plots: list[LayoutDOM]
-    bars: ColumnDataSource
-    """The bars of the first plot; `n` is the row of a bar's test."""
+    plots: list[figure]
+    legend: list[tuple[str, str]]
+    """The label and the CSS background of each kind of bars."""
 
 
 def lane_label(lane: Lane, sessions: Sequence[Session]) -> str:
@@ -89,11 +77,8 @@ def lane_label(lane: Lane, sessions: Sequence[Session]) -> str:
     return lane.name if len(lane.name) <= _LONGEST_LABEL or index is None else f"{lane.kind} {index}"
 
 
-def timeline(sessions: Sequence[Session], rows: Mapping[int, int], tests: ColumnDataSource) -> Timeline | None:
-    """Return the plots; None if there is no lane.
-
-    `rows` has the row in `tests`, the source of the table, by the `id()` of a :class:`TestRun`.
-    """
+def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> Timeline | None:
+    """Return the plots; None if there is no lane. `rows` has the row in the table by the `id()` of a `TestRun`."""
     origin = min(session.span.start for session in sessions)
     lanes = _Lanes(sessions)
     if not lanes.ticks:
@@ -112,7 +97,7 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int], tests: Column
         label.update(text_font_size="12px", text_font_style="bold")
         plot.add_layout(label)
     legend = _add_bars(plot, bars)
-    formatter = CustomJSHover(args={"tests": tests, "origin": origin}, code=_CELL)
+    formatter = CustomJSHover(code=_CELL)
     plot.add_tools(
         HoverTool(tooltips=_TOOLTIP, formatters={"@n": formatter}, point_policy="follow_mouse", limit=3), TapTool()
     )
@@ -120,8 +105,8 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int], tests: Column
     if steps := utilisation(sessions):
         total = len({lane for session in sessions for lane in session.devices})
         plots.append(_use(steps, origin, x_range, total, margin))
-    plots[-1].xaxis.axis_label = "seconds since the first session's start"
-    return Timeline([legend, *plots], bars)
+    plots[-1].xaxis.axis_label = f"seconds since the {'first ' if len(sessions) > 1 else ''}session's start"
+    return Timeline(plots, legend)
 
 
 class _Lanes:
@@ -166,7 +151,7 @@ def _bars(lanes: _Lanes, rows: Mapping[int, int], origin: float) -> ColumnDataSo
     data: dict[str, Any] = {name: columns[at].astype("f4") for at, name in ((0, "top"), (1, "bottom"))}
     data |= {name: columns[at] - origin for at, name in ((2, "left"), (3, "right"))}
     data |= {"kind": columns[4].astype("i1"), "n": columns[5].astype("i4")}
-    return ColumnDataSource(data)
+    return ColumnDataSource(data, name="bars")
 
 
 def _bars_of(
@@ -183,27 +168,25 @@ def _bars_of(
     yield top + 0.08 * height, bottom - 0.2 * height, *span, list(page_style.COLOURS).index(test.verdict), row
 
 
-def _add_bars(plot: figure, bars: ColumnDataSource) -> CheckboxButtonGroup:
-    """Add the bars, one renderer for each kind, and return the legend, whose buttons show and hide them."""
-    names, colours, renderers = [], [], []
+def _add_bars(plot: figure, bars: ColumnDataSource) -> list[tuple[str, str]]:
+    """Add the bars, one renderer for each kind, and return the legend."""
+    legend = []
     for kind in np.unique(bars.data["kind"]):
         name = _BARS[kind]
         quad = Quad(left="left", right="right", top="top", bottom="bottom", line_color="black", line_alpha=0.5)
         if kind == _WAIT:
             quad.update(fill_alpha=0, line_alpha=0, hatch_pattern="/", hatch_color=page_style.WAIT_COLOUR)
             quad.update(hatch_scale=6, hatch_weight=1.5)
-            colours.append(page_style.WAIT_HATCH)
+            background = page_style.WAIT_HATCH
         else:
-            colours.append(page_style.START_COLOUR if kind == _START else page_style.COLOURS[name])
-            quad.update(fill_color=colours[-1], line_width=0.5)
+            background = page_style.START_COLOUR if kind == _START else page_style.COLOURS[name]
+            quad.update(fill_color=background, line_width=0.5)
         rest = quad.clone()
         rest.update(fill_alpha=0 if kind == _WAIT else 0.35, hatch_alpha=0.35, line_alpha=0)
         view = CDSView(filter=GroupFilter(column_name="kind", group=int(kind)))
-        renderers.append(plot.add_glyph(bars, quad, view=view, nonselection_glyph=rest, name=name))
-        names.append(_LABELS.get(name, name))
-    sheet = InlineStyleSheet(css=page_style.legend(colours))
-    legend = CheckboxButtonGroup(labels=names, active=list(range(len(names))), stylesheets=[sheet], margin=0)
-    legend.js_on_change("active", CustomJS(args={"renderers": renderers}, code=_SHOW_KINDS))
+        plot.add_glyph(bars, quad, view=view, nonselection_glyph=rest, name=name)
+        legend.append((_LABELS.get(name, name), background))
+    bars.selected.js_on_change("indices", CustomJS(args={"bars": bars}, code=_CHOOSE))
     return legend
 
 
@@ -243,23 +226,8 @@ def _plot(x_range: Range1d, y_range: Range1d, height: int, margin: int) -> figur
     return plot
 
 
-_ALL = "all"
-_SPACE = (0, 12, 10, 0)
-_FILTER = """
-const part = text.value_input.toLowerCase()
-const {test, verdict} = tests.data
-const chosen = Array.from(test, (name, i) => (
-  name.toLowerCase().includes(part) && (select.value === all || select.value === verdict[i])
-))
-filter.booleans = chosen
-count.text = `${chosen.filter(Boolean).length} of ${chosen.length} tests`
-"""
-
-
-def tests_source(sessions: Sequence[Session], tests: Sequence[TestRun]) -> ColumnDataSource:
-    """Return the rows of the table. Times are seconds (`start` from the first session's start), and memory is GiB."""
-    origin = min(session.span.start for session in sessions)
-    spans = [test.span for test in tests]
+def table_columns(sessions: Sequence[Session], tests: Sequence[TestRun]) -> dict[str, list[Any]]:
+    """Return the columns of the table by name. Times are seconds (`start` since the epoch), and memory is GiB."""
     several = len({lane.host for test in tests for lane, _ in test.lanes}) > 1
     labels = {lane: lane_label(lane, sessions) for test in tests for lane, _ in test.lanes}
 
@@ -267,72 +235,14 @@ def tests_source(sessions: Sequence[Session], tests: Sequence[TestRun]) -> Colum
         names = ", ".join(labels[lane] for lane, _ in test.lanes)
         return f"{test.lanes[0][0].host}: {names}" if several and test.lanes else names
 
-    return ColumnDataSource(
-        {
-            "test": [test.test for test in tests],
-            "verdict": [test.verdict for test in tests],
-            "seconds": np.array([span.seconds for span in spans], "f4"),
-            "wait": np.array([test.waited for test in tests], "f4"),
-            "device_seconds": np.array([test.device_seconds for test in tests], "f4"),
-            "devices": [devices(test) for test in tests],
-            "ranks": np.array([0 if test.world is None else len(test.world.ranks) for test in tests], "i4"),
-            "peak": np.array([np.nan if test.peak is None else test.peak / (1 << 30) for test in tests], "f4"),
-            "start": np.array([span.start - origin for span in spans], "f8"),
-        }
-    )
-
-
-def table(tests: ColumnDataSource) -> LayoutDOM:
-    """Return the table of `tests` with its filters."""
-    names, verdicts = tests.data["test"], tests.data["verdict"]
-    kept = BooleanFilter()
-    widgets = [InlineStyleSheet(css=page_style.WIDGETS)]
-    text = TextInput(title="Test", placeholder="part of its name", width=260, margin=_SPACE, stylesheets=widgets)
-    options = [_ALL, *(verdict for verdict in page_style.COLOURS if verdict in set(verdicts))]
-    select = Select(title="Verdict", value=_ALL, options=options, width=130, margin=_SPACE, stylesheets=widgets)
-    count = Div(text=f"{len(names)} of {len(names)} tests", align="end", margin=_SPACE, stylesheets=widgets)
-    filtering = CustomJS(
-        args={"tests": tests, "text": text, "select": select, "filter": kept, "count": count, "all": _ALL}, code=_FILTER
-    )
-    text.js_on_change("value_input", filtering)
-    select.js_on_change("value", filtering)
-    colours = factor_cmap("verdict", list(page_style.COLOURS.values()), list(page_style.COLOURS))
-    number = NumberFormatter(format="0.00", text_align="right", nan_format="")
-    columns = [
-        TableColumn(
-            field="verdict",
-            title="verdict",
-            width=90,
-            formatter=StringFormatter(text_color=colours, font_style="bold"),
-        ),
-        TableColumn(field="test", title="test", width=420),
-        TableColumn(field="seconds", title="time (s)", width=75, formatter=number),
-        TableColumn(field="wait", title="wait (s)", width=70, formatter=number),
-        TableColumn(field="device_seconds", title="device-seconds", width=125, formatter=number),
-        TableColumn(field="devices", title="devices", width=220),
-        TableColumn(field="ranks", title="ranks", width=60, formatter=NumberFormatter(text_align="right")),
-        TableColumn(
-            field="peak",
-            title="peak (GiB)",
-            width=100,
-            formatter=number,
-        ),
-    ]
-    rows = DataTable(
-        source=tests,
-        view=CDSView(filter=kept),
-        columns=columns,
-        index_position=None,
-        reorderable=False,
-        multi_selectable=False,
-        height=min(30 + 28 * max(len(names), 3), 460),
-        row_height=28,
-        margin=0,
-        sizing_mode="stretch_width",
-        min_width=1000,
-        stylesheets=[InlineStyleSheet(css=page_style.TABLE)],
-        name="tests",
-    )
-    scrolling = layouts.column(rows, sizing_mode="stretch_width", styles={"overflow-x": "auto"})
-    filters = layouts.row(text, select, count, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
-    return layouts.column(filters, scrolling, sizing_mode="stretch_width")
+    return {
+        "test": [test.test for test in tests],
+        "verdict": [test.verdict for test in tests],
+        "seconds": [round(test.span.seconds, 4) for test in tests],
+        "wait": [round(test.waited, 4) for test in tests],
+        "device_seconds": [round(test.device_seconds, 4) for test in tests],
+        "devices": [devices(test) for test in tests],
+        "ranks": [test.rank_count for test in tests],
+        "peak": [None if test.peak is None else round(test.peak / (1 << 30), 4) for test in tests],
+        "start": [round(test.span.start, 3) for test in tests],
+    }

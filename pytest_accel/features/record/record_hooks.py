@@ -26,7 +26,7 @@ from pytest_accel.core.record_events import (
     TestStarted,
 )
 from pytest_accel.core.shims import is_subtest, reason_of_skip, worker_of_starting_test
-from pytest_accel.core.stash_keys import MARKED, RECORDERS, RETRIED
+from pytest_accel.core.stash_keys import LAUNCHED_RANKS, MARKED, RECORDERS, RETRIED
 from pytest_accel.core.truncation import cut
 from pytest_accel.features.record.commands import Output, OutputKind
 from pytest_accel.features.record.failed_subtests import FailedSubtests
@@ -249,6 +249,7 @@ def phase_reported(report: pytest.TestReport, folders: Folders, process: int) ->
         properties = {name: value for name, value in given if isinstance(name, str)}
         more["peaks"] = _peaks(properties)
         more["retried"] = properties.get(RETRIED)
+        more["launched"] = _launched(report.user_properties)
     return PhaseReported(
         test=report.nodeid,
         when=report.when,
@@ -307,6 +308,12 @@ def _peaks(properties: Mapping[str, object]) -> dict[str, int]:
         for name, value in properties.items()
         if name.startswith(_PEAK) and isinstance(value, int)
     }
+
+
+def _launched(properties: Iterable[tuple[object, object]]) -> int:
+    """Return the most ranks that a launch has started, from the properties of a report."""
+    found = (value for name, value in properties if isinstance(name, str) and name.partition("[")[0] == LAUNCHED_RANKS)
+    return max((value for value in found if isinstance(value, int)), default=0)
 
 
 def _relative(path: str, root: str) -> str:

@@ -1,6 +1,6 @@
 """The page of ``--accel-report``: one HTML file that needs no other.
 
-Bokeh makes the plots and the table of tests. The rest is a template; it escapes all text of the record.
+Bokeh makes the plots. The rest is a template, which escapes all text of the record, and `page_script`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import jinja2
 from bokeh.embed import file_html
 from bokeh.layouts import column
-from bokeh.models import Button, ColumnDataSource, CustomJS, Div, InlineStyleSheet, LayoutDOM
 from bokeh.resources import Resources
 
-from pytest_accel.features.record import page_style
+from pytest_accel.core.units import count_text
+from pytest_accel.features.record import page_script, page_style
 from pytest_accel.features.record.page_details import clock, details, packed, seconds_text, truncation
-from pytest_accel.features.record.page_plots import table, tests_source, timeline
+from pytest_accel.features.record.page_plots import table_columns, timeline
 from pytest_accel.features.record.timeline import Session, StepKind, TestRun, critical_path, seconds_with_tests
 
 _STEPS: dict[StepKind, str] = {
@@ -27,25 +27,17 @@ _STEPS: dict[StepKind, str] = {
     "ranks": "starts of ranks",
     "other": "other: collection, workers, reports",
 }
-_CHOOSE_TEST = """
-const n = bars.selected.indices.length ? bars.data.n[bars.selected.indices[0]] : -1
-tests.selected.indices = n < 0 ? [] : [n]
-"""
-_SHOW_TEST = """
-const [n] = tests.selected.indices
-if (bars !== null) {
-  const chosen = []
-  bars.data.n.forEach((test, bar) => { if (test === n) chosen.push(bar) })
-  bars.selected.indices = chosen
-}
-panel.visible = n !== undefined
-if (n === undefined) return
-const show = (details) => { text.text = details[n] }
-if (panel.tags.length) return show(panel.tags[0])
-const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0))
-const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))
-return new Response(stream).json().then((details) => { panel.tags = [details]; show(details) })
-"""
+_COLUMNS = (
+    ("verdict", "verdict", ""),
+    ("test", "test", "name"),
+    ("seconds", "time (s)", "number"),
+    ("wait", "wait (s)", "number wide"),
+    ("device_seconds", "device-seconds", "number wide"),
+    ("devices", "devices", "devices"),
+    ("ranks", "ranks", "number wide"),
+    ("peak", "peak (GiB)", "number wide"),
+)
+"""Key, title and CSS classes of the columns of the table. A narrow window does not show those that are `wide`."""
 _TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -80,16 +72,37 @@ _TEMPLATE = """<!DOCTYPE html>
 <h2>Devices over time</h2>
 {% if has_plots %}
 <p class="muted">Drag to zoom, click a bar for details, click the legend to hide bars.</p>
+<div class="legend">
+{% for label, background in legend %}
+<button type="button" aria-pressed="true"><i style="background:{{ background }}"></i>{{ label }}</button>
+{% endfor %}
+</div>
 {{ root("plots") }}
 {% else %}
 <p class="muted">No test ran on a device or CPU slot.</p>
 {% endif %}
 <h2>Tests</h2>
-{{ root("table") }}
+{% if verdicts %}
+<form class="filters">
+<label>Test <input id="part" type="search" placeholder="part of its name" autocomplete="off"></label>
+<label>Verdict <select id="verdict"><option>all</option>
+{%- for verdict in verdicts %}<option>{{ verdict }}</option>{% endfor %}</select></label>
+<output id="count"></output>
+</form>
+<table id="tests">
+<thead><tr>{% for key, title, classes in columns %}
+<th class="{{ classes }}" scope="col"><button type="button" data-key="{{ key }}">{{ title }}</button></th>
+{%- endfor %}</tr></thead>
+<tbody></tbody>
+</table>
+<p><button id="more" type="button" hidden>Show more</button></p>
+{% else %}
+<p class="muted">No test ran.</p>
+{% endif %}
 {% if skips %}
 <h2>Skipped</h2>
 <table id="skips">
-<tr><th class="number">tests</th><th>reason</th></tr>
+<tr><th class="number" scope="col">tests</th><th scope="col">reason</th></tr>
 {% for reason, missing, count in skips %}
 <tr><td class="number">{{ count }}</td><td>{{ reason }}{% if missing %} <span class="muted">(missing hardware)</span>
 {%- endif %}</td></tr>
@@ -102,7 +115,7 @@ _TEMPLATE = """<!DOCTYPE html>
 {% if paths | length > 1 %}<p><code>{{ path.command }}</code></p>{% endif %}
 <div class="bar">
 {% for kind, seconds in path.totals %}
-<div style="flex:{{ seconds }};background:{{ steps[kind] }}"></div>
+<div style="width:{{ 100 * seconds / path.seconds }}%;background:{{ steps[kind] }}"></div>
 {% endfor %}
 </div>
 <p class="key">
@@ -111,7 +124,8 @@ _TEMPLATE = """<!DOCTYPE html>
 ({{ "%.0f" | format(100 * seconds / path.seconds) }} %)</span>
 {% endfor %}
 </p>
-<details{% if path.steps | length <= 20 %} open{% endif %}><summary>{{ path.steps | length }} steps</summary>
+<details{% if path.steps | length <= 20 %} open{% endif %}>
+<summary>{{ count_text(path.steps | length, "step") }}</summary>
 <div class="scroll steps"><table class="path">
 <tr><th class="number">from</th><th class="number">seconds</th><th>step</th><th>test</th></tr>
 {% for step in path.steps %}
@@ -120,7 +134,11 @@ _TEMPLATE = """<!DOCTYPE html>
 {% endfor %}
 </table></div></details>
 {% endfor %}
-{{ root("panel") }}
+<section id="details" aria-label="Details of a test" hidden>
+<button id="close" type="button">Close</button>
+<div id="text"></div>
+</section>
+<script>const packed = "{{ packed }}"{{ script | safe }}</script>
 {{ plot_script | safe }}
 </body>
 </html>
@@ -133,51 +151,37 @@ def page(sessions: Sequence[Session]) -> str:
     runs = [(test, session) for session in sessions for test in session.tests]
     runs.sort(key=lambda run: severity[run[0].verdict])
     tests = [test for test, _ in runs]
-    source = tests_source(sessions, tests)
-    plots = timeline(sessions, {id(test): row for row, test in enumerate(tests)}, source)
+    plots = timeline(sessions, {id(test): row for row, test in enumerate(tests)})
     shorten = truncation(tests)
-    texts = packed([details(test, session, shorten) for test, session in runs])
-    roots: list[LayoutDOM] = [table(source), _panel(source, None if plots is None else plots.bars, texts)]
-    names = ["table", "panel"]
-    if plots is not None:
-        roots.append(column(*plots.plots, sizing_mode="stretch_width"))
-        names.append("plots")
-    for name, root in zip(names, roots, strict=True):
-        root.name = name
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_TEMPLATE)
     title = "Report of a session" if len(sessions) == 1 else f"Report of {len(sessions)} sessions"
+    variables = {
+        "style": page_style.PAGE,
+        "script": page_script.SCRIPT,
+        "packed": packed((table_columns(sessions, tests), [details(test, session, shorten) for test, session in runs])),
+        "columns": _COLUMNS,
+        "verdicts": [verdict for verdict in page_style.COLOURS if verdict in {test.verdict for test in tests}],
+        "has_plots": plots is not None,
+        "legend": [] if plots is None else plots.legend,
+        "colours": page_style.COLOURS,
+        "steps": page_style.STEP_COLOURS,
+        "kinds": _STEPS,
+        "seconds_text": seconds_text,
+        "count_text": count_text,
+        "sessions": [_summary(session) for session in sessions],
+        "skips": _skips(tests),
+        "paths": [_path(session) for session in sessions],
+    }
+    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_TEMPLATE)
+    if plots is None:
+        return template.render(variables, title=title)
     html: str = file_html(
-        roots,
+        column(*plots.plots, sizing_mode="stretch_width", name="plots"),
         Resources(mode="inline", minified=True),
         title=title,
         template=template,
-        template_variables={
-            "style": page_style.PAGE,
-            "has_plots": plots is not None,
-            "colours": page_style.COLOURS,
-            "steps": page_style.STEP_COLOURS,
-            "kinds": _STEPS,
-            "seconds_text": seconds_text,
-            "sessions": [_summary(session) for session in sessions],
-            "skips": _skips(tests),
-            "paths": [_path(session) for session in sessions],
-        },
+        template_variables=variables,
     )
     return html
-
-
-def _panel(tests: ColumnDataSource, bars: ColumnDataSource | None, texts: str) -> LayoutDOM:
-    """Return the panel that shows the test that is selected, in the table or by one of its bars."""
-    sheet = InlineStyleSheet(css=page_style.DETAILS_TEXT)
-    text = Div(name="details", sizing_mode="stretch_width", disable_math=True, stylesheets=[sheet])
-    close = Button(label="Close", width=70, stylesheets=[InlineStyleSheet(css=page_style.CLOSE)])
-    close.js_on_click(CustomJS(args={"tests": tests}, code="tests.selected.indices = []"))
-    panel = column(close, text, visible=False, stylesheets=[InlineStyleSheet(css=page_style.DETAILS)])
-    show = CustomJS(args={"tests": tests, "bars": bars, "panel": panel, "text": text, "packed": texts}, code=_SHOW_TEST)
-    tests.selected.js_on_change("indices", show)
-    if bars is not None:
-        bars.selected.js_on_change("indices", CustomJS(args={"tests": tests, "bars": bars}, code=_CHOOSE_TEST))
-    return panel
 
 
 def _command(session: Session) -> str:

@@ -161,6 +161,16 @@ class TestRun:
         return max(chain.from_iterable(phase.peaks.values() for phase in self.phases), default=None)
 
     @property
+    def launched(self) -> int:
+        """The ranks that the test launched with the fixture ``launch``: the most at once."""
+        return max((phase.launched for phase in self.phases), default=0)
+
+    @property
+    def rank_count(self) -> int | None:
+        """The ranks that the test launched, or in which it ran; None if it has neither."""
+        return self.launched or (None if self.world is None else len(self.world.ranks))
+
+    @property
     def span(self) -> Period:
         """The period in which the test ran: in its ranks if it has any."""
         ranks = [rank for phase in self.phases for rank in phase.ranks if rank.start]

@@ -117,10 +117,45 @@ _TESTS = """
 
     def test_plain():
         pass
+
+
+    def test_launches(launch, tmp_path):
+        (tmp_path / "script.py").write_text("")
+        launch(tmp_path / "script.py", launcher="python")
 """
 _INJECTION = "</script></style><img src=x onerror=alert(1)>$$x^2$$"
 """Text that a page would execute or typeset if it did not escape it."""
-_SIZES = ((1280, 900), (390, 844))
+_SIZES = ((1280, 900), (390, 844), (1600, 1000))
+_ROWS = "#tests tbody tr"
+
+
+_FAINT = """() => {
+    const parse = (colour) => colour.match(/[\\d.]+/g).map(Number)
+    const light = (colour) => {
+      const [r, g, b] = colour.map((part) => part / 255)
+        .map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b
+    }
+    const paper = (element) => {
+      const colour = parse(getComputedStyle(element).backgroundColor)
+      return colour[3] === 0 ? paper(element.parentElement) : colour
+    }
+    const faint = new Set()
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
+    while (texts.nextNode()) {
+      const element = texts.currentNode.parentElement
+      if (!texts.currentNode.data.trim() || !element.checkVisibility() || element.closest("script, option")) continue
+      const [one, other] = [light(parse(getComputedStyle(element).color)), light(paper(element))]
+      const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)
+      if (contrast < 4.5) faint.add(`${element.tagName}.${element.className}: ${contrast.toFixed(1)}`)
+    }
+    return [...faint]
+}"""
+"""Returns the elements whose text has less contrast than WCAG 2 asks for (level AA)."""
+_SMALL = """() => Array.from(document.querySelectorAll("button, input, select"))
+    .filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 24)
+    .map((one) => one.outerHTML)"""
+"""Returns the controls that are smaller than WCAG 2 asks for (level AA)."""
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +190,8 @@ def _open_page(
     page.on("request", lambda request: requests.append(request.url))
     page.set_default_timeout(120_000)
     page.goto(path.as_uri())
-    page.wait_for_function("window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle")
+    page.wait_for_function("!document.getElementById('tests') || accel.tests !== null")
+    page.wait_for_function("!window.Bokeh || (Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle)")
     try:
         yield page
         assert problems == []
@@ -164,16 +200,18 @@ def _open_page(
         page.close()
 
 
-def _source(page: Page, name: str) -> dict[str, list[Any]]:
-    """Return the columns of data in the page: of its bars (`name` is "timeline") or its table ("tests")."""
+def _bars(page: Page) -> dict[str, list[Any]]:
+    """Return the columns of data of the bars in the page."""
     found = page.evaluate(
-        """name => {
-            const model = Bokeh.documents[0].get_model_by_name(name)
-            const source = model.source ?? model.renderers[0].data_source
-            return Object.fromEntries(Object.entries(source.data).map(([key, column]) => [key, Array.from(column)]))
-        }""",
-        name,
+        "() => Object.fromEntries(Object.entries(accel.bars().data).map(([key, column]) => [key, Array.from(column)]))"
     )
+    assert isinstance(found, dict)
+    return found
+
+
+def _tests(page: Page) -> dict[str, list[Any]]:
+    """Return the columns of the table of tests in the page."""
+    found = page.evaluate("accel.tests")
     assert isinstance(found, dict)
     return found
 
@@ -184,9 +222,8 @@ def _bar_center(page: Page, test: str) -> tuple[float, float]:
         """test => {
             const plot = Bokeh.documents[0].get_model_by_name("timeline")
             const view = Bokeh.index.find_one(plot)
-            const bars = plot.renderers[0].data_source.data
-            const tests = Bokeh.documents[0].get_model_by_name("tests").source.data.test
-            const bar = bars.n.findIndex((n, bar) => tests[n] === test && bars.kind[bar] < 8)
+            const bars = accel.bars().data
+            const bar = bars.n.findIndex((n, bar) => accel.tests.test[n] === test && bars.kind[bar] < 8)
             view.el.scrollIntoView({block: "center"})
             const box = view.canvas_view.el.getBoundingClientRect()
             return [
@@ -209,10 +246,8 @@ def _counts(page: Page) -> Counter[str]:
 
 
 def _column(page: Page, number: int) -> list[str]:
-    """Return the texts in a column of the table, from top to bottom, for the rows that are visible."""
-    rows = page.locator(".slick-row").all()
-    cells = [(row.bounding_box(), row.locator(f".l{number}").inner_text()) for row in rows]
-    return [text for box, text in sorted(cells, key=lambda cell: cell[0]["y"] if cell[0] else 0.0)]
+    """Return the texts in a column of the table, from top to bottom."""
+    return page.locator(f"{_ROWS} td:nth-child({number + 1})").all_inner_texts()
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +276,7 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
         assert [counts["failed"], counts["error"], counts["skipped"] + counts["xfailed"], counts.total()] == [
             int(junit.get(name, "")) for name in ("failures", "errors", "skipped", "tests")
         ]
-        table = _source(page, "tests")
+        table = _tests(page)
         runs = {test.test: test for test in session.tests}
         assert Counter(table["test"]) == Counter(list(runs))
         for name, verdict, seconds, wait, used in zip(
@@ -252,7 +287,10 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
             assert (seconds, wait, used) == pytest.approx(
                 (test.span.seconds, test.waited, test.device_seconds), abs=1e-4
             )
-        bars = _source(page, "timeline")
+        ranks = dict(zip(table["test"], table["ranks"], strict=True))
+        counts_of_ranks = {"ranks[0]": 2, "all_devices[0]": 1, "launches": 1, "plain": None, "too_many": None}
+        assert {name: ranks[f"test_it.py::test_{name}"] for name in counts_of_ranks} == counts_of_ranks
+        bars = _bars(page)
         on_lanes = Counter(table["test"][n] for n, kind in zip(bars["n"], bars["kind"], strict=True) if kind < 8)
         assert on_lanes == {test.test: len(test.lanes) for test in session.tests if test.lanes}
         assert bars["kind"].count(9) == sum(
@@ -291,8 +329,8 @@ def _check_tooltip(page: Page) -> None:
 
 def _check_details(page: Page) -> None:
     """Check that a click on a row or a bar shows the details of its test, which can be closed."""
-    page.locator(".slick-row", has_text="test_one_rank_fails").click()
-    details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_fails")
+    page.locator(_ROWS, has_text="test_one_rank_fails").click()
+    details = page.locator("#details", has_text="test_it.py::test_one_rank_fails")
     details.get_by_text("rank 1: assert 1 == 0", exact=True).wait_for()
     text = details.inner_text()
     assert "call failed, rank 1, test_it.py:" in text
@@ -303,17 +341,29 @@ def _check_details(page: Page) -> None:
     details.wait_for(state="hidden")
 
     page.mouse.click(*_bar_center(page, "test_it.py::test_one_rank_ends"))
-    details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_ends")
+    details = page.locator("#details", has_text="test_it.py::test_one_rank_ends")
     details.get_by_text("rank 1 exited with status 3").first.wait_for()
-    chosen = page.locator(".slick-row", has=page.locator(".selected"))
-    assert chosen.locator(".l1").inner_text() == "test_it.py::test_one_rank_ends"
-    page.get_by_role("button", name="Close").click()
+    assert page.locator(f"{_ROWS}.chosen .name").all_inner_texts() == ["test_it.py::test_one_rank_ends"]
+    page.keyboard.press("Escape")
     details.wait_for(state="hidden")
+
+    # The keyboard reaches each test, and comes back to it.
+    page.locator("select").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.dataset.key") == "verdict"
+    page.get_by_role("button", name="test_it.py::test_errs").focus()
+    page.keyboard.press("Enter")
+    details = page.locator("#details", has_text="RuntimeError: no fixture")
+    details.wait_for()
+    assert page.evaluate("document.activeElement.id") == "close"
+    page.keyboard.press("Enter")
+    details.wait_for(state="hidden")
+    assert page.evaluate("document.activeElement.textContent") == "test_it.py::test_errs"
 
 
 def _check_table(page: Page) -> None:
     """Check that the table can be filtered by name and by verdict, and sorted."""
-    verdicts = _source(page, "tests")["verdict"]
+    verdicts = _tests(page)["verdict"]
     assert verdicts[:3] == ["failed", "failed", "error"]
     page.get_by_placeholder("part of its name").press_sequentially("RANKS[")
     page.get_by_text(f"4 of {len(verdicts)} tests").wait_for()
@@ -324,13 +374,13 @@ def _check_table(page: Page) -> None:
     assert _column(page, 1) == ["test_it.py::test_errs"]
     page.locator("select").select_option("all")
     page.get_by_text(f"{len(verdicts)} of {len(verdicts)} tests").wait_for()
-    header = page.locator(".slick-header-column").nth(1)
+    header = page.locator("#tests [data-key=test]")
     header.click()
     ascending = _column(page, 1)
-    assert ascending == sorted(_source(page, "tests")["test"])[: len(ascending)]
+    assert ascending == sorted(_tests(page)["test"])[: len(ascending)]
     header.click()
     descending = _column(page, 1)
-    assert descending == sorted(_source(page, "tests")["test"], reverse=True)[: len(descending)]
+    assert descending == sorted(_tests(page)["test"], reverse=True)[: len(descending)]
 
 
 def _check_legend(page: Page) -> None:
@@ -341,6 +391,8 @@ def _check_legend(page: Page) -> None:
     assert {"failed", "error", "passed", "start"} <= set(before)
     page.get_by_role("button", name="failed").click()
     assert page.evaluate(visible) == [name for name in before if name != "failed"]
+    page.get_by_role("button", name="failed").click()
+    assert page.evaluate(visible) == before
 
 
 @pytest.mark.long
@@ -358,17 +410,18 @@ def test_the_page_follows_the_colour_scheme_and_fits(
             shot = image.open(io.BytesIO(canvas.screenshot())).convert("L")
             shades = shot.histogram()
             background[scheme] = shades.index(max(shades))  # A single pixel may be on a grid line.
-            ink = page.locator(".slick-row").first.evaluate("row => getComputedStyle(row).color")
-            paper = page.locator(".slick-row").first.evaluate("row => getComputedStyle(row).backgroundColor")
-            assert abs(_brightness(ink) - _brightness(paper)) > 150
+            page.locator(_ROWS, has_text="test_one_rank_ends").locator("button").click()
+            page.get_by_role("button", name="Close").wait_for()
+            assert page.evaluate(_FAINT) == []
+            assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+            cut = page.locator(".name button").evaluate_all(
+                "all => all.filter(one => one.scrollWidth > one.clientWidth)"
+            )
+            assert cut == []
+            if size[0] < 600:
+                assert page.evaluate(_SMALL) == []
     assert background["light"] > 240
     assert background["dark"] < 30
-
-
-def _brightness(colour: str) -> float:
-    """Return the mean of the three components of a color such as ``rgb(1, 2, 3)``."""
-    parts = [float(part) for part in re.findall(r"[\d.]+", colour)[:3]]
-    return sum(parts) / 3
 
 
 def _write_events(path: Path, events: Sequence[Event]) -> None:
@@ -419,8 +472,8 @@ def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
     with _open_page(browser, tmp_path / "report.html", (1280, 1600)) as page:
         page.mouse.move(*_bar_center(page, ran.test))
         page.locator(".bk-tooltip-content", has_text=ran.test).wait_for()
-        page.locator(".slick-row", has_text="test_it.py").click()
-        details = page.locator(".bk-Div .bk-clearfix", has_text=f"test_it.py::test_it[{text}]")
+        page.locator(_ROWS, has_text="test_it.py").click()
+        details = page.locator("#details", has_text=f"test_it.py::test_it[{text}]")
         details.get_by_text(f"failure {text}", exact=True).wait_for()
         shown = details.inner_text()
         for part in (f"headline {text}", f"why {text}", f"output {text}", f"section {text}", f"rank {text}: 1 GiB"):
@@ -441,18 +494,23 @@ def test_the_page_of_a_large_session_is_limited_in_size(tmp_path: Path, browser:
     assert path.stat().st_size < 4e6
     (session,) = sessions_of([read_record(tmp_path / "record.jsonl")])
     with _open_page(browser, path, (1280, 1600)) as page:
-        bars = _source(page, "timeline")
+        bars = _bars(page)
         assert sum(kind < 8 for kind in bars["kind"]) == sum(len(test.lanes) for test in session.tests)
         assert bars["kind"].count(8) == 1000
         waits = sorted((test.waited for test in session.tests if test.lanes), reverse=True)
-        tests = _source(page, "tests")
+        tests = _tests(page)
         shown = [tests["wait"][n] for n, kind in zip(bars["n"], bars["kind"], strict=True) if kind == 8]
         assert sorted(shown, reverse=True) == pytest.approx(waits[:1000], abs=1e-4)
         page.get_by_text("5000 of 5000 tests").wait_for()
         page.get_by_placeholder("part of its name").press_sequentially("[bfloat16-1499]")
         page.get_by_text("1 of 5000 tests").wait_for()
-        page.locator(".slick-row").click()
-        page.get_by_text("test_matmul[bfloat16-1499]").nth(1).wait_for()
+        page.locator(_ROWS).click()
+        page.locator("#details", has_text="test_matmul[bfloat16-1499]").wait_for()
+        page.get_by_placeholder("part of its name").fill("")
+        page.get_by_text("5000 of 5000 tests, the first 100 are shown").wait_for()
+        assert page.locator(_ROWS).count() == 100
+        page.get_by_role("button", name="Show more").click()
+        assert page.locator(_ROWS).count() == 1000
 
 
 @pytest.mark.long
@@ -481,6 +539,18 @@ def test_the_page_of_a_session_without_devices_lists_its_tests(suite: Suite, bro
     with _open_page(browser, suite.path / "report.html") as page:
         assert page.get_by_text("No test ran on a device or CPU slot.").is_visible()
         assert _column(page, 1) == ["test_it.py::test_plain"]
+        assert _column(page, 6) == [""]
+
+
+@pytest.mark.long
+def test_the_page_of_a_session_without_tests_says_so(suite: Suite, browser: Browser) -> None:
+    suite.write("test_it.py", "")
+    suite.run("--accel-report=report.html")
+    with _open_page(browser, suite.path / "report.html", _SIZES[1], "dark") as page:
+        assert page.get_by_text("No test ran.").is_visible()
+        assert page.locator("summary").inner_text() == "1 step"
+        # The one part of the bar takes all of it.
+        assert page.locator(".bar div").bounding_box() == page.locator(".bar").bounding_box()
 
 
 def test_a_report_without_bokeh_is_a_usage_error(
