@@ -256,7 +256,13 @@ def test_the_map_of_the_documentation_names_every_page() -> None:
         for index in indexes
         for target in re.findall(r"\]\(([^)#:]*\.md)", index.read_text(encoding="utf-8"))
     }
-    assert set(docs.rglob("*.md")) - {docs / "index.md"} - linked == set()
+    pages = set(docs.rglob("*.md"))
+    assert pages - {docs / "index.md"} - linked == set()
+    assert len(pages) <= 45, "join pages that say the same"
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
 def test_files_and_tests_that_the_documentation_names_exist() -> None:
