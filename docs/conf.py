@@ -52,8 +52,8 @@ def setup(app: Sphinx) -> None:
 def _add_toctrees(app: Sphinx, docname: str, content: list[str]) -> None:
     """Add the navigation to a page `index`: the pages to which it links, in the order of their links.
 
-    On the site's front page, each heading of the third level is a group of the navigation. Pages in a folder that has an
-    index are below that index.
+    On the site's front page, each heading of the third level is a group of the navigation. Pages in a folder that has
+    an index are below that index.
     """
     folder = (_DOCS / docname).parent
     if not docname.endswith("index"):
