@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,22 +69,53 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.long
-def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def make_gpus(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that gives the machine a number of simulated L4s, and no others."""
     if fake_driver.compiler() is None:
         pytest.skip("needs Linux and a C compiler for the fake driver")
+    pytester.makeini("[pytest]\naddopts = -p accel -p xdist\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    fake_driver.build(pytester.path / "driver" / fake_driver.NVML, "libnvidia-ml.c")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(pytester.path / "driver"))
+    monkeypatch.setenv("FAKE_NVML", str(pytester.path / "machine.txt"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def make(count: int) -> None:
+        gpus = range(1, count + 1)
+        facts = [fact for number in gpus for fact in (f"gpu GPU-{number}", *L4, f"pci 0 {number} 0")]
+        (pytester.path / "machine.txt").write_text("\n".join(facts) + "\n", encoding="utf-8")
+
+    return make
+
+
+def check_output(pytester: pytest.Pytester, expected: str, *options: str) -> None:
+    """Run pytest, and check that it prints each part of `expected`; ``...`` stands between parts."""
+    result = pytester.run(sys.executable, "-m", "pytest", *options)
+    printed = same_width(result.outlines)
+    for part in expected.split("\n...\n"):
+        assert same_width(part.splitlines()) in printed, f"pytest {options} does not print this part:\n{part}"
+
+
+@pytest.mark.long
+def test_the_readme_shows_what_pytest_prints(pytester: pytest.Pytester, make_gpus: Callable[[int], None]) -> None:
+    make_gpus(0)
+    (test,) = blocks(ROOT / "README.md", "python")
+    line = "    total = torch.ones(1, device=device)\n"
+    failing = test.replace(line, line.replace("\n", "; world_size -= rank == 2\n"))
+    assert failing != test
+    for code, expected in zip((test, failing), blocks(ROOT / "README.md", "text"), strict=True):
+        (pytester.path / "test_training.py").write_text(code, encoding="utf-8")
+        check_output(pytester, expected)
+
+
+@pytest.mark.long
+def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, make_gpus: Callable[[int], None]) -> None:
     text = TUTORIAL.read_text(encoding="utf-8")
     files = re.findall(r"Write\s`(\w+\.py)`:\n\n```python(?: fails)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     for name, block in files:
         (pytester.path / name).write_text(block, encoding="utf-8")
     assert len(files) == text.count("\ndef test_")
-    pytester.makeini("[pytest]\naddopts = -p accel -p xdist\n")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    # The machine has the GPUs that the page shows, and no others.
-    fake_driver.build(pytester.path / "driver" / fake_driver.NVML, "libnvidia-ml.c")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(pytester.path / "driver"))
-    monkeypatch.setenv("FAKE_NVML", str(pytester.path / "machine.txt"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     # On a busy machine, a test may wait long for the ranks of the test before it to exit. The page has no line on that.
     pytester.makeconftest("from pytest_accel.pool import pool_client\n\npool_client.WAITING_SHOWN_AFTER = 600.0\n")
 
@@ -91,12 +123,8 @@ def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, monkey
     assert len(commands) == 6
     for options, expected in commands:
         count = re.search(r"^accel: cuda, (\d)", expected, re.MULTILINE)
-        gpus = range(1, int(count[1]) + 1) if count else ()
-        facts = [fact for number in gpus for fact in (f"gpu GPU-{number}", *L4, f"pci 0 {number} 0")]
-        (pytester.path / "machine.txt").write_text("\n".join(facts) + "\n", encoding="utf-8")
-        printed = same_width(pytester.run(sys.executable, "-m", "pytest", *options.split()).outlines)
-        for part in expected.split("\n...\n"):
-            assert same_width(part.splitlines()) in printed, f"pytest {options} does not print this part:\n{part}"
+        make_gpus(int(count[1]) if count else 0)
+        check_output(pytester, expected, *options.split())
 
 
 def same_width(lines: list[str]) -> str:

@@ -140,7 +140,7 @@ def link_requirements(wheel: Path, extras: frozenset[str], packages: Path) -> No
         waiting += [(Requirement(text), frozenset(one.extras)) for text in found.requires or ()]
         for entry in {file.parts[0] for file in found.files or () if file.parts[0] not in {"..", "__pycache__"}}:
             if not (packages / entry).exists():
-                (packages / entry).symlink_to(found.locate_file(entry))
+                (packages / entry).symlink_to(str(found.locate_file(entry)))
 
 
 @pytest.mark.long
