@@ -27,7 +27,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["images"]
 
 # Links to headings have the same targets as on GitHub.
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 
 # Two hyphens in the text are an option's, not a dash.
 smartquotes = False
@@ -46,6 +46,31 @@ html_css_files = ["site.css"]
 def setup(app: Sphinx) -> None:
     """Connect the functions of this file to Sphinx's events."""
     app.connect("source-read", _adapt_links)
+    app.connect("source-read", _add_toctrees)
+
+
+def _add_toctrees(app: Sphinx, docname: str, content: list[str]) -> None:
+    """Add the navigation to a page `index`: the pages to which it links, in the order of their links.
+
+    On the site's front page, each heading of the third level is a group of the navigation. Pages in a folder that has
+    an index are below that index.
+    """
+    folder = (_DOCS / docname).parent
+    if not docname.endswith("index"):
+        return
+    groups = re.split(r"^### (.*)\n", content[0], flags=re.MULTILINE) if docname == "index" else ["", "", content[0]]
+    for caption, text in zip(groups[1::2], groups[2::2], strict=True):
+        linked = dict.fromkeys((folder / page).resolve() for page in re.findall(r"\]\(([\w./-]+)\.md", text))
+        own = [page.relative_to(folder) for page in linked if _index_above(page) == _DOCS / docname]
+        options = [*([f":caption: {caption}"] if caption else []), ":hidden:", ":titlesonly:", ""]
+        lines = ["", "```{toctree}", *options, *(page.as_posix() for page in own), "```", ""]
+        content[0] += "\n".join(lines)
+
+
+def _index_above(page: Path) -> Path:
+    """Return the index below which `page` stands, without suffix: the nearest one above it other than itself."""
+    indexes = (folder / "index" for folder in page.parents if (folder / "index.md").exists())
+    return next(index for index in indexes if index != page)
 
 
 def _adapt_links(app: Sphinx, docname: str, content: list[str]) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
     hooks = [block for page in PAGES for block in blocks(page, "python conftest")]
     assert len(hooks) == 1
     (pytester.path / "conftest.py").write_text("\n".join(hooks), encoding="utf-8")
-    (machine,) = blocks(ROOT / "docs" / "how-to" / "devices.md", "toml")
+    (machine,) = blocks(ROOT / "docs" / "how-to" / "gpu-suites.md", "toml")
     (pytester.path / "machine.toml").write_text(f"{machine}\n[[device]]\n\n[[device]]\n", encoding="utf-8")
 
     result = pytester.runpytest_subprocess("-rA", "-p", "no:randomly", "--accel", "sim:machine.toml")
@@ -68,22 +69,53 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.long
-def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def make_gpus(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that gives the machine a number of simulated L4s, and no others."""
     if fake_driver.compiler() is None:
         pytest.skip("needs Linux and a C compiler for the fake driver")
+    pytester.makeini("[pytest]\naddopts = -p accel -p xdist\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    fake_driver.build(pytester.path / "driver" / fake_driver.NVML, "libnvidia-ml.c")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(pytester.path / "driver"))
+    monkeypatch.setenv("FAKE_NVML", str(pytester.path / "machine.txt"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def make(count: int) -> None:
+        gpus = range(1, count + 1)
+        facts = [fact for number in gpus for fact in (f"gpu GPU-{number}", *L4, f"pci 0 {number} 0")]
+        (pytester.path / "machine.txt").write_text("\n".join(facts) + "\n", encoding="utf-8")
+
+    return make
+
+
+def check_output(pytester: pytest.Pytester, expected: str, *options: str) -> None:
+    """Run pytest, and check that it prints each part of `expected`; ``...`` stands between parts."""
+    result = pytester.run(sys.executable, "-m", "pytest", *options)
+    printed = same_width(result.outlines)
+    for part in expected.split("\n...\n"):
+        assert same_width(part.splitlines()) in printed, f"pytest {options} does not print this part:\n{part}"
+
+
+@pytest.mark.long
+def test_the_readme_shows_what_pytest_prints(pytester: pytest.Pytester, make_gpus: Callable[[int], None]) -> None:
+    make_gpus(0)
+    (test,) = blocks(ROOT / "README.md", "python")
+    line = "    total = torch.ones(1, device=device)\n"
+    failing = test.replace(line, line.replace("\n", "; world_size -= rank == 2\n"))
+    assert failing != test
+    for code, expected in zip((test, failing), blocks(ROOT / "README.md", "text"), strict=True):
+        (pytester.path / "test_training.py").write_text(code, encoding="utf-8")
+        check_output(pytester, expected)
+
+
+@pytest.mark.long
+def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, make_gpus: Callable[[int], None]) -> None:
     text = TUTORIAL.read_text(encoding="utf-8")
     files = re.findall(r"Write\s`(\w+\.py)`:\n\n```python(?: fails)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     for name, block in files:
         (pytester.path / name).write_text(block, encoding="utf-8")
     assert len(files) == text.count("\ndef test_")
-    pytester.makeini("[pytest]\naddopts = -p accel -p xdist\n")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    # The machine has the GPUs that the page shows, and no others.
-    fake_driver.build(pytester.path / "driver" / fake_driver.NVML, "libnvidia-ml.c")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(pytester.path / "driver"))
-    monkeypatch.setenv("FAKE_NVML", str(pytester.path / "machine.txt"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     # On a busy machine, a test may wait long for the ranks of the test before it to exit. The page has no line on that.
     pytester.makeconftest("from pytest_accel.pool import pool_client\n\npool_client.WAITING_SHOWN_AFTER = 600.0\n")
 
@@ -91,12 +123,8 @@ def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, monkey
     assert len(commands) == 6
     for options, expected in commands:
         count = re.search(r"^accel: cuda, (\d)", expected, re.MULTILINE)
-        gpus = range(1, int(count[1]) + 1) if count else ()
-        facts = [fact for number in gpus for fact in (f"gpu GPU-{number}", *L4, f"pci 0 {number} 0")]
-        (pytester.path / "machine.txt").write_text("\n".join(facts) + "\n", encoding="utf-8")
-        printed = same_width(pytester.run(sys.executable, "-m", "pytest", *options.split()).outlines)
-        for part in expected.split("\n...\n"):
-            assert same_width(part.splitlines()) in printed, f"pytest {options} does not print this part:\n{part}"
+        make_gpus(int(count[1]) if count else 0)
+        check_output(pytester, expected, *options.split())
 
 
 def same_width(lines: list[str]) -> str:
@@ -106,14 +134,15 @@ def same_width(lines: list[str]) -> str:
 
 
 @pytest.mark.parametrize("page", MIGRATION, ids=lambda page: page.stem)
-def test_a_migration_page_shows_both_sides(page: Path) -> None:
+def test_a_migration_page_shows_both_sides_of_each_harness(page: Path) -> None:
     """The blocks "after" run with the others of the documentation, or in `launchers/test_mpi_worlds.py`."""
-    (before,) = blocks(page, "python before")
-    ast.parse(before)
-    assert any("def test_" in block for block in blocks(page, "python") + blocks(page, "python mpi"))
-    headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    before = blocks(page, "python before")
+    for block in before:
+        ast.parse(block)
+    assert sum("def test_" in block for block in blocks(page, "python") + blocks(page, "python mpi")) >= len(before)
+    headings = re.findall(r"^##+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     expected = ["Before", "After", "What changes in the verdict", "What to delete", "What stays different"]
-    assert [heading for heading in headings if heading in expected] == expected
+    assert [heading for heading in headings if heading in expected] == expected * len(before)
 
 
 @pytest.mark.long
@@ -123,12 +152,12 @@ def test_harnesses_of_torch_and_of_a_pool_run_as_documented(
     pytest.importorskip("expecttest")  # torch.testing._internal imports it.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pages = {page.stem: page for page in MIGRATION}
-    for name in ("torch", "process-pool"):
-        (before,) = blocks(pages[name], "python before")
+    for name, page in (("torch", "test-classes"), ("process-pool", "process-pool")):
+        before, *_ = blocks(pages[page], "python before")
         (pytester.path / f"test_{name.replace('-', '_')}.py").write_text(before, encoding="utf-8")
     pytester.runpytest_subprocess().assert_outcomes(passed=2)
 
-    (settings,) = blocks(pages["torch"], "ini")
+    (settings,) = blocks(pages["test-classes"], "ini")
     pytester.makeini(settings)
     adopted = pytester.runpytest_subprocess("-p", "accel", "-p", "xdist", "--accel", "sim:2", "test_torch.py")
     adopted.assert_outcomes(passed=1)
@@ -157,7 +186,7 @@ def coverage_settings(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     for name in [name for name in os.environ if name.startswith(("COV", "PYTEST_XDIST"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    (settings,) = blocks(ROOT / "docs" / "how-to" / "coverage.md", "ini")
+    (settings,) = blocks(ROOT / "docs" / "reference" / "plugins.md", "ini")
     pytester.path.joinpath(".coveragerc").write_text(settings, encoding="utf-8")
     return pytester
 
@@ -234,7 +263,8 @@ def check_coverage(result: pytest.RunResult, folder: Path) -> None:
 
 def test_links_have_targets() -> None:
     broken = []
-    for page in [*PAGES, ROOT / "docs" / "reference" / "marks.md", ROOT / "CONTRIBUTING.md"]:
+    others = [ROOT / "docs" / "reference" / "marks.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+    for page in [*PAGES, *others]:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
             file = (page.parent / target).resolve() if target else page
@@ -245,15 +275,27 @@ def test_links_have_targets() -> None:
     assert broken == []
 
 
-def test_every_page_is_reachable_from_the_readme() -> None:
-    linked = set(re.findall(r"\]\((docs/[^)#]*\.md)", (ROOT / "README.md").read_text(encoding="utf-8")))
-    pages = {page for page in (ROOT / "docs").rglob("*.md") if "```{include}" not in page.read_text(encoding="utf-8")}
-    assert {str(page.relative_to(ROOT)) for page in pages} == linked
+def test_the_map_of_the_documentation_names_every_page() -> None:
+    """The README links to the map, `docs/index.md`. A folder may have an index of its own."""
+    docs = ROOT / "docs"
+    indexes = list(docs.rglob("index.md"))
+    linked = {
+        (index.parent / target).resolve()
+        for index in indexes
+        for target in re.findall(r"\]\(([^)#:]*\.md)", index.read_text(encoding="utf-8"))
+    }
+    pages = set(docs.rglob("*.md"))
+    assert pages - {docs / "index.md"} - linked == set()
+    assert len(pages) <= 45, "join pages that say the same"
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
 def test_files_and_tests_that_the_documentation_names_exist() -> None:
-    pages = [ROOT / "docs" / "reference" / f"{name}.md" for name in ("launchers", "launched-sessions")]
-    named = {name for page in pages for name in re.findall(r"`(test_\w+)", page.read_text(encoding="utf-8"))}
+    page = ROOT / "docs" / "reference" / "launchers.md"
+    named = set(re.findall(r"`(test_\w+)", page.read_text(encoding="utf-8")))
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))}
     assert named - there - {file.stem for file in files} == set()

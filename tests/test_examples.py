@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections import defaultdict
@@ -15,15 +16,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.torch_release import TORCH_RELEASE, needs_torch
+from tests.torch_release import needs_torch
 
 ROOT = Path(__file__).resolve().parent.parent
 _PLUGINS = ("-p", "accel", "-p", "xdist", "-p", "hypothesispytest")
-_SHARDING = (
-    *(["test_fully_shard_equals_training_in_one_process"] if TORCH_RELEASE >= (2, 13) else []),
-    *(["test_a_product_of_sharded_matrices"] if TORCH_RELEASE >= (2, 6) else []),
-)
-"""The tests of `test_sharding.py` that run; the file is skipped as a whole before torch 2.6."""
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(package) is None for package in ("accelerate", "hypothesis", "sklearn")),
@@ -43,43 +39,29 @@ def run(*arguments: str, status: int, extra: Mapping[str, str] | None = None) ->
 
 
 @pytest.mark.long
-def test_the_examples_without_accelerators_have_the_documented_output() -> None:
-    """README.md shows this output as a picture."""
-    output = run("examples", "examples/failing", "--accel", "none", status=1)
-    output.fnmatch_lines_random(
-        [
-            "*test_ddp_equals_training_in_one_process[[]world_size=4[]] PASSED *",
-            *(f"*{name} PASSED *" for name in _SHARDING),
-            "*test_sharded_logsumexp_equals_torchs PASSED *",
-            *(f"*test_sampler_covers_the_data_once[[]world_size={size}[]] PASSED *" for size in (1, 2, 4)),
-            "*test_with_accelerate PASSED *",
-            "*test_with_torch_alone PASSED *",
-            "*test_gradients_flow_back_over_both_devices SKIPPED (needs 2 devices; *",
-        ]
-    )
-    output.fnmatch_lines(
-        [
-            "*::test_all_ranks_start_from_the_same_weights FAILED *",
-            "*::test_on_a_whole_rack SKIPPED (needs 64 devices; there is no accelerator in this session)*",
-            "rank 1 of 2 on cpu",
-            "rank = 1, *",
-            ">       assert weight == weight_of_rank_0",
-            "E       assert 0.7576* == 0.4962*",
-            "*test_failing.py:17: AssertionError",
-            "-* all ranks -*",
-            "rank 1: failed at examples/failing/test_failing.py:17",
-            "rank 0: passed",
-            "-* Captured stdout call [[]rank 0[]] -*",
-            "rank 0 starts from 0.4963",
-            "-* Captured stdout call [[]rank 1[]] -*",
-            "rank 1 starts from 0.7576",
-            "-* accel: 3 skipped for missing hardware -*",
-            "    2  needs 2 devices; there is no accelerator in this session",
-            "    1  needs 64 devices; there is no accelerator in this session",
-            "FAILED examples/failing/test_failing.py::test_all_ranks_* - rank 1: assert 0.7576* == 0.4962*",
-            f"=* 1 failed, {9 + len(_SHARDING)} passed, {3 if len(_SHARDING) == 2 else 4} skipped in *",
-        ]
-    )
+@needs_torch(2, 13)
+def test_the_picture_of_the_readme_shows_what_the_examples_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of these texts, `python docs/images/make.py` makes the picture again."""
+    for name in [name for name in os.environ if name.startswith(("PYTEST_", "COV")) or name in {"CI", "BUILD_NUMBER"}]:
+        monkeypatch.delenv(name)
+    make = runpy.run_path(str(ROOT / "docs" / "images" / "make.py"))
+    shown = rows_of(ROOT / "docs" / "images" / "examples.svg")
+    printed = ["".join(character for character, _ in row) for row in make["rows"](make["run"]())]
+    assert without_chance(shown) == without_chance(printed)
+
+
+def rows_of(picture: Path) -> list[str]:
+    """Return the text of each row of a picture of a terminal, without spaces."""
+    rows: defaultdict[float, list[str]] = defaultdict(list)
+    for piece in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text"):
+        rows[float(piece.attrib["y"])].append(piece.text or "")
+    return ["".join(rows[place]) for place in sorted(rows)]
+
+
+def without_chance(rows: list[str]) -> list[str]:
+    """Return `rows` without spaces, empty rows, releases, durations and what these change."""
+    text = "\n".join(re.sub(r"\s", "", row) for row in rows if row.strip() and not row.startswith("platform"))
+    return re.sub(r"0x[0-9a-f]+|\d+\.\d+s(\(\d+:\d+:\d+\))?|[=_-]{3,}", "#", text).splitlines()
 
 
 @pytest.mark.long

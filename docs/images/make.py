@@ -25,9 +25,11 @@ PLAIN, GREY, BACKGROUND = "#e6edf3", "#8b949e", "#0d1117"
 
 
 def run() -> str:
-    """What the command writes to a terminal, with its colours. Only this plugin and pytest's own take part."""
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", *COMMAND, "-p", "pytest_accel.plugin", "--color=yes"]
+    """Return what the command writes to a terminal, with its colours. Only this plugin and pytest's own take part."""
+    # Options on the command line would be in the command that runs a failed test again.
+    plugin = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_accel.plugin"}
+    environment = {**os.environ, **plugin, "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1"}
+    command = [sys.executable, "-m", *COMMAND]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 1:
         raise SystemExit(f"one test was to fail, but the exit status is {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -35,7 +37,7 @@ def run() -> str:
 
 
 def characters(line: str) -> list[tuple[str, str]]:
-    """Each character of a line with its CSS, after the SGR codes of ECMA-48 that pytest and Pygments use."""
+    """Return each character of a line with its CSS, after the SGR codes of ECMA-48 that pytest and Pygments use."""
     found, colour, bold = [], PLAIN, False
     for codes, text in re.findall(r"(?:\x1b\[([\d;]*)m)?([^\x1b]*)", line):
         for code in map(int, filter(None, codes.split(";"))):
@@ -52,7 +54,7 @@ def characters(line: str) -> list[tuple[str, str]]:
 
 
 def rows(output: str) -> Iterator[list[tuple[str, str]]]:
-    """The lines as a terminal shows them: what is too long goes on in the next row."""
+    """Yield the rows of a terminal that shows the output: a line that is too long goes on in the next row."""
     for line in [f"$ {' '.join(COMMAND)}", *output.rstrip("\n").splitlines()]:
         found = characters(line)
         for start in range(0, max(1, len(found)), COLUMNS):
@@ -60,6 +62,7 @@ def rows(output: str) -> Iterator[list[tuple[str, str]]]:
 
 
 def picture(output: str) -> str:
+    """Return the picture of a terminal with the output, as SVG."""
     lines = list(rows(output))
     width, height = 2 * MARGIN + WIDTH * COLUMNS, 2 * MARGIN + HEIGHT * len(lines)
     svg = [

@@ -11,5 +11,5 @@ its own to each worker.
   `plan` (pure) starts there, out of the `backlog`.
 - Times of tests: `stored_durations`.
 
-Tests: ``tests/features/order``. Page: ``docs/explanation/scheduling.md``.
+Tests: ``tests/features/order``. Page: ``docs/how-to/xdist.md``.
 """

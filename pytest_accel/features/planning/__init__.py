@@ -12,6 +12,5 @@ are made by the real scheduler, with the times that it has stored.
 - Census: `census_hooks` records, `census_file` is the file, `census_merge` compares files (pure).
 - Advice: `advice`.
 
-Tests: ``tests/features/planning``. Pages: ``docs/how-to/choose-a-ci-runner.md``, ``docs/how-to/divide-a-suite.md``,
-``docs/how-to/prove-that-tests-ran.md``, ``docs/how-to/advise.md``.
+Tests: ``tests/features/planning``. Pages: ``docs/how-to/ci/plan.md``, ``docs/how-to/ci/matrix.md``.
 """

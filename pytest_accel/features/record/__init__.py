@@ -12,6 +12,6 @@ It uses the moments `configure`, `make_recorders`, `redirected` and `workers_col
 - From the file to sessions: `timeline` (pure). From sessions to files: `chrome_trace`, `ci_summary`, and `report_page`
   with `page_plots`, `page_details` and `page_style`. `commands` has the list of these files.
 
-Tests: ``tests/features/record``. Pages: ``docs/reference/record.md``, ``docs/how-to/watch-a-session.md`` and those in
-``docs/how-to/ci``.
+Tests: ``tests/features/record``. Pages: ``docs/reference/record.md``, ``docs/how-to/find-out-what-is-wrong.md`` and
+those in ``docs/how-to/ci``.
 """

@@ -137,7 +137,7 @@ def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
 def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
     suite.write("test_world.py", _WORLD)
-    (documented,) = blocks(ROOT / "docs" / "how-to" / "test-with-mpi.md", "python mpi")
+    (documented,) = blocks(ROOT / "docs" / "how-to" / "jax-and-mpi.md", "python mpi")
     suite.write("test_docs.py", documented)
     (migrated,) = blocks(ROOT / "docs" / "how-to" / "migrate" / "mpi-pytest.md", "python mpi")
     suite.write("test_migrated.py", migrated.replace("test_sum", "test_migrated_sum"))

@@ -1,4 +1,4 @@
-"""Tests of JAX in ranks: the examples of docs/how-to/jax.md, and initializing JAX again in a process."""
+"""Tests of JAX in ranks: the examples of docs/how-to/jax-and-mpi.md, and initializing JAX again in a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 pytestmark = needs("jax")
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jax.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jax-and-mpi.md"
 _REINITIALIZING = """
     import os
 

@@ -69,7 +69,8 @@ def test_each_bridge_has_a_consequence() -> None:
 
 def test_the_reference_has_the_consequence_of_each_unknown_release() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "plugins.md").read_text(encoding="utf-8")
-    table = page.partition("## Releases that pytest-accel does not know")[2].partition("| --- ")[2].splitlines()
+    section = page.partition("## Releases that pytest-accel does not know")[2].partition("\n## ")[0]
+    table = section.partition("| --- ")[2].splitlines()
     rows = {
         cells[1]: cells[2:4] for cells in ([cell.strip() for cell in line.split("|")] for line in table) if cells[1:]
     }
