@@ -123,6 +123,7 @@ def test_the_tests_of_the_kernel_and_the_examples_pass_without_a_feature(name: s
     names = standing_on(name)
     used = re.compile(rf"(pytest_accel|tests)[.]features[.]({'|'.join(names)})\b")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # The path of a socket in `tmp_path` would be too long.
+        os.chmod(folder, 0o755)  # Some tests act as other users.
         copy = Path(folder, "copy")
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", PACKAGE.name))
         without(names, copy)
