@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="info",
         help=f"{', '.join(commands)} (default: info)",
     )
-    options.add_arguments(parser, (options.ACCEL, options.DEVICES, options.ORDER))
+    options.add_arguments(parser, (options.ACCEL, options.IDS, options.ORDER))
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
     if given.command not in about_machine:

@@ -22,7 +22,7 @@ DISTRIBUTED_ARGUMENTS = (
 MEMORY = 'a positive size such as "40GiB", a positive int of bytes or None'
 SHARE = 'a fraction > 0 and <= 1, a positive size such as "8GiB" or None'
 SIZES = "an int >= 1 or a non-empty list of them"
-SECONDS = "a finite number of seconds > 0 or None"
+TIME = 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h" or None'
 ENV = "a mapping of variable names (str) to values (str) or None"
 
 
@@ -84,6 +84,7 @@ def test_the_arguments_of_devices_are_read(mark: pytest.Mark, arguments: dict[st
         (distributed(visible="rank"), {"world_size": 2, "visible": "rank"}),
         (distributed(launcher="mpirun"), {"world_size": 2, "launcher": "mpirun"}),
         (distributed(env={"B": "", "A": "1"}), {"world_size": 2, "env": (("A", "1"), ("B", ""))}),
+        (distributed(timeout="5min"), {"world_size": 2, "timeout": 300.0}),
         (distributed(timeout=3, fresh=True), {"world_size": 2, "timeout": 3.0, "fresh": True}),
         (distributed(backend=None, device=None, timeout=None, env=None), {"world_size": 2}),
     ],
@@ -165,7 +166,7 @@ def test_bad_argument_of_devices(argument: str, allowed: str, value: object) -> 
         *values("device", f"one of {KINDS} or None", "cuda:0", "gpu", 0),
         *values("devices_per_rank", "an int >= 1", 0, -1, False, 2.0, None),
         *values("init", "True or False", 0, "no", None),
-        *values("timeout", SECONDS, 0, -1, True, float("inf"), float("nan"), 10**400, "10"),
+        *values("timeout", TIME, 0, -1, True, float("inf"), float("nan"), 10**400, "0s", "-1", "5 m", ""),
         *values("fresh", "True or False", 1, None),
         *values("visible", "one of world, rank", "all", None, 1),
         *values("launcher", '"mpirun" or None', "torchrun", "", True),

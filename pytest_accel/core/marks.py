@@ -6,7 +6,6 @@ Every session imports this module, so it imports only what every session needs a
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,11 +92,12 @@ def _kind(value: object) -> str:
     return kind
 
 
-def _seconds(value: object) -> float:
-    # float() raises OverflowError for an int above the largest float.
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
-        return float(value)
-    raise ValueError(value)
+def _time(value: object) -> float:
+    from pytest_accel.core.units import parse_time
+
+    if (seconds := parse_time(value)) == 0:
+        raise ValueError(value)
+    return seconds
 
 
 def _memory(value: object) -> int:
@@ -156,7 +156,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "device": _KIND,
         "devices_per_rank": _Argument(1, "an int >= 1", _count),
         "init": _Argument(True, "True or False", _boolean),
-        "timeout": _Argument(None, "a finite number of seconds > 0", _seconds),
+        "timeout": _Argument(None, 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h"', _time),
         "fresh": _FRESH,
         "visible": _Argument("world", "one of world, rank", _one_of("world", "rank")),
         "env": _Argument(None, "a mapping of variable names (str) to values (str)", _environment),

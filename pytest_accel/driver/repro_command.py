@@ -42,7 +42,7 @@ def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str
     """Return the command line, to be run in the folder from which the session was started.
 
     The world size needs no option: it is in the mark, or part of the test's name. Devices are named only if they are of
-    the session's kind and of this machine, because ``--accel-devices`` selects such devices.
+    the session's kind and of this machine, because ``--accel-ids`` selects such devices.
     """
     config = item.config
     path = os.path.relpath(node.path, config.invocation_params.dir)
@@ -54,7 +54,7 @@ def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str
     if not isinstance(item, pytest.Function):
         words += _collecting_options(config)
     if spec.devices and spec.key.kind == session_kind and not spec.is_remote(0):
-        words += ["--accel-devices", ",".join(dict.fromkeys(device.id for device in spec.devices))]
+        words += ["--accel-ids", ",".join(dict.fromkeys(device.id for device in spec.devices))]
     return " ".join(shlex.quote(word) for word in words)
 
 

@@ -104,8 +104,7 @@ def _plans(config: pytest.Config) -> bool:
         settings.shard is not None
         or options.output_path(config, options.CENSUS) is not None
         or options.asks_for_advice(config)
-        or options.asks_for_plan(config)
-        or config.getoption(options.WITHIN) is not None
+        or options.plan_request(config) is not None
     )
 
 

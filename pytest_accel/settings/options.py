@@ -19,7 +19,7 @@ from pytest_accel.core.kinds import ALL_KINDS, name_kinds
 from pytest_accel.settings import option_types
 
 ACCEL = "accel"
-DEVICES = "accel_devices"
+IDS = "accel_ids"
 ORDER = "accel_order"
 REQUIRE = "accel_require"
 STRICT = "accel_strict"
@@ -33,14 +33,12 @@ PER_WORKER = "accel_per_worker"
 LEAKS = "accel_leaks"
 KEEP_PROCESSES = "accel_keep_processes"
 SCHEDULE = "accel_schedule"
-REORDER = "accel_reorder"
 PRELOAD = "accel_preload"
 RANK_PLUGINS = "accel_rank_plugins"
 RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
 LAUNCHER = "accel_launcher"
-SPREAD = "accel_spread"
 CLUSTER = "accel_cluster"
 INFO = "accel_info"
 PLAN = "accel_plan"
@@ -55,9 +53,12 @@ MARKS = "accel_marks"
 SELECT = "accel_select"
 SHARD = "accel_shard"
 DURATIONS = "accel_durations"
-WITHIN = "accel_within"
 ADVISE = "accel_advise"
 CI = "accel_ci"
+_TIMES = "300 (seconds), 90s, 5min or 1.5h"
+"""Examples of times, for help and errors."""
+_MOST_PLANNED = 256
+"""Maximum number of devices of ``--accel-plan``."""
 
 
 class Settings(NamedTuple):
@@ -65,15 +66,15 @@ class Settings(NamedTuple):
 
     accel: str = "auto"
     """``auto``, ``none``, a kind, or a kind with an argument (``sim:8``, ``cpu:4``)."""
-    devices: str | None = None
+    ids: str | None = None
     """Indices or ids of the devices that the session may use, as given; None: all devices in the inherited mask."""
     order: str = "fastest"
     require: tuple[tuple[str, int], ...] = ()
     """Pairs of a kind and the minimum number of its devices. The session fails if there are fewer."""
     strict: bool = False
     """True if a test that would be skipped for missing hardware fails instead."""
-    share: int | None = None
-    """Number of tests that share a device, if their marks have no ``share``; None: devices are exclusive."""
+    share: str | None = None
+    """The ``share`` of marks that have none, as given (`option_types.parse_share`); None: devices are exclusive."""
     busy: Literal["ignore", "skip", "wait"] = "ignore"
     """Treatment of devices that processes outside the session use."""
     wait: float | None = None
@@ -96,20 +97,18 @@ class Settings(NamedTuple):
     """Treatment of a test that leaks something in its ranks."""
     keep_processes: tuple[str, ...] = ()
     """Parts of command lines. Tests may leave processes with a matching command line running in their ranks."""
-    schedule: Literal["on", "off"] = "on"
-    """``on`` if tests are assigned to xdist workers by the devices that they need."""
-    reorder: bool = False
-    """True if, without xdist, tests that can share a world run one after the other."""
-    launcher: Literal["auto", "none"] = "auto"
-    """``auto`` if the processes that a launcher has started together form one session."""
+    schedule: Literal["on", "off", "always"] = "on"
+    """``off`` if xdist assigns tests to its workers, and not the devices that they need. ``always`` if, without xdist,
+    tests that can share a world run one after the other, too."""
+    launcher: Literal["on", "off", "spread"] = "on"
+    """``off`` if the processes that a launcher has started together do not form one session. ``spread`` if they take
+    turns at tests that only need devices; otherwise all of these run in rank 0."""
     select: str | None = None
     """Condition on what a test needs; tests that do not meet it are deselected. None: all tests are selected."""
     shard: tuple[int, int] | None = None
     """Number of the part of the selected tests that this session runs (from 1), and number of parts; None: all."""
     durations: str | None = None
     """Path of a file with the times of tests, as given; None: pytest's cache has them."""
-    spread: bool = False
-    """True if launched processes take turns at tests that only need devices; False: all of these run in rank 0."""
     cluster: str | None = None
     """Cluster whose nodes run the tests that need devices: ``ray`` or ``ray:HOST:PORT``; None: this machine."""
     info: bool = False
@@ -127,7 +126,16 @@ class Settings(NamedTuple):
     def names_devices(self) -> bool:
         """True if the settings choose other devices, or another order of devices, than the defaults."""
         default = type(self)()
-        return (self.accel, self.devices, self.order) != (default.accel, default.devices, default.order)
+        return (self.accel, self.ids, self.order) != (default.accel, default.ids, default.order)
+
+
+class PlanRequest(NamedTuple):
+    """What ``--accel-plan`` asks for."""
+
+    machine: tuple[str, int] | None = None
+    """Kind and number of the devices that the plan assumes; None: those of this machine."""
+    within: float | None = None
+    """Seconds within which jobs must end, whose number and machines the plan shows; None: it shows no jobs."""
 
 
 class _Option(NamedTuple):
@@ -146,7 +154,7 @@ class _Option(NamedTuple):
 
 def _switch(field: str, help_text: str) -> _Option:
     """Return the definition of a setting that is on or off."""
-    return _Option(field, "bool", "one of 1, true, yes, on, 0, false, no, off", option_types.boolean, help_text)
+    return _Option(field, "bool", "on or off", option_types.boolean, help_text)
 
 
 def _select(value: object) -> str:
@@ -167,13 +175,13 @@ _OPTIONS: dict[str, _Option] = {
         "the accelerators that the session uses: auto (default), none, a kind, cpu:4, sim:8, sim:topology.toml",
         "KIND",
     ),
-    DEVICES: _Option(
-        "devices",
+    IDS: _Option(
+        "ids",
         "string",
         "indices or ids of devices with commas between them",
         option_types.text,
         "the devices that the session may use: 0,2 or ids (default: all that it can see)",
-        "LIST",
+        "IDS",
     ),
     ORDER: _Option(
         "order",
@@ -197,11 +205,12 @@ _OPTIONS: dict[str, _Option] = {
     ),
     SHARE: _Option(
         "share",
-        "int",
-        "an int >= 1",
-        option_types.count,
-        "the number of tests that share a device, each with an equal part, if their marks have no share= (default: 1)",
-        "N",
+        "string",
+        "a fraction > 0 and <= 1 such as 0.25, or a positive size such as 8GiB",
+        option_types.share,
+        "the share of each device that a test takes if its mark has no share=: 0.25 for four tests on a device, or "
+        "8GiB (default: whole devices)",
+        "SHARE",
     ),
     BUSY: _Option(
         "busy",
@@ -214,19 +223,19 @@ _OPTIONS: dict[str, _Option] = {
     ),
     WAIT: _Option(
         "wait",
-        "float",
-        "a finite number of seconds >= 0",
-        option_types.non_negative_seconds,
-        "how long a test may wait for its devices (default: as long as it takes)",
-        "SECONDS",
+        "string",
+        f"a time >= 0 such as {_TIMES}",
+        option_types.time,
+        f"how long a test may wait for its devices: {_TIMES} (default: as long as it takes)",
+        "TIME",
     ),
     TIMEOUT: _Option(
         "timeout",
-        "float",
-        "a finite number of seconds > 0",
-        option_types.positive_seconds,
-        "how long each phase of a test in a world may take (default: 300)",
-        "SECONDS",
+        "string",
+        f"a time > 0 such as {_TIMES}",
+        option_types.positive_time,
+        f"how long each phase of a test in a world may take: {_TIMES} (default: 300)",
+        "TIME",
     ),
     FRESH: _switch(
         "fresh",
@@ -277,23 +286,21 @@ _OPTIONS: dict[str, _Option] = {
     SCHEDULE: _Option(
         "schedule",
         "string",
-        "on or off",
-        option_types.one_of("on", "off"),
-        "under xdist's --dist load and worksteal, choose the worker of each test by the devices that tests need: on "
-        "(default) or off",
+        "on, off or always",
+        option_types.one_of("on", "off", "always"),
+        "on (default): under xdist's --dist load and worksteal, choose the worker of each test by the devices that "
+        "tests need; off: xdist chooses; always: as on, and without -n run tests that can share a world one after the "
+        "other",
         "WHAT",
-    ),
-    REORDER: _switch(
-        "reorder",
-        "without -n, run tests that can share a world one after the other",
     ),
     LAUNCHER: _Option(
         "launcher",
         "string",
-        "auto or none",
-        option_types.one_of("auto", "none"),
+        "on, off or spread",
+        option_types.one_of("on", "off", "spread"),
         "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: its processes are the ranks of one session "
-        "(auto, default), or each runs all tests by itself (none)",
+        "(on, default), each runs all tests by itself (off), or they also take turns at tests that need only devices "
+        "(spread)",
         "WHAT",
     ),
     SELECT: _Option(
@@ -319,10 +326,6 @@ _OPTIONS: dict[str, _Option] = {
         option_types.text,
         "read the times of tests from this file, if it exists, and add those of this session to it",
         "FILE",
-    ),
-    SPREAD: _switch(
-        "spread",
-        "under a launcher, distribute tests that need only devices over the launched processes",
     ),
     CLUSTER: _Option(
         "cluster",
@@ -442,20 +445,13 @@ def add_options(parser: pytest.Parser) -> None:
         flag(PLAN),
         dest=PLAN,
         nargs="?",
-        type=_planned_machine,
-        const=True,
+        type=plan_request_of,
+        const=PlanRequest(),
         default=None,
-        metavar="NxKIND",
-        help="show how long the tests would take on this machine, or on one with N devices of KIND (8xcuda), and with "
-        "how many workers, then stop",
-    )
-    group.addoption(
-        flag(WITHIN),
-        dest=WITHIN,
-        type=_argument_type(option_types.duration, "a number > 0 with s, min or h: 90s, 10min, 1.5h"),
-        default=None,
-        metavar="TIME",
-        help="with --accel-plan, show how many jobs on which machine end within this time: 90s, 10min, 1.5h",
+        metavar="KIND:N,TIME",
+        help="show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with "
+        "how many workers, then stop; with a time (10min, or cuda:8,10min), also how many jobs on which machine end "
+        "within it",
     )
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
     for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
@@ -495,17 +491,10 @@ def is_distributed(config: pytest.Config) -> bool:
     return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
 
 
-def wanted_time(config: pytest.Config) -> float | None:
-    """Return the seconds of ``--accel-within``; None if it is not given. Raise ``pytest.UsageError`` without a plan."""
-    value: float | None = config.getoption(WITHIN)
-    if value is not None and not asks_for_plan(config):
-        raise pytest.UsageError(f"{flag(WITHIN)} is about a plan: give {flag(PLAN)} too")
-    return value
-
-
-def asks_for_plan(config: pytest.Config) -> bool:
-    """Return True if the session should show a plan."""
-    return config.getoption(PLAN) is not None
+def plan_request(config: pytest.Config) -> PlanRequest | None:
+    """Return what ``--accel-plan`` asks for; None if the session should show no plan."""
+    request: PlanRequest | None = config.getoption(PLAN, None)
+    return request
 
 
 def asks_for_advice(config: pytest.Config) -> bool:
@@ -522,10 +511,10 @@ def shows_in_ci(settings: Settings) -> bool:
     )
 
 
-def planned_machine(config: pytest.Config) -> tuple[int, str] | None:
-    """Return number and kind of the devices that the plan assumes; None for a plan of this machine, or no plan."""
-    value = config.getoption(PLAN, None)
-    return value if isinstance(value, tuple) else None
+def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
+    """Return kind and number of the devices that the plan assumes; None for a plan of this machine, or no plan."""
+    request = plan_request(config)
+    return None if request is None else request.machine
 
 
 def durations_path(config: pytest.Config) -> Path | None:
@@ -546,17 +535,24 @@ def durations_output(config: pytest.Config) -> Path | None:
     )
 
 
-def _planned_machine(text: str) -> tuple[int, str]:
+def plan_request_of(text: str) -> PlanRequest:
     """Convert the value of ``--accel-plan``, for argparse."""
-    from pytest_accel.hardware.hypothetical_machine import MOST, parse_machine
-
+    machine, within = None, None
     try:
-        return parse_machine(text)
+        for part in option_types.text(text).split(","):
+            if ":" in part and machine is None:
+                machine = option_types.kind_and_count(part, _MOST_PLANNED)
+            elif ":" not in part and within is None:
+                within = option_types.positive_time(part)
+            else:
+                raise ValueError(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"must be nothing (this machine), or NxKIND such as 8xcuda, with N an int from 1 to {MOST} and KIND one of "
-            f"{name_kinds(ALL_KINDS)}, got {text!r} (a path goes before the option)"
+            f"must be nothing (this machine), KIND:N such as cuda:8, a time such as {_TIMES}, or both with a comma, "
+            f"with N an int from 1 to {_MOST_PLANNED} and KIND one of {name_kinds(ALL_KINDS)}, got {text!r} (a path "
+            "goes before the option)"
         ) from None
+    return PlanRequest(machine, within)
 
 
 def output_path(config: pytest.Config, option: str) -> str | None:
@@ -586,7 +582,7 @@ def sees_launchers(early_config: pytest.Config) -> bool:
         getattr(early_config.known_args_namespace, option, None) or _find(early_config, option, _OPTIONS[option])
         for option in (LAUNCHER, CLUSTER)
     )
-    return launcher != "none" and cluster is None
+    return launcher != "off" and cluster is None
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:

@@ -97,10 +97,12 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
     suite.write("test_rule.py", _ADOPTED)
     run = suite.run("--accel-select=not marked")
     assert run.count() == {"PASSED": 4}
-    run = suite.run("--accel-select=marked", "--accel-reorder", "-m", "distributed and not distributed(num_gpus=2)")
+    run = suite.run(
+        "--accel-select=marked", "--accel-schedule=always", "-m", "distributed and not distributed(num_gpus=2)"
+    )
     assert run.count() == {"PASSED": 3}
     assert sorted(suite.read("ranks")) == ["0 num_gpus 4", "0 of 1", "0 of 2", "1 num_gpus 4", "1 of 2"]
-    run = suite.run("--accel-plan", "4xcuda")
+    run = suite.run("--accel-plan", "cuda:4")
     assert run.ret == 0
     assert "7 tests" in run.text
 

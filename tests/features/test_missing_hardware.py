@@ -131,7 +131,7 @@ def test_invalid_option_values_are_usage_errors(device_suite: Suite) -> None:
         (["--accel=abacus"], "abacus"),
         (["--accel-require=sim"], "--accel-require"),
         (["--accel-order=sideways"], "sideways"),
-        (["--accel-devices=9"], "9"),
+        (["--accel-ids=9"], "9"),
         (["--accel-wait=soon"], "--accel-wait"),
     ):
         run = device_suite.run(*arguments)

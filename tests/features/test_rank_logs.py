@@ -74,7 +74,7 @@ def test_the_log_file_has_the_records_of_ranks_with_their_rank(suite: Suite) -> 
         log_file_level = INFO
         log_file_format = %(name)s %(message)s
         log_file_mode = a
-        accel_reorder = false
+        accel_schedule = on
         """
     )
     (suite.path / "run.log").write_text("kept\n")

@@ -1,7 +1,7 @@
 """The choice of the tests of a session, and forecasts for a whole pipeline, made without running it.
 
 It gives the choice of tests (``--accel-select``, ``--accel-shard``, ``-m`` with the arguments of marks), the plan of a
-session or a pipeline (``--accel-plan``, ``--accel-within``), the census with its command (``--accel-census``: which
+session or a pipeline (``--accel-plan``), the census with its command (``--accel-census``: which
 tests ran in no job), and the advice (``--accel-advise``: which marks ask for too much).
 
 It uses the moments `start`, `configure`, `collected` and `select`, and pytest's hooks. It stands on `order`: forecasts

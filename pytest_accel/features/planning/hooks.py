@@ -32,12 +32,10 @@ def configure(session: AccelSession) -> None:
         census_hooks.register(session, census)
     if session.settings.shard is not None:
         _refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
-    if not session.is_worker:
-        options.wanted_time(config)  # Raises a usage error without a plan.
-        if options.asks_for_plan(config):
-            from pytest_accel.features.planning import plan_command
+    if not session.is_worker and options.plan_request(config) is not None:
+        from pytest_accel.features.planning import plan_command
 
-            config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
+        config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
     if options.asks_for_advice(config):
         from pytest_accel.features.planning import advice
 

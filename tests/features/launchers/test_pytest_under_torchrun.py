@@ -141,7 +141,7 @@ def test_detection_of_launchers_can_be_switched_off(suite: BackgroundSuite) -> N
         """,
     )
 
-    run = suite.start("--accel-launcher=none", program=PROGRAM).finish()
+    run = suite.start("--accel-launcher=off", program=PROGRAM).finish()
 
     assert run.ret == 0
     assert (suite.read("rank-0"), suite.read("rank-1")) == ("here", "here")
@@ -200,7 +200,9 @@ def test_spread_runs_device_tests_on_all_launched_processes_in_turn(suite: Backg
         """,
     )
 
-    suite.start("--accel-spread", program=PROGRAM).finish().expect({f"test_turn[{n}]": "PASSED" for n in range(4)})
+    suite.start("--accel-launcher=spread", program=PROGRAM).finish().expect(
+        {f"test_turn[{n}]": "PASSED" for n in range(4)}
+    )
     first, second, third, fourth = (suite.read(f"server-{number}") for number in range(4))
 
     assert first != second

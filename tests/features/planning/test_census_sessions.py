@@ -455,7 +455,7 @@ _MARKED_STATUSES = {
         pytest.param(("-n2",), id="load", marks=pytest.mark.long),
         pytest.param(("-n2", "--dist=worksteal", "--accel-schedule=off"), id="worksteal", marks=pytest.mark.long),
         pytest.param(("-n2", "--dist=loadscope"), id="loadscope", marks=pytest.mark.long),
-        pytest.param(("--accel-strict", "--accel-reorder"), id="strict", marks=pytest.mark.long),
+        pytest.param(("--accel-strict", "--accel-schedule=always"), id="strict", marks=pytest.mark.long),
         pytest.param(("test_it.py", "test_it.py", "--keep-duplicates"), id="twice", marks=pytest.mark.long),
     ],
 )
