@@ -378,6 +378,11 @@ class MarkOwners:
         """The names of the project's own marks, as far as is known now."""
         return self.by_rule.union(name for name, owner in self._chosen.items() if owner == "project")
 
+    @property
+    def decided(self) -> dict[str, str]:
+        """The owners by name, as far as ``accel_marks`` or the tests decide them."""
+        return {**self._chosen, **dict.fromkeys(sorted(self.used), "own")}
+
     def is_ours(self, mark: pytest.Mark) -> bool:
         """Return whether `mark` is one of the plugin's."""
         return mark.name in _ARGUMENTS and (mark.name not in self.of_project or id(mark) in self._given)

@@ -244,7 +244,7 @@ class PhaseReported(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     peaks: Mapping[str, int] = field(default_factory=dict)
     """Peak of device memory in bytes, by rank."""
     retried: str | None = None
-    """The failure after which the test was retried (``--accel-retry-dead``)."""
+    """The failure after which the test was retried (``accel_retry_dead``)."""
     launched: int = 0
     """The ranks that the test had started so far with the fixture ``launch``: the most that one call started."""
 

@@ -2,7 +2,7 @@
 
 Each setting has one name in three forms: ``--accel-order`` on the command line, ``PYTEST_ACCEL_ORDER`` in the
 environment, ``accel_order`` in the ini file. If several are given, the first in this order counts. Some settings have
-no command line option (`_WITHOUT_FLAG`).
+no command line option (`_WITHOUT_FLAG`). pytest's ``-o accel_order=pci`` counts as one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUSY = "accel_busy"
 WAIT = "accel_wait"
 TIMEOUT = "accel_timeout"
 FRESH = "accel_fresh"
-DEBUG = "accel_debug"
+CHECK_COLLECTIVES = "accel_check_collectives"
 PER_WORKER = "accel_per_worker"
 LEAKS = "accel_leaks"
 KEEP_PROCESSES = "accel_keep_processes"
@@ -44,7 +44,7 @@ INFO = "accel_info"
 PLAN = "accel_plan"
 CENSUS = "accel_census"
 RECORD = "accel_record"
-LOG = "accel_log"
+STEPS = "accel_steps"
 TRACE = "accel_trace"
 REPORT = "accel_report"
 RULES = "accel_rules"
@@ -83,7 +83,7 @@ class Settings(NamedTuple):
     """Timeout in seconds of each phase of a test in a world, unless its mark has a ``timeout``."""
     fresh: bool = False
     """True if each test gets new processes."""
-    debug: bool = False
+    check_collectives: bool = False
     """True if torch compares the ranks' collectives before it starts them."""
     per_worker: int | None = None
     """Number of devices for the unmarked tests of each xdist worker; None: all devices, rotated."""
@@ -115,8 +115,8 @@ class Settings(NamedTuple):
     """True to show the devices and stop."""
     preload: tuple[str, ...] | Literal["none"] = ()
     """Modules that the fork server imports besides torch and pytest; ``none``: it imports neither torch nor plugins."""
-    ci: Literal["auto", "off"] = "auto"
-    """``auto`` if the CI system whose job runs the session shows its summary."""
+    ci: bool = True
+    """True if the CI system whose job runs the session shows its summary."""
     marks: tuple[tuple[str, str], ...] = ()
     """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
@@ -241,8 +241,8 @@ _OPTIONS: dict[str, _Option] = {
         "fresh",
         "start new processes for each test",
     ),
-    DEBUG: _switch(
-        "debug",
+    CHECK_COLLECTIVES: _switch(
+        "check_collectives",
         "have torch compare the ranks' collectives before they begin (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
     ),
     PER_WORKER: _Option(
@@ -336,13 +336,9 @@ _OPTIONS: dict[str, _Option] = {
         "whose head listens at HOST:PORT (needs Ray: pytest-accel[ray])",
         "CLUSTER",
     ),
-    CI: _Option(
+    CI: _switch(
         "ci",
-        "string",
-        "auto or off",
-        option_types.one_of("auto", "off"),
-        "in a job of GitHub Actions, Buildkite or GitLab, show a summary of the session there: auto (default) or off",
-        "WHAT",
+        "in a job of GitHub Actions, Buildkite or GitLab, show a summary of the session there: on (default) or off",
     ),
     MARKS: _Option(
         "marks",
@@ -387,16 +383,21 @@ FILES = {
     "(needs Bokeh: pytest-accel[report])",
 }
 """The options with the path of a file to write, and their help."""
-_LOG_HELP = (
+_STEPS_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
-    "PYTEST_ACCEL_LOG does the same for agents on other machines"
+    "PYTEST_ACCEL_STEPS does the same for agents on other machines"
 )
 FROM_RECORD = (RECORD, TRACE, REPORT)
 """The options of :data:`FILES` for which the events of the session are recorded."""
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
-_WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS, KEEP_PROCESSES)
-"""Settings without a command line option."""
+_WITHOUT_FLAG = (
+    *(SCHEDULE, PER_WORKER, RETRY_DEAD, LEAKS, CI, MARKS),
+    *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES),
+)
+"""Settings without a command line option of their own: they describe a suite or its CI (``-o accel_leaks=fail``)."""
+_REPORTING = (LOGS, CHECK_COLLECTIVES, PDB_RANK)
+"""Settings whose options are in the second group of the help."""
 
 
 def environment_variable(option: str) -> str:
@@ -424,7 +425,8 @@ def _argument_type(read: Callable[[Any], Any], allowed: str) -> Callable[[str], 
 
 def add_options(parser: pytest.Parser) -> None:
     """Add every option and ini name of the plugin to `parser`."""
-    group = parser.getgroup("accel", "accelerators and ranks (accel)")
+    group = parser.getgroup("accel", "accelerators and ranks: what runs on what")
+    reports = parser.getgroup("accel-reports", "accelerators and ranks: reports and debugging")
     for option, definition in _OPTIONS.items():
         if option not in _WITHOUT_FLAG:
             kwargs: dict[str, Any] = (
@@ -432,16 +434,17 @@ def add_options(parser: pytest.Parser) -> None:
                 if definition.ini_type == "bool"
                 else {"type": _argument_type(definition.read, definition.allowed), "metavar": definition.metavar}
             )
-            group.addoption(flag(option), dest=option, default=None, help=definition.help, **kwargs)
+            its_group = reports if option in _REPORTING else group
+            its_group.addoption(flag(option), dest=option, default=None, help=definition.help, **kwargs)
         parser.addini(option, definition.help, type=definition.ini_type, default=None)
-    group.addoption(
+    reports.addoption(
         flag(INFO),
         dest=INFO,
         action="store_true",
         default=False,
         help="show the devices, their order, their masks and who holds what, then stop",
     )
-    group.addoption(
+    reports.addoption(
         flag(PLAN),
         dest=PLAN,
         nargs="?",
@@ -454,8 +457,8 @@ def add_options(parser: pytest.Parser) -> None:
         "within it",
     )
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
-    for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
-        group.addoption(
+    for option, help_text in {**FILES, STEPS: _STEPS_HELP}.items():
+        reports.addoption(
             flag(option),
             dest=option,
             type=_argument_type(option_types.text, "the path of a file"),
@@ -463,7 +466,7 @@ def add_options(parser: pytest.Parser) -> None:
             metavar="FILE",
             help=help_text,
         )
-    group.addoption(
+    reports.addoption(
         flag(ADVISE),
         dest=ADVISE,
         action="store_true",
@@ -505,9 +508,7 @@ def asks_for_advice(config: pytest.Config) -> bool:
 def shows_in_ci(settings: Settings) -> bool:
     """Return True if a CI system should show the session's summary: not that of a session which a test has started."""
     return (
-        settings.ci == "auto"
-        and any(os.environ.get(name) for name in _CI_VARIABLES)
-        and "PYTEST_CURRENT_TEST" not in os.environ
+        settings.ci and any(os.environ.get(name) for name in _CI_VARIABLES) and "PYTEST_CURRENT_TEST" not in os.environ
     )
 
 
@@ -630,7 +631,9 @@ def _find(config: pytest.Config, option: str, definition: _Option) -> Any:
     """Return the value of `option` from the first source that sets it, or None."""
     if (value := config.getoption(option, None)) is not None:
         return value
-    if (value := _from_environment(option, definition)) is not None:
+    overridden = getattr(config.known_args_namespace, "override_ini", None) or ()
+    is_overridden = any(text.partition("=")[0] == option for text in overridden)
+    if not is_overridden and (value := _from_environment(option, definition)) is not None:
         return value
     source = f"ini option {option}"
     try:

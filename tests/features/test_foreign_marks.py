@@ -77,7 +77,7 @@ def test_marks_that_the_project_registers_are_left_alone(suite: Suite, options: 
     assert "1 test has the project's mark `devices`, so pytest-accel gave no leased devices" in run.text
     assert "1 test has the project's mark `distributed`, so pytest-accel gave no ranks" in run.text
 
-    confirmed = suite.run("--accel-marks=project", "-m", "devices or distributed", *options)
+    confirmed = suite.run("-o", "accel_marks=project", "-m", "devices or distributed", *options)
     assert confirmed.count() == {"PASSED": 3}
     assert _HEADER not in confirmed.text
     assert _SUMMARY not in confirmed.text
@@ -98,7 +98,7 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
     run = suite.run("--accel-select=not marked")
     assert run.count() == {"PASSED": 4}
     run = suite.run(
-        "--accel-select=marked", "--accel-schedule=always", "-m", "distributed and not distributed(num_gpus=2)"
+        "--accel-select=marked", "-o", "accel_schedule=always", "-m", "distributed and not distributed(num_gpus=2)"
     )
     assert run.count() == {"PASSED": 3}
     assert sorted(suite.read("ranks")) == ["0 num_gpus 4", "0 of 1", "0 of 2", "1 num_gpus 4", "1 of 2"]
@@ -213,7 +213,7 @@ def test_a_suite_of_the_plugin_that_lists_its_mark_runs_in_ranks(suite: Suite, o
     assert sorted(suite.read("ranks")) == ["0", "1"]
     # Alone, this test would show nothing.
     assert (
-        "pytest test_it.py::test_fails -p accel -p xdist --strict-markers --accel-marks devices:own,distributed:own"
+        "pytest test_it.py::test_fails -p accel -p xdist --strict-markers -o accel_marks=devices:own,distributed:own"
         in run.text
     )
     assert _SUMMARY not in run.text
@@ -298,7 +298,7 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
         assert text in run.text
     assert "if the mark is the project's own, set accel_marks = distributed:project" in run.text
 
-    own = suite.run("-Wignore::pytest.PytestUnknownMarkWarning", "--accel-marks=project", *options).outcomes()
+    own = suite.run("-Wignore::pytest.PytestUnknownMarkWarning", "-o", "accel_marks=project", *options).outcomes()
     assert (own["test_keyword"], own["test_list"]) == ("PASSED", "PASSED")
 
 

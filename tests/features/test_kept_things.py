@@ -291,7 +291,7 @@ def test_what_a_suite_keeps_stays_alive_in_ranks_as_under_torchrun(suite: Suite)
     for name, text in {**_LIBRARIES, **_SUITE}.items():
         suite.write(name, text)
 
-    run = suite.run("--accel-leaks", "fail", "--accel-timeout", "60")
+    run = suite.run("-o", "accel_leaks=fail", "--accel-timeout", "60")
 
     assert run.count() == {"PASSED": 13}, run.text
     assert _plain(suite).count(" 13 passed") == 2
@@ -302,7 +302,7 @@ def test_the_process_of_an_asynchronous_checkpoint_stays_alive(suite: Suite) -> 
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_saver.py", _SAVER)
 
-    run = suite.run("--accel-leaks", "fail", "--accel-timeout", "100")
+    run = suite.run("-o", "accel_leaks=fail", "--accel-timeout", "100")
 
     assert run.count() == {"PASSED": 3}, run.text
     assert _plain(suite).count(" 3 passed") == 2
@@ -369,7 +369,7 @@ def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None
             os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
         """,
     )
-    run = suite.run("--accel-leaks=fail", CAUSES)
+    run = suite.run("-o", "accel_leaks=fail", CAUSES)
     run.expect(
         {
             "test_leaves_a_group": "PASSED ERROR leaked: process group; ranks 0-1",

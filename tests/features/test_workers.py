@@ -252,7 +252,7 @@ def test_workers_get_different_first_devices_in_unmarked_tests(suite: Suite) -> 
 
     for number in range(4):
         (suite.path / f"gw{number}").unlink()
-    assert suite.run("-n4", "--accel-per-worker=1").count() == {"PASSED": 4}
+    assert suite.run("-n4", "-o", "accel_per_worker=1").count() == {"PASSED": 4}
     masks = [suite.read(f"gw{number}")[0].split(",") for number in range(4)]
     assert all(len(mask) == 1 for mask in masks)
     assert len({mask[0] for mask in masks}) == 4
@@ -275,7 +275,7 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
                 print(os.getpid(), file=file)
         """,
     )
-    run = suite.run("-n2", "--accel-schedule=off")
+    run = suite.run("-n2", "-o", "accel_schedule=off")
     assert run.count() == {"PASSED": 12}
     assert len({line.partition("]")[0] for line in run.text.splitlines() if line.startswith("[gw")}) == 2
     for rank in range(4):

@@ -28,18 +28,23 @@ NAMES = [
             "wait",
             "timeout",
             "fresh",
-            "debug",
-            "retry_dead",
-            "per_worker",
-            "leaks",
-            "schedule",
+            "check_collectives",
             "launcher",
             "select",
-            "ci",
         )
     ),
 ]
-"""The settings that the command line, the environment and an ini file can give."""
+"""The settings that have an option, and that the environment and an ini file can give."""
+WITHOUT_FLAG = [
+    *("accel_per_worker", "accel_retry_dead", "accel_leaks", "accel_schedule", "accel_ci", "accel_marks"),
+    *("accel_preload", "accel_rank_plugins", "accel_keep_processes"),
+]
+"""The settings that have no option of their own."""
+MOST_OPTIONS = 26  # More are a wall. Settings that describe a suite or its CI need no option.
+OLD_OPTIONS = (
+    *("devices", "debug", "per-worker", "retry-dead", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
+    *("within", "log"),
+)
 KINDS = ", ".join(kinds())
 REQUIRE = f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {KINDS}"
 SWITCH = "on or off"
@@ -79,13 +84,13 @@ GOOD = [
     ("accel_wait", "1.5h", "wait", 5400.0),
     ("accel_per_worker", "2", "per_worker", 2),
     ("accel_select", "devices >= 2", "select", "devices >= 2"),
-    ("accel_ci", "off", "ci", "off"),
 ]
 SWITCHES = [
     ("accel_strict", "strict"),
+    ("accel_ci", "ci"),
     ("accel_retry_dead", "retry_dead"),
     ("accel_fresh", "fresh"),
-    ("accel_debug", "debug"),
+    ("accel_check_collectives", "check_collectives"),
 ]
 MARKS = "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma"
 BAD = [
@@ -187,7 +192,8 @@ def test_settings_are_frozen() -> None:
 def test_the_command_line_sets_the_field(
     pytester: pytest.Pytester, option: str, text: str, field: str, value: Any
 ) -> None:
-    assert settings(pytester, flag(option), text) == Settings(**{field: value})
+    words = ["-o", f"{option}={text}"] if option in WITHOUT_FLAG else [flag(option), text]
+    assert settings(pytester, *words) == Settings(**{field: value})
 
 
 @pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
@@ -220,7 +226,8 @@ def test_variables_are_named_after_their_options() -> None:
 def test_switches_can_be_set_by_flag_variable_and_ini_file(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, field: str
 ) -> None:
-    assert getattr(settings(pytester, flag(option)), field) is True
+    if option not in WITHOUT_FLAG:
+        assert getattr(settings(pytester, flag(option)), field) is True
     write_ini(pytester, option, "true")
     assert getattr(settings(pytester), field) is True
     monkeypatch.setenv(environment_variable(option), "No")
@@ -240,7 +247,8 @@ def test_the_command_line_overrides_the_environment_which_overrides_the_ini_file
     assert settings(pytester).order == "pci"
     monkeypatch.setenv("PYTEST_ACCEL_ORDER", "free")
     assert settings(pytester).order == "free"
-    assert settings(pytester, "--accel-order", "near").order == "near"
+    assert settings(pytester, "-o", "accel_order=fastest").order == "fastest"
+    assert settings(pytester, "-o", "accel_order=fastest", "--accel-order", "near").order == "near"
 
 
 def test_an_empty_variable_is_unset(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +330,7 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.parametrize(("option", "text", "allowed"), [*BAD, *UNCONVERTIBLE])
+@pytest.mark.parametrize(("option", "text", "allowed"), [one for one in BAD if one[0] not in WITHOUT_FLAG])
 def test_an_invalid_value_on_the_command_line_is_an_error(
     pytester: pytest.Pytester, option: str, text: str, allowed: str
 ) -> None:
@@ -407,10 +415,20 @@ def test_bad_values_end_a_run_as_a_usage_error(
 
 def test_the_help_shows_all_options(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
     shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
+    assert re.findall(r"^accelerators and ranks: (.*):$", shown, re.MULTILINE) == [
+        "what runs on what",
+        "reports and debugging",
+    ]
+    assert len(re.findall(r"^  --accel", shown, re.MULTILINE)) <= MOST_OPTIONS
     for option in [*map(flag, NAMES), "--accel-info"]:
         assert f"\n  {option}" in shown
-    for name in [*NAMES, "accel_preload", "accel_keep_processes"]:
+    for name in [*NAMES, *WITHOUT_FLAG]:
         assert f"\n  {name} (" in shown
+
+
+@pytest.mark.parametrize("name", OLD_OPTIONS)
+def test_a_name_of_an_earlier_release_is_a_usage_error(pytester: pytest.Pytester, name: str) -> None:
+    assert f"error: unrecognized arguments: --accel-{name}=1" in usage_error(pytester, f"--accel-{name}=1")
 
 
 def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
@@ -437,7 +455,7 @@ def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, pr
             case str():
                 assert default == f"`{value}`"
             case bool():
-                assert default == "off"
+                assert default == ("on" if value else "off")
             case float():
                 assert default == f"{value:g}"
     assert documented == ini_types

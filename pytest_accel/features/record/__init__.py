@@ -1,7 +1,7 @@
 """The history of a session, while it runs and afterwards.
 
 It gives the record of a session's events (``--accel-record``) and what is made of it: a trace (``--accel-trace``), a
-page (``--accel-report``), a summary in CI systems (``--accel-ci``), and the commands ``trace``, ``report`` and
+page (``--accel-report``), a summary in CI systems (``accel_ci``), and the commands ``trace``, ``report`` and
 ``summary``, which also join the records of several sessions. While a session runs, it gives the status line, and the
 report on a signal.
 

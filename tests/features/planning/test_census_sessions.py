@@ -453,9 +453,9 @@ _MARKED_STATUSES = {
     "options",
     [
         pytest.param(("-n2",), id="load", marks=pytest.mark.long),
-        pytest.param(("-n2", "--dist=worksteal", "--accel-schedule=off"), id="worksteal", marks=pytest.mark.long),
+        pytest.param(("-n2", "--dist=worksteal", "-o", "accel_schedule=off"), id="worksteal", marks=pytest.mark.long),
         pytest.param(("-n2", "--dist=loadscope"), id="loadscope", marks=pytest.mark.long),
-        pytest.param(("--accel-strict", "--accel-schedule=always"), id="strict", marks=pytest.mark.long),
+        pytest.param(("--accel-strict", "-o", "accel_schedule=always"), id="strict", marks=pytest.mark.long),
         pytest.param(("test_it.py", "test_it.py", "--keep-duplicates"), id="twice", marks=pytest.mark.long),
     ],
 )

@@ -108,7 +108,7 @@ def test_processes_of_wandb_and_joblib_are_no_leak(suite: Suite, monkeypatch: py
     suite.write("test_joblib.py", _JOBLIB)
     suite.write("test_wandb.py", _WANDB)
     before = _loky_files()
-    run = suite.run("--accel-leaks=fail", "-W", "default")
+    run = suite.run("-o", "accel_leaks=fail", "-W", "default")
     assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_dies": "FAILED"}, run.text
     assert len(run.outcomes()) == 4 + 3
     assert not _loky_files() - before
