@@ -42,10 +42,8 @@ LAUNCHER = "accel_launcher"
 CLUSTER = "accel_cluster"
 INFO = "accel_info"
 PLAN = "accel_plan"
-CENSUS = "accel_census"
 RECORD = "accel_record"
 STEPS = "accel_steps"
-TRACE = "accel_trace"
 REPORT = "accel_report"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
@@ -376,9 +374,8 @@ _OPTIONS: dict[str, _Option] = {
 
 
 FILES = {
-    CENSUS: "write what became of each test to this file, for `python -m pytest_accel census`",
-    RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices",
-    TRACE: "write the session to this file as a trace for ui.perfetto.dev or chrome://tracing",
+    RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices; `python -m "
+    "pytest_accel trace`, `report` and `census` read such files",
     REPORT: "write an HTML page about the session to this file: tests on devices over time, waits, failures, skips "
     "(needs Bokeh: pytest-accel[report])",
 }
@@ -387,8 +384,6 @@ _STEPS_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
     "PYTEST_ACCEL_STEPS does the same for agents on other machines"
 )
-FROM_RECORD = (RECORD, TRACE, REPORT)
-"""The options of :data:`FILES` for which the events of the session are recorded."""
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
 _WITHOUT_FLAG = (

@@ -40,10 +40,10 @@ WITHOUT_FLAG = [
     *("accel_preload", "accel_rank_plugins", "accel_keep_processes"),
 ]
 """The settings that have no option of their own."""
-MOST_OPTIONS = 26  # More are a wall. Settings that describe a suite or its CI need no option.
+MOST_OPTIONS = 24  # More are a wall. Settings that describe a suite or its CI need no option.
 OLD_OPTIONS = (
     *("devices", "debug", "per-worker", "retry-dead", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
-    *("within", "log"),
+    *("within", "log", "trace", "census"),
 )
 KINDS = ", ".join(kinds())
 REQUIRE = f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {KINDS}"

@@ -1,4 +1,4 @@
-"""Calls of the kernel: the choice of tests, the plan, the census and the advice."""
+"""Calls of the kernel: the choice of tests, the plan and the advice."""
 
 from __future__ import annotations
 
@@ -26,10 +26,6 @@ def start(early_config: pytest.Config, args: list[str]) -> None:
 
 def configure(session: AccelSession) -> None:
     config = session.config
-    if (census := options.output_path(config, options.CENSUS)) is not None:
-        from pytest_accel.features.planning import census_hooks
-
-        census_hooks.register(session, census)
     if session.settings.shard is not None:
         _refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
     if not session.is_worker and options.plan_request(config) is not None:
