@@ -133,7 +133,7 @@ def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resour
     size: int = ranks.pop("world_size")
     machines: int = ranks.pop("nodes", 1)
     per_rank: int = ranks.pop("devices_per_rank", 1)
-    requested: str | None = ranks.pop("device", None)
+    requested: str | None = ranks.pop("kind", None)
     own = resources.machine.session_kind
     if own is not None and need is None and not resources.machine.vendor(own).ranks:
         own = None

@@ -75,13 +75,13 @@ def test_the_devices_mark_leases_devices_of_any_kind() -> None:
     [
         ("sim", distributed(4), "sim", 4),
         ("sim", distributed(4, devices_per_rank=2), "sim", 8),
-        ("sim", distributed(4, device="cpu"), "cpu", None),
-        ("sim", distributed(4, device="cuda"), "cuda", 4),
+        ("sim", distributed(4, kind="cpu"), "cpu", None),
+        ("sim", distributed(4, kind="cuda"), "cuda", 4),
         (None, distributed(4), "cpu", None),
-        (None, distributed(4, device="cuda"), "cuda", 4),
+        (None, distributed(4, kind="cuda"), "cuda", 4),
         # `--accel cpu`: the session's devices are CPU slots, which are leased.
         ("cpu", distributed(4), "cpu", 4),
-        ("cpu", distributed(4, device="cpu"), "cpu", None),
+        ("cpu", distributed(4, kind="cpu"), "cpu", None),
     ],
 )
 def test_ranks_are_on_accelerators_if_the_session_has_any(
@@ -158,7 +158,7 @@ def test_ranks_use_a_kind_without_a_process_group_backend_only_on_request() -> N
 
     assert (found(distributed(2)).kind, found(distributed(2)).need) == ("cpu", None)
     assert found(devices(1)).kind == "mps"
-    assert found(distributed(2, device="mps")).need == DeviceNeed(2, kind="mps")
+    assert found(distributed(2, kind="mps")).need == DeviceNeed(2, kind="mps")
     assert found(devices(1), distributed(1)).kind == "mps"
 
 
@@ -232,7 +232,7 @@ def test_hypothetical_devices_match_every_filter() -> None:
         ((devices(8),), resources(), None),
         ((devices(1),), resources(None), "needs 1 device; there is no accelerator in this session"),
         ((distributed(9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
-        ((distributed(9, device="cpu"),), resources(), None),
+        ((distributed(9, kind="cpu"),), resources(), None),
         ((distributed(9, nodes=2),), resources(), "needs 2 machines; a session without a launcher has 1"),
         ((distributed(1, launcher="mpirun"),), resources(launcher_missing="there is no mpirun"), "there is no mpirun"),
         (
@@ -261,7 +261,7 @@ def test_hypothetical_devices_match_every_filter() -> None:
             resources(count=1, layout=TWO_NODES),
             "needs 2 sim devices; there is 1: pretended (on one)",
         ),
-        ((distributed(4, device="cpu"),), resources(layout=TWO_NODES), None),
+        ((distributed(4, kind="cpu"),), resources(layout=TWO_NODES), None),
     ],
 )
 def test_the_plan_has_the_reason_why_a_test_cannot_run(

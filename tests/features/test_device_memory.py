@@ -277,7 +277,7 @@ def test_before_a_test_of_another_key():
     Block(torch.cuda.card, GIB)
 
 
-@pytest.mark.distributed(1, device="cpu")
+@pytest.mark.distributed(1, kind="cpu")
 def test_of_another_key():
     pass
 

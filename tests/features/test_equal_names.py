@@ -28,7 +28,7 @@ _CONFTEST = """
             for number, line in enumerate(self.path.read_text().splitlines()):
                 case = Case.from_parent(self, name="case")
                 case.line = line
-                case.add_marker(pytest.mark.distributed(2, device="cpu", init=False))
+                case.add_marker(pytest.mark.distributed(2, kind="cpu", init=False))
                 yield case
 
 
@@ -67,7 +67,7 @@ _TESTS = """
     import pytest
     from conftest import note
 
-    pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+    pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
     @pytest.mark.parametrize("variant", ["base-cased", "cased"])
@@ -183,7 +183,7 @@ def test_copied_items_are_the_same_test_and_added_ones_need_names_of_their_own(s
                     session.items.append(pytest.Function.from_parent(item.parent, name=name, callobj=added))
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def added():
             pass
         """,
@@ -193,7 +193,7 @@ def test_copied_items_are_the_same_test_and_added_ones_need_names_of_their_own(s
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
         @pytest.mark.parametrize(("word", "number"), [("a", 1), ("a", 2)], ids=["a", "a"])
@@ -223,7 +223,7 @@ def test_a_test_whose_function_has_other_tests_in_the_ranks_is_an_error(suite: S
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
         IN_RANK = "RANK" in os.environ
 
 

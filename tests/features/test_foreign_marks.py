@@ -88,8 +88,8 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
         """
         markers = distributed: run this only with several GPUs
         accel_rules =
-            test_rule.py::test_adopted: distributed(2, device="cpu")
-            test_rule.py::test_sizes: distributed([1, 2], device="cpu")
+            test_rule.py::test_adopted: distributed(2, kind="cpu")
+            test_rule.py::test_sizes: distributed([1, 2], kind="cpu")
         """
     )
     suite.write("conftest.py", _OWN_MARKS_CONFTEST)
@@ -147,7 +147,7 @@ def test_marks_of_the_project_can_be_handed_over(suite: Suite, options: tuple[st
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_in_ranks():
             with open("ranks", "a") as file:
                 file.write(f"{os.environ['RANK']}\\n")
@@ -187,12 +187,12 @@ def test_a_suite_of_the_plugin_that_lists_its_mark_runs_in_ranks(suite: Suite, o
             return f"rank {rank}"
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_fixture(name):
             assert name in ("rank 0", "rank 1")
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_no_fixture():
             with open("ranks", "a") as file:
                 file.write(f"{os.environ['RANK']}\\n")
@@ -226,7 +226,7 @@ def test_a_fixture_and_a_copy_of_the_signature_show_that_a_mark_is_the_plugins(s
         import pytest
 
 
-        @pytest.mark.distributed([1, 2], device="cpu")
+        @pytest.mark.distributed([1, 2], kind="cpu")
         def test_sizes(rank):
             with open("ranks", "a") as file:
                 file.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n")
@@ -531,7 +531,7 @@ def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_marked(rank, device, world_size):
             assert (rank, device, world_size) == ("of the suite", "of another plugin", 1)
 
@@ -540,14 +540,14 @@ def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
             assert (rank, device) == ("of the suite", "of another plugin")
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_needs_those_of_the_plugin(rank, device):
             assert rank == 0
             assert device.type == "cpu"
 
 
         @pytest.mark.parametrize("rank", [3])
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_has_a_parameter(rank):
             assert rank == 4
         """,

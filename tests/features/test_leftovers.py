@@ -17,7 +17,7 @@ _SETTINGS_TESTS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
     STARTED = os.getpid(), os.getcwd()
 
 
@@ -83,7 +83,7 @@ _PROCESS_TESTS = """
     import psutil
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
     SEEN = {}
 
 
@@ -183,7 +183,7 @@ def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
         SEEN = []
 
 
@@ -277,7 +277,7 @@ def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> N
         import pytest
 
         pytestmark = [
-            pytest.mark.distributed(2, device="cpu"),
+            pytest.mark.distributed(2, kind="cpu"),
             pytest.mark.filterwarnings("ignore:You are using a Backend"),
         ]
         SEEN = []
@@ -364,7 +364,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
         signal.alarm(1000)
 
 
@@ -388,7 +388,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
             signal.alarm(0)  # As if the timer of the module had expired.
         """,
     )
-    template = "@pytest.mark.distributed({}, device='cpu')\ndef test_{}(): pass\n"
+    template = "@pytest.mark.distributed({}, kind='cpu')\ndef test_{}(): pass\n"
     suite.write("test_before.py", "import pytest\n" + template.format(3, "before"))
     suite.write(
         "test_import.py",
@@ -399,7 +399,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
         torch.set_default_dtype(torch.float64)
 
 
-        @pytest.mark.distributed(3, device="cpu")
+        @pytest.mark.distributed(3, kind="cpu")
         @pytest.mark.parametrize("number", range(2))
         def test_counts_after_import(number):
             assert torch.ones(1).dtype == torch.float64
@@ -410,7 +410,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(1, device="cpu")
+        pytestmark = pytest.mark.distributed(1, kind="cpu")
 
 
         @pytest.fixture(scope="module", autouse=True)
@@ -460,7 +460,7 @@ def test_a_change_is_a_leak_again_when_the_fixture_that_made_it_has_ended(suite:
             {restores}
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_in_doubles():
             assert torch.get_default_dtype() == torch.float64
         """,
@@ -471,7 +471,7 @@ def test_a_change_is_a_leak_again_when_the_fixture_that_made_it_has_ended(suite:
         import pytest
         import torch
 
-        pytestmark = pytest.mark.distributed(1, device="cpu")
+        pytestmark = pytest.mark.distributed(1, kind="cpu")
 
 
         def test_leaves_doubles():
@@ -520,7 +520,7 @@ def test_what_runs_before_a_file_that_is_skipped_in_the_ranks_is_no_leak(suite: 
             pytest.skip("not in ranks", allow_module_level=True)
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_skipped():
             pass
         """,
@@ -532,7 +532,7 @@ def test_what_runs_before_a_file_that_is_skipped_in_the_ranks_is_no_leak(suite: 
         from conftest import HELPERS
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_helper_lives():
             assert HELPERS[0].poll() is None
         """,

@@ -17,7 +17,7 @@ _TESTS = """
     import pytest
 
 
-    @pytest.mark.distributed(2, device="cpu", init=False)
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_ranks():
         pass
 

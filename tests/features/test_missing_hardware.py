@@ -173,7 +173,7 @@ def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:
             assert len(devices) == world_size
 
 
-        @pytest.mark.distributed(5, device="cpu")
+        @pytest.mark.distributed(5, kind="cpu")
         def test_on_cpu(device):
             assert device.type == "cpu"
 

@@ -58,7 +58,7 @@ _SUITE = """
             assert gather(rank) == [0, 1]
 
 
-    @pytest.mark.distributed(3, device="cpu")
+    @pytest.mark.distributed(3, kind="cpu")
     class TestOnCpu:
         @pytest.mark.parametrize("number", range(3))
         def test_cpu(self, number, gather):
@@ -150,7 +150,7 @@ def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
                 SET_UP.append(False)
 
 
-            @pytest.mark.distributed(2, device="cpu")
+            @pytest.mark.distributed(2, kind="cpu")
             @pytest.mark.parametrize("turn", range(5))
             def test_has_it_still(number, turn):
                 assert SET_UP == [True]
@@ -170,7 +170,7 @@ def test_xdist_groups_stay_together(suite: Suite) -> None:
 
 
         @pytest.mark.xdist_group("one")
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("name", ["a", "b@c"])
         def test_marked(name, rank):
             assert rank < 2
@@ -299,7 +299,7 @@ def test_the_number_of_ranks_on_the_cpu_is_limited(suite: Suite, size: int) -> N
 
 
         @pytest.mark.parametrize("number", range(8))
-        @pytest.mark.distributed({size}, device="cpu", init=False)
+        @pytest.mark.distributed({size}, kind="cpu", init=False)
         def test_slots(number, rank):
             write("slots", f"{{time.monotonic()}} 1")
             time.sleep(0.05)

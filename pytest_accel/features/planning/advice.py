@@ -251,8 +251,8 @@ def _idle_devices(group: Sequence[Measurement]) -> list[str]:
     if all(one.peak == 0 for one in group):
         if group[0].mark == "devices":
             return [f"{nothing} its devices: it needs no mark `devices`"]
-        fixed = group[0].arguments.keys() & {"device", "devices_per_rank", "backend"}
-        return [f"{nothing} its devices" + ("" if fixed else ": device='cpu'")]
+        fixed = group[0].arguments.keys() & {"kind", "devices_per_rank", "backend"}
+        return [f"{nothing} its devices" + ("" if fixed else ": kind='cpu'")]
     ranks = min(len(one.peaks) for one in group)
     idle = [rank for rank in range(ranks) if all(not any(one.peaks[rank]) for one in group)]
     if not idle:

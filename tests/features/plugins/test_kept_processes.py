@@ -29,7 +29,7 @@ _WANDB = """
         return {child.pid for child in psutil.Process().children() if "wandb-core" in " ".join(child.cmdline())}
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.parametrize("number", [0, 1])
     def test_logs(tmp_path, number):
         PIDS.update(cores())
@@ -51,7 +51,7 @@ _JOBLIB = """
     import pytest
 
     PIDS = set()
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     def workers():
@@ -85,7 +85,7 @@ _KEEPS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
     PIDS = []
     CODE = "import signal; signal.pause()  # {}"
 

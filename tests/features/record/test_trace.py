@@ -127,7 +127,7 @@ def test_a_trace_names_the_process_group_of_a_collective(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_groups():
             import torch
             import torch.distributed as dist
