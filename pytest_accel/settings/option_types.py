@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pytest_accel.core.kinds import check_kind
+from pytest_accel.core.kinds import check_kind, kinds
 
 if TYPE_CHECKING:
     from pytest_accel.core.device import Share
@@ -27,8 +27,21 @@ with it when they are imported. The fork server can only see threads and the run
 """
 
 
+TIMES = "300 (seconds), 90s, 5min or 1.5h"
+"""Examples of times, for help and errors."""
+_MOST_PLANNED = 256
+"""Maximum number of devices of ``--accel-plan``."""
 _MARKS = ("devices", "distributed")
 _OWNERS = ("own", "project")
+
+
+class PlanRequest(NamedTuple):
+    """What ``--accel-plan`` asks for."""
+
+    machine: tuple[str, int] | None = None
+    """Kind and number of the devices that the plan assumes; None: those of this machine."""
+    within: float | None = None
+    """Seconds within which jobs must end, whose number and machines the plan shows; None: it shows no jobs."""
 
 
 class ExplainedError(ValueError):
@@ -122,14 +135,33 @@ def parse_share(given: str) -> Share:
     return Share(fraction=fraction)
 
 
-def kind_and_count(value: str, most: int | None = None) -> tuple[str, int]:
-    """Return kind and number of ``KIND:N``, where N is at most `most`."""
+def kind_and_count(value: str) -> tuple[str, int]:
+    """Return kind and number of ``KIND:N``."""
     kind, _, number = (word.strip() for word in value.partition(":"))
     check_kind(kind)
-    found = count(number)
-    if most is not None and found > most:
-        raise ValueError(value)
-    return kind, found
+    return kind, count(number)
+
+
+def plan_request(value: str) -> PlanRequest:
+    """Return the request in ``KIND:N``, a time, or both with a comma."""
+    machine, within = None, None
+    try:
+        for part in text(value).split(","):
+            if ":" in part and machine is None:
+                machine = kind_and_count(part)
+                if machine[1] > _MOST_PLANNED:
+                    raise ValueError(value)
+            elif ":" not in part and within is None:
+                within = positive_time(part)
+            else:
+                raise ValueError(value)
+    except ValueError:
+        raise ExplainedError(
+            f"must be nothing (this machine), KIND:N such as cuda:8, a time such as {TIMES}, or both with a comma, "
+            f"with N an int from 1 to {_MOST_PLANNED} and KIND one of {', '.join(kinds())}, got {value!r} (a path goes "
+            "before the option)"
+        ) from None
+    return PlanRequest(machine, within)
 
 
 def require(value: object) -> tuple[tuple[str, int], ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -53,10 +52,6 @@ SHARD = "accel_shard"
 DURATIONS = "accel_durations"
 ADVISE = "accel_advise"
 CI = "accel_ci"
-_TIMES = "300 (seconds), 90s, 5min or 1.5h"
-"""Examples of times, for help and errors."""
-_MOST_PLANNED = 256
-"""Maximum number of devices of ``--accel-plan``."""
 
 
 class Settings(NamedTuple):
@@ -125,15 +120,6 @@ class Settings(NamedTuple):
         """True if the settings choose other devices, or another order of devices, than the defaults."""
         default = type(self)()
         return (self.accel, self.ids, self.order) != (default.accel, default.ids, default.order)
-
-
-class PlanRequest(NamedTuple):
-    """What ``--accel-plan`` asks for."""
-
-    machine: tuple[str, int] | None = None
-    """Kind and number of the devices that the plan assumes; None: those of this machine."""
-    within: float | None = None
-    """Seconds within which jobs must end, whose number and machines the plan shows; None: it shows no jobs."""
 
 
 class _Option(NamedTuple):
@@ -222,17 +208,17 @@ _OPTIONS: dict[str, _Option] = {
     WAIT: _Option(
         "wait",
         "string",
-        f"a time >= 0 such as {_TIMES}",
+        f"a time >= 0 such as {option_types.TIMES}",
         option_types.time,
-        f"how long a test may wait for its devices: {_TIMES} (default: as long as it takes)",
+        f"how long a test may wait for its devices: {option_types.TIMES} (default: as long as it takes)",
         "TIME",
     ),
     TIMEOUT: _Option(
         "timeout",
         "string",
-        f"a time > 0 such as {_TIMES}",
+        f"a time > 0 such as {option_types.TIMES}",
         option_types.positive_time,
-        f"how long each phase of a test in a world may take: {_TIMES} (default: 300)",
+        f"how long each phase of a test in a world may take: {option_types.TIMES} (default: 300)",
         "TIME",
     ),
     FRESH: _switch(
@@ -443,8 +429,8 @@ def add_options(parser: pytest.Parser) -> None:
         flag(PLAN),
         dest=PLAN,
         nargs="?",
-        type=plan_request_of,
-        const=PlanRequest(),
+        type=_argument_type(option_types.plan_request, ""),
+        const=option_types.PlanRequest(),
         default=None,
         metavar="KIND:N,TIME",
         help="show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with "
@@ -489,9 +475,9 @@ def is_distributed(config: pytest.Config) -> bool:
     return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
 
 
-def plan_request(config: pytest.Config) -> PlanRequest | None:
+def plan_request(config: pytest.Config) -> option_types.PlanRequest | None:
     """Return what ``--accel-plan`` asks for; None if the session should show no plan."""
-    request: PlanRequest | None = config.getoption(PLAN, None)
+    request: option_types.PlanRequest | None = config.getoption(PLAN, None)
     return request
 
 
@@ -511,44 +497,6 @@ def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
     """Return kind and number of the devices that the plan assumes; None for a plan of this machine, or no plan."""
     request = plan_request(config)
     return None if request is None else request.machine
-
-
-def durations_path(config: pytest.Config) -> Path | None:
-    """Return the file of ``--accel-durations``; a relative path starts at the folder in which pytest was started."""
-    value = _find(config, DURATIONS, _OPTIONS[DURATIONS])
-    return None if value is None else config.invocation_params.dir / value
-
-
-def durations_output(config: pytest.Config) -> Path | None:
-    """Return the file to which the session adds its times: that of ``--accel-durations``, or with ``--accel-shard`` one
-    of its own beside it, ``durations.2-of-4.json``.
-
-    If the jobs changed the file that they read, those that start later would divide the tests in another way.
-    """
-    path, shard = durations_path(config), _find(config, SHARD, _OPTIONS[SHARD])
-    return (
-        path if path is None or shard is None else path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
-    )
-
-
-def plan_request_of(text: str) -> PlanRequest:
-    """Convert the value of ``--accel-plan``, for argparse."""
-    machine, within = None, None
-    try:
-        for part in option_types.text(text).split(","):
-            if ":" in part and machine is None:
-                machine = option_types.kind_and_count(part, _MOST_PLANNED)
-            elif ":" not in part and within is None:
-                within = option_types.positive_time(part)
-            else:
-                raise ValueError(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be nothing (this machine), KIND:N such as cuda:8, a time such as {_TIMES}, or both with a comma, "
-            f"with N an int from 1 to {_MOST_PLANNED} and KIND one of {name_kinds(ALL_KINDS)}, got {text!r} (a path "
-            "goes before the option)"
-        ) from None
-    return PlanRequest(machine, within)
 
 
 def output_path(config: pytest.Config, option: str) -> str | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.settings.options import PlanRequest, plan_request_of
+from pytest_accel.settings.option_types import ExplainedError, PlanRequest, plan_request
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -149,8 +148,8 @@ def test_no_plan_is_shown_without_tests_or_after_an_error_of_the_collection(plan
     ["abacus:8", "cuda:0", "cuda", "cuda:257", ":8", "cuda:", "8xcuda", "cuda:8,0s", "5min,90s", "sim:1,cuda:1"],
 )
 def test_an_invalid_machine_or_time_is_refused(value: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=r"^must be nothing .*, got "):
-        plan_request_of(value)
+    with pytest.raises(ExplainedError, match=r"^must be nothing .*, got "):
+        plan_request(value)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_an_invalid_machine_or_time_is_refused(value: str) -> None:
     ],
 )
 def test_a_plan_has_a_machine_a_time_or_both(value: str, expected: PlanRequest) -> None:
-    assert plan_request_of(value) == expected
+    assert plan_request(value) == expected
 
 
 def test_an_invalid_value_is_a_usage_error(plan_suite: Suite) -> None:
