@@ -108,7 +108,7 @@ def _on_two_machines(effort: Effort) -> list[Figure]:
     """Return the milliseconds per test of two ranks, each in its own network namespace; nothing without root."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets need a short path.
     suite = suites.write(
-        folder / "two", suites.all_reduce('2, nodes=2, device="cpu"'), effort.tests, imported=_IMPORTED
+        folder / "two", suites.all_reduce('2, nodes=2, kind="cpu"'), effort.tests, imported=_IMPORTED
     )
     nodes: list[StartedNode] = []
     arguments = [*PLUGINS, *WITH, "--accel=none"]

@@ -18,7 +18,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     many = effort.tests * 4 // 5
     few = many // 4
     write = partial(suites.write, imported=["torch", "torch.distributed"])
-    marked = suites.all_reduce('2, device="cpu"')
+    marked = suites.all_reduce('2, kind="cpu"')
     large = write(folder / "large", marked, many, files=many)
     small = write(folder / "small", marked, few, files=few)
     bare = write(folder / "bare", suites.all_reduce(None), many, files=many, conftest=suites.GROUP)

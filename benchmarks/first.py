@@ -27,7 +27,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     """
     found: list[Figure] = []
     for where, import_torch in {"the test file": "", "a conftest": "import torch\n"}.items():
-        suite = suites.write(folder / f"first-{len(found)}", suites.all_reduce('2, device="cpu"'), 1)
+        suite = suites.write(folder / f"first-{len(found)}", suites.all_reduce('2, kind="cpu"'), 1)
         with (suite / "conftest.py").open("a") as conftest:
             conftest.write(f"\n{import_torch}began = time.monotonic()\n")
         (suite / "test_1.py").write_text(_OTHER_FILE + suites.TRIVIAL.format(number=1))

@@ -26,7 +26,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     The setting `accel_preload` names the slow package, as a session without it advises: otherwise each rank imports it.
     """
     site = _package(folder)
-    body = suites.all_reduce('2, fresh=True, device="cpu"')
+    body = suites.all_reduce('2, fresh=True, kind="cpu"')
     light = suites.write(folder / "light", body, effort.few)
     heavy = suites.write(folder / "heavy", body, effort.few, head=suites.IMPORTS + f"import {_SLOW}\n")
     results = interleaved(

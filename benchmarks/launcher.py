@@ -16,7 +16,7 @@ _LIMIT = 1.5
 def figures(folder: Path, effort: Effort) -> list[Figure]:
     """Return the milliseconds per test of two ranks, including the collection."""
     suite = suites.write(
-        folder / "two", suites.all_reduce('2, device="cpu"'), _TESTS, imported=["torch", "torch.distributed"]
+        folder / "two", suites.all_reduce('2, kind="cpu"'), _TESTS, imported=["torch", "torch.distributed"]
     )
     arguments = [*PLUGINS, *WITH]
     results = interleaved(

@@ -45,7 +45,7 @@ def _figure(name: str, runs: list[SessionTimes], first: int = 0, note: str = "")
 def figures(folder: Path, effort: Effort, *, isolate: bool) -> list[Figure]:
     """Return the milliseconds per test of each tool, and of two ranks in comparison."""
     runs = max(1, effort.runs // 2)
-    two = suites.write(folder / "two", suites.all_reduce('2, device="cpu"'), effort.tests, files=10)
+    two = suites.write(folder / "two", suites.all_reduce('2, kind="cpu"'), effort.tests, files=10)
     sessions = {"two": lambda: session(two, [*PLUGINS, *WITH])}
     head, body = suites.TORCHRUN
     torchrun = suites.write(folder / "torchrun", body, _SLOW_TESTS, head=head)

@@ -23,7 +23,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
             effort.many // 3,
         ),
         "two ranks": (
-            suites.write(folder / "two", suites.all_reduce('2, device="cpu"'), effort.tests, files=10),
+            suites.write(folder / "two", suites.all_reduce('2, kind="cpu"'), effort.tests, files=10),
             effort.tests,
         ),
     }

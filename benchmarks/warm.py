@@ -43,8 +43,8 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     # The conftest imports torch, so that the time per test does not include this import.
     write = partial(suites.write, tests=effort.tests, files=10, imported=["torch", "torch.distributed"])
     plain = write(folder / "plain", suites.PLAIN)
-    two = write(folder / "two", suites.all_reduce('2, device="cpu"'))
-    four = write(folder / "four", suites.all_reduce('4, device="cpu"'))
+    two = write(folder / "two", suites.all_reduce('2, kind="cpu"'))
+    four = write(folder / "four", suites.all_reduce('4, kind="cpu"'))
     bare = write(folder / "bare", suites.all_reduce(None), conftest=suites.GROUP)
     one_thread = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 

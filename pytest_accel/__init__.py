@@ -111,7 +111,7 @@ def _remove_finder() -> None:
 
 
 class LeftoverWarning(pytest.PytestWarning):
-    """A test has left something behind in its ranks (``--accel-leaks warn``)."""
+    """A test has left something behind in its ranks (``accel_leaks warn``)."""
 
 
 class PreloadWarning(pytest.PytestWarning):

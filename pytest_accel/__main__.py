@@ -18,7 +18,7 @@ from pytest_accel.settings import options
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status.
 
-    It is 1 if the doctor finds a problem, a vendor is broken, or a test of the censuses ran in no job. Raise SystemExit
+    It is 1 if the doctor finds a problem, a vendor is broken, or a test ran in no job of a pipeline. Raise SystemExit
     with status 2 for wrong arguments.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="info",
         help=f"{', '.join(commands)} (default: info)",
     )
-    options.add_arguments(parser, (options.ACCEL, options.DEVICES, options.ORDER))
+    options.add_arguments(parser, (options.ACCEL, options.IDS, options.ORDER))
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
     if given.command not in about_machine:

@@ -134,7 +134,7 @@ class ReportHooks:
             if name == RETRIED
         }
         if retried:
-            terminalreporter.section("accel: retried, since the world died (--accel-retry-dead)", sep="-")
+            terminalreporter.section("accel: retried, since the world died (accel_retry_dead)", sep="-")
             for nodeid, text in sorted(retried):
                 terminalreporter.write_line(f"{nodeid}: {text}")
         unusable = {

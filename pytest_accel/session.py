@@ -72,7 +72,8 @@ class AccelSession:
         if (planned := planned_machine(self.config)) is not None:
             from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 
-            return PretendedMachine(*planned)
+            kind, count = planned
+            return PretendedMachine(count, kind)
         return self.own_machine if self.cluster is None else self.cluster.machine
 
     @cached_property

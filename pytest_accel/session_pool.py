@@ -170,7 +170,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         if machine.session.present
         else (),
         distributed=distributed,
-        debug=settings.debug,
+        debug=settings.check_collectives,
         leaks=settings.leaks,
         kept_processes=settings.keep_processes,
         logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,

@@ -36,7 +36,7 @@ class XdistHooks:
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
         """Tell each worker where the suite is, and mask the devices that unmarked tests see there.
 
-        A worker sees all of the session's devices, beginning with a different one, or ``--accel-per-worker`` of them.
+        A worker sees all of the session's devices, beginning with a different one, or ``accel_per_worker`` of them.
         A replacement for a crashed worker is made from the same spec and keeps the mask.
         """
         from pytest_accel.hardware.masks import partition, rotate
@@ -54,7 +54,7 @@ class XdistHooks:
         per_worker = self._session.settings.per_worker
         if per_worker is not None and per_worker > len(devices):
             raise pytest.UsageError(
-                f"--accel-per-worker {per_worker}: the session has {len(devices)} {machine.session.kind} device(s); "
+                f"accel_per_worker {per_worker}: the session has {len(devices)} {machine.session.kind} device(s); "
                 f"allowed is 1 to {len(devices)}"
             )
         for number, spec in enumerate(specs):

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pytest_accel.__main__ import main
 from tests.torch_release import needs_torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,10 +98,11 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
     run(
         *("examples/test_model_split.py", "examples/test_sampler.py", "examples/failing", str(tmp_path)),
         *("-n2", "--accel", "sim:4", f"--junitxml={tmp_path}/junit.xml"),
-        *(f"--accel-report={tmp_path}/report.html", f"--accel-trace={tmp_path}/trace.json"),
+        *(f"--accel-report={tmp_path}/report.html", f"--accel-record={tmp_path}/record.jsonl"),
         status=1,
         extra={"GITHUB_STEP_SUMMARY": f"{tmp_path}/summary.md"},
     )
+    assert main(["trace", str(tmp_path / "record.jsonl"), "-o", str(tmp_path / "trace.json")]) == 0
     junit = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     skipped, failed, total = (int(junit.get(name, "")) for name in ("skipped", "failures", "tests"))
     assert (skipped, failed) == (1, 2)

@@ -49,13 +49,13 @@ _TESTS = """
         assert world_size == 2
 
 
-    @pytest.mark.distributed(2, device="cpu", init=False)
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_dead_rank(rank):
         if rank == 1:
             os._exit(0)
 
 
-    @pytest.mark.distributed(2, device="cpu", init=False)
+    @pytest.mark.distributed(2, kind="cpu", init=False)
     def test_failing_rank(rank):
         assert rank == 0
 

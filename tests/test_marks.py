@@ -17,12 +17,12 @@ GIB = 1024**3
 KINDS = ", ".join(kinds())
 DEVICES_ARGUMENTS = "n, kind, memory, capability, name, share, near, fresh"
 DISTRIBUTED_ARGUMENTS = (
-    "world_size, nodes, backend, device, devices_per_rank, init, timeout, fresh, visible, env, launcher"
+    "world_size, nodes, backend, kind, devices_per_rank, init, timeout, fresh, visible, env, launcher"
 )
 MEMORY = 'a positive size such as "40GiB", a positive int of bytes or None'
 SHARE = 'a fraction > 0 and <= 1, a positive size such as "8GiB" or None'
 SIZES = "an int >= 1 or a non-empty list of them"
-SECONDS = "a finite number of seconds > 0 or None"
+TIME = 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h" or None'
 ENV = "a mapping of variable names (str) to values (str) or None"
 
 
@@ -78,14 +78,15 @@ def test_the_arguments_of_devices_are_read(mark: pytest.Mark, arguments: dict[st
         (distributed(nodes=2), {"world_size": 2, "nodes": 2}),
         (distributed(nodes=None), {"world_size": 2}),
         (distributed(backend="gloo"), {"world_size": 2, "backend": "gloo"}),
-        (distributed(device="cpu"), {"world_size": 2, "device": "cpu"}),
+        (distributed(kind="cpu"), {"world_size": 2, "kind": "cpu"}),
         (distributed(devices_per_rank=2), {"world_size": 2, "devices_per_rank": 2}),
         (distributed(init=False), {"world_size": 2, "init": False}),
         (distributed(visible="rank"), {"world_size": 2, "visible": "rank"}),
         (distributed(launcher="mpirun"), {"world_size": 2, "launcher": "mpirun"}),
         (distributed(env={"B": "", "A": "1"}), {"world_size": 2, "env": (("A", "1"), ("B", ""))}),
+        (distributed(timeout="5min"), {"world_size": 2, "timeout": 300.0}),
         (distributed(timeout=3, fresh=True), {"world_size": 2, "timeout": 3.0, "fresh": True}),
-        (distributed(backend=None, device=None, timeout=None, env=None), {"world_size": 2}),
+        (distributed(backend=None, kind=None, timeout=None, env=None), {"world_size": 2}),
     ],
 )
 def test_the_arguments_of_distributed_are_read(mark: pytest.Mark, arguments: dict[str, object]) -> None:
@@ -100,9 +101,9 @@ def test_the_arguments_of_distributed_are_read(mark: pytest.Mark, arguments: dic
         (Marks(devices(2), distributed(devices_per_rank=2)), {"n": 2}, {"devices_per_rank": 2}),
         # If n is not given, it follows from devices_per_rank.
         (Marks(devices(memory=1), distributed(devices_per_rank=2)), {"n": 2, "memory": 1}, {"devices_per_rank": 2}),
-        (Marks(devices(kind="cuda"), distributed()), {"kind": "cuda"}, {"device": "cuda"}),
-        (Marks(devices(), distributed(device="cuda")), {"kind": "cuda"}, {"device": "cuda"}),
-        (Marks(devices(kind="sim"), distributed(device="sim")), {"kind": "sim"}, {"device": "sim"}),
+        (Marks(devices(kind="cuda"), distributed()), {"kind": "cuda"}, {"kind": "cuda"}),
+        (Marks(devices(), distributed(kind="cuda")), {"kind": "cuda"}, {"kind": "cuda"}),
+        (Marks(devices(kind="sim"), distributed(kind="sim")), {"kind": "sim"}, {"kind": "sim"}),
         (Marks(devices(fresh=True), distributed()), {"fresh": True}, {}),
         (Marks(devices(), distributed(fresh=True)), {}, {"fresh": True}),
     ],
@@ -117,14 +118,14 @@ def test_the_arguments_of_both_marks_are_combined(
     ("marks", "text"),
     [
         (
-            Marks(devices(kind="cuda"), distributed(device="cpu")),
-            "@pytest.mark.devices(kind='cuda') with @pytest.mark.distributed(device='cpu'): "
-            "kind and device both describe each rank here and must be equal, got 'cuda' and 'cpu'",
+            Marks(devices(kind="cuda"), distributed(kind="cpu")),
+            "@pytest.mark.devices(kind='cuda') with @pytest.mark.distributed(kind='cpu'): "
+            "kind must be equal, since both marks describe each rank here, got 'cuda' and 'cpu'",
         ),
         (
             Marks(devices(4), distributed(devices_per_rank=2)),
             "@pytest.mark.devices(n=4) with @pytest.mark.distributed(devices_per_rank=2): "
-            "n and devices_per_rank both describe each rank here and must be equal, got 4 and 2",
+            "n and devices_per_rank must be equal, since both marks describe each rank here, got 4 and 2",
         ),
     ],
 )
@@ -162,10 +163,10 @@ def test_bad_argument_of_devices(argument: str, allowed: str, value: object) -> 
         *values("world_size", SIZES, 0, -2, True, 2.0, "2", None, [], (), [2, 0], [2, True], [[2]], {2}),
         *values("nodes", "an int >= 1 or None", 0, -1, True, 2.0, "2", [1]),
         *values("backend", "a non-empty str or None", "", " ", 1),
-        *values("device", f"one of {KINDS} or None", "cuda:0", "gpu", 0),
+        *values("kind", f"one of {KINDS} or None", "cuda:0", "gpu", 0),
         *values("devices_per_rank", "an int >= 1", 0, -1, False, 2.0, None),
         *values("init", "True or False", 0, "no", None),
-        *values("timeout", SECONDS, 0, -1, True, float("inf"), float("nan"), 10**400, "10"),
+        *values("timeout", TIME, 0, -1, True, float("inf"), float("nan"), 10**400, "0s", "-1", "5 m", ""),
         *values("fresh", "True or False", 1, None),
         *values("visible", "one of world, rank", "all", None, 1),
         *values("launcher", '"mpirun" or None', "torchrun", "", True),
@@ -271,7 +272,7 @@ def test_registration_lines_give_the_signatures() -> None:
         "devices(n=1, *, kind=None, memory=None, capability=None, name=None, share=None, near=None, fresh=False): "
     )
     assert distributed_line.startswith(
-        "distributed(world_size=2, *, nodes=None, backend=None, device=None, devices_per_rank=1, init=True, "
+        "distributed(world_size=2, *, nodes=None, backend=None, kind=None, devices_per_rank=1, init=True, "
         "timeout=None, fresh=False, visible='world', env=None, launcher=None): "
     )
 

@@ -23,7 +23,7 @@ def test_another_name_is_an_attribute_error() -> None:
 # mypy checks these functions as it would check a user's suite.
 
 
-@pytest.mark.distributed(2, device="cpu", backend="gloo")
+@pytest.mark.distributed(2, kind="cpu", backend="gloo")
 def test_fixtures_have_types(accel: Accel, gather: Gather, device_mesh: MakeMesh, rank: int) -> None:
     everyone: list[int] = gather(rank)
     assert everyone == [0, 1]
@@ -31,7 +31,7 @@ def test_fixtures_have_types(accel: Accel, gather: Gather, device_mesh: MakeMesh
     assert device_mesh((2,), names=("data",)).size() == 2
 
 
-@pytest.mark.distributed(2, device="cpu")
+@pytest.mark.distributed(2, kind="cpu")
 @pytest.mark.xfail(raises=RankDied, strict=True)
 def test_the_error_of_a_dead_rank_has_a_public_type(rank: int) -> None:
     if rank == 1:

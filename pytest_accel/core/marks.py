@@ -6,7 +6,6 @@ Every session imports this module, so it imports only what every session needs a
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,11 +92,12 @@ def _kind(value: object) -> str:
     return kind
 
 
-def _seconds(value: object) -> float:
-    # float() raises OverflowError for an int above the largest float.
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
-        return float(value)
-    raise ValueError(value)
+def _time(value: object) -> float:
+    from pytest_accel.core.units import parse_time
+
+    if (seconds := parse_time(value)) == 0:
+        raise ValueError(value)
+    return seconds
 
 
 def _memory(value: object) -> int:
@@ -153,10 +153,10 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "world_size": _Argument(2, "an int >= 1 or a non-empty list of them", _sizes),
         "nodes": _Argument(None, "an int >= 1", _count),
         "backend": _Argument(None, "a non-empty str", _text),
-        "device": _KIND,
+        "kind": _KIND,
         "devices_per_rank": _Argument(1, "an int >= 1", _count),
         "init": _Argument(True, "True or False", _boolean),
-        "timeout": _Argument(None, "a finite number of seconds > 0", _seconds),
+        "timeout": _Argument(None, 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h"', _time),
         "fresh": _FRESH,
         "visible": _Argument("world", "one of world, rank", _one_of("world", "rank")),
         "env": _Argument(None, "a mapping of variable names (str) to values (str)", _environment),
@@ -295,7 +295,7 @@ def read(marks: Marks, world_size_parameter: object = None) -> tuple[dict[str, A
     if marks.distributed is not None:
         ranks["world_size"] = _one_world_size(_size_of(ranks), world_size_parameter)
         if marks.devices is not None:
-            for argument, same in (("kind", "device"), ("n", "devices_per_rank")):
+            for argument, same in (("kind", "kind"), ("n", "devices_per_rank")):
                 value = _common_value(devices, argument, ranks, same)
                 if value is not None:
                     devices[argument] = ranks[same] = value
@@ -323,12 +323,13 @@ def _one_world_size(value: int | list[int], parameter: object) -> int:
 def _common_value(
     device_arguments: Mapping[str, Any], argument: str, rank_arguments: Mapping[str, Any], same: str
 ) -> object:
-    """Return the value of an argument that both marks have, under different names; None if neither gives it."""
+    """Return the value of an argument that both marks have, perhaps under two names; None if neither gives it."""
     one, other = device_arguments.get(argument), rank_arguments.get(same)
     if one is not None and other is not None and one != other:
+        names = argument if argument == same else f"{argument} and {same}"
         raise MarkError(
             f"@pytest.mark.devices({argument}={one!r}) with @pytest.mark.distributed({same}={other!r}): "
-            f"{argument} and {same} both describe each rank here and must be equal, got {one!r} and {other!r}"
+            f"{names} must be equal, since both marks describe each rank here, got {one!r} and {other!r}"
         )
     return other if one is None else one
 
@@ -377,6 +378,11 @@ class MarkOwners:
     def of_project(self) -> frozenset[str]:
         """The names of the project's own marks, as far as is known now."""
         return self.by_rule.union(name for name, owner in self._chosen.items() if owner == "project")
+
+    @property
+    def decided(self) -> dict[str, str]:
+        """The owners by name, as far as ``accel_marks`` or the tests decide them."""
+        return {**self._chosen, **dict.fromkeys(sorted(self.used), "own")}
 
     def is_ours(self, mark: pytest.Mark) -> bool:
         """Return whether `mark` is one of the plugin's."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from enum import Enum
+from typing import Annotated, Any, Protocol
 
 from msgspec import Meta, Struct, field
 
@@ -199,7 +200,7 @@ class RankPhase(Struct, frozen=True, omit_defaults=True):
     stop: Moment = 0.0
     """The end of the phase, or that of the rank."""
     collectives: tuple[CollectiveCall, ...] = ()
-    """The last collectives of the phase, in a session that makes a trace (``--accel-trace``)."""
+    """The last collectives of the phase, of torch 2.8 or newer."""
 
 
 class PhaseReported(Struct, frozen=True, omit_defaults=True, tag_field="event"):
@@ -244,9 +245,80 @@ class PhaseReported(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     peaks: Mapping[str, int] = field(default_factory=dict)
     """Peak of device memory in bytes, by rank."""
     retried: str | None = None
-    """The failure after which the test was retried (``--accel-retry-dead``)."""
+    """The failure after which the test was retried (``accel_retry_dead``)."""
     launched: int = 0
     """The ranks that the test had started so far with the fixture ``launch``: the most that one call started."""
+
+
+class Status(Enum):
+    """The status of a test. If a session has run a test several times, the status that comes first here counts."""
+
+    FAILED = "failed"
+    ERROR = "error"
+    """Setup or teardown failed."""
+    XPASSED = "xpassed"
+    PASSED = "passed"
+    XFAILED = "xfailed"
+    MISSING = "missing hardware"
+    """Skipped, or failed because of ``--accel-strict``, since the machine can never run the test."""
+    SKIPPED = "skipped"
+    """Skipped by the test itself, a fixture or a mark; also an expected failure that came before the test's call."""
+    NOT_RUN = "not run"
+    """Selected, but without a verdict when the session ended."""
+    DESELECTED = "deselected"
+
+
+class DevicesThere(Struct, frozen=True):
+    """The devices that a session had for a test."""
+
+    kind: str
+    """Kind of the devices; ``none`` if the session had no accelerator."""
+    devices: int
+
+
+class MissingNeed(Struct, frozen=True):
+    """The needs of a test that the machine does not meet, in the words of ``--accel-select``."""
+
+    devices: int
+    world_size: int
+    nodes: int
+    ranks_per_node: int
+    kind: str
+    memory: int
+    backend: tuple[str, ...]
+    share: float
+
+
+class Outcome(Struct, frozen=True, omit_defaults=True):
+    """The outcome of one test in one session."""
+
+    status: Status
+    reason: str | None = None
+    """Why the test was skipped, for people."""
+    need: MissingNeed | None = None
+    """With the status `MISSING`: what the test needs."""
+    there: DevicesThere | None = None
+    """With the status `MISSING`: what the session had; None if the test needs no device."""
+
+    def __post_init__(self) -> None:
+        if self.status is Status.MISSING and self.need is None:
+            raise ValueError(f"a test with the status {self.status.value!r} must have a need")
+
+
+class TestsCounted(Struct, frozen=True, omit_defaults=True, tag_field="event"):
+    """The session has ended, and this is what became of each test. Only in the file of ``--accel-record``."""
+
+    __test__ = False  # pytest would collect the class.
+
+    selection: Mapping[str, Any]
+    """The options that select tests, by their names, and the arguments of the command line that name tests."""
+    complete: bool
+    """True if all tests were collected, and every selected one has a verdict or was skipped."""
+    collect_only: bool
+    tests: Mapping[str, Outcome]
+    """By node id, without the group that xdist may append; ``#2``, ``#3``, ... follow equal ids of later tests."""
+    skipped_files: Mapping[str, str] = field(default_factory=dict)
+    """Reasons of files (or packages) that were skipped as a whole, so that their tests are unknown; by node id."""
 
 
 class SessionFinished(Struct, frozen=True, omit_defaults=True, tag_field="event"):
@@ -272,6 +344,7 @@ Event = (
     | WorldEnding
     | WorldGone
     | PhaseReported
+    | TestsCounted
     | SessionFinished
 )
 

@@ -1,9 +1,10 @@
-"""Parsing and formatting of counts, amounts of memory and compute capabilities."""
+"""Parsing and formatting of counts, times, amounts of memory and compute capabilities."""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 
 _UNITS = {
     "b": 1,
@@ -17,6 +18,8 @@ _UNITS = {
     "tib": 1024**4,
 }
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
+_TIME = re.compile(r"([0-9]{0,9}(?:\.[0-9]{1,9})?)\s*(s|min|h|)", re.ASCII)
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600}
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 _CAPABILITY = re.compile(r"[0-9]+(?:\.[0-9]+)*", re.ASCII)
 
@@ -44,6 +47,16 @@ def format_memory(size: int) -> str:
             break
         number /= 1024
     return f"{number:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def parse_time(value: object) -> float:
+    """Return seconds >= 0 from ``"90s"``, ``"5min"``, ``"1.5h"``, or a number of seconds; else raise ValueError."""
+    # Comparisons with nan are false, so nan is rejected too. float() raises OverflowError for a larger int.
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
+        return float(value)
+    if isinstance(value, str) and (match := _TIME.fullmatch(value.strip())) and match[1]:
+        return float(match[1]) * _SECONDS[match[2]]
+    raise ValueError(value)
 
 
 def is_count(text: str) -> bool:

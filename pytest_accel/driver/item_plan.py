@@ -17,6 +17,7 @@ from pytest_accel.hardware.shares import fraction
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.placement import HERE, Layout
+from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
 
 _SHARING_BACKENDS = {"gloo", "mpi"}
@@ -121,7 +122,7 @@ def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: i
     kind = need.kind or resources.machine.session_kind or "none"
     need = replace(need, share=need.share or _default_share(kind, resources))
     # Only the servers of this machine are used, because the devices are leased here.
-    servers = resources.layout.machines[0].server_numbers if resources.settings.spread else (0,)
+    servers = resources.layout.machines[0].server_numbers if resources.settings.launcher == "spread" else (0,)
     return WorldKey(
         kind, need, 1, grouped=False, devices_per_rank=need.count, fresh=fresh, server=servers[turn % len(servers)]
     )
@@ -132,7 +133,7 @@ def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resour
     size: int = ranks.pop("world_size")
     machines: int = ranks.pop("nodes", 1)
     per_rank: int = ranks.pop("devices_per_rank", 1)
-    requested: str | None = ranks.pop("device", None)
+    requested: str | None = ranks.pop("kind", None)
     own = resources.machine.session_kind
     if own is not None and need is None and not resources.machine.vendor(own).ranks:
         own = None
@@ -158,8 +159,11 @@ def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resour
 
 def _default_share(kind: str, resources: Resources) -> Share | None:
     """Return the share of each device for tests that request none (``--accel-share``)."""
-    tests = resources.settings.share
-    return None if tests is None or kind == "none" else Share(fraction=1 / tests)
+    given = resources.settings.share
+    if given is None or kind == "none":
+        return None
+    share = parse_share(given)
+    return None if resources.hypothetical and share.bytes is not None else share
 
 
 def _can_use_one_device(kind: str, ranks: dict[str, Any], resources: Resources) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.settings.options import MARKS, given
+from pytest_accel.settings.options import given
 
 _TITLE = "rerun"
 _REPEATED_OPTIONS = ("accel", "accel_cluster", "accel_order", "accel_share", "accel_timeout", "accel_fresh")
@@ -42,19 +42,19 @@ def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str
     """Return the command line, to be run in the folder from which the session was started.
 
     The world size needs no option: it is in the mark, or part of the test's name. Devices are named only if they are of
-    the session's kind and of this machine, because ``--accel-devices`` selects such devices.
+    the session's kind and of this machine, because ``--accel-ids`` selects such devices.
     """
     config = item.config
     path = os.path.relpath(node.path, config.invocation_params.dir)
     words = ["pytest", "::".join((path, *node.names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
     # Other tests may have shown that the marks are the plugin's; they do not run again.
-    owners = {**dict(config.getoption(MARKS) or ()), **dict.fromkeys(sorted(config.stash[OWNERS].used), "own")}
-    if owners:
-        words += ["--accel-marks", ",".join(f"{mark}:{owner}" for mark, owner in owners.items())]
+    if config.stash[OWNERS].used:
+        owners = config.stash[OWNERS].decided
+        words += ["-o", "accel_marks=" + ",".join(f"{mark}:{owner}" for mark, owner in owners.items())]
     if not isinstance(item, pytest.Function):
         words += _collecting_options(config)
     if spec.devices and spec.key.kind == session_kind and not spec.is_remote(0):
-        words += ["--accel-devices", ",".join(dict.fromkeys(device.id for device in spec.devices))]
+        words += ["--accel-ids", ",".join(dict.fromkeys(device.id for device in spec.devices))]
     return " ".join(shlex.quote(word) for word in words)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class WorldRun:
     """The run of a marked test in a world. The test's `MarkedItem` makes one when pytest sets the test up.
 
-    With ``--accel-retry-dead``, the test is retried once in another world if it failed for a reason outside of it.
+    With ``accel_retry_dead``, the test is retried once in another world if it failed for a reason outside of it.
     """
 
     def __init__(self, test: MarkedTest, driver: Driver, limits: TimeLimits, subtests: Subtests) -> None:

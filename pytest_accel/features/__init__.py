@@ -98,15 +98,9 @@ def _orders(config: pytest.Config) -> bool:
 
 
 def _plans(config: pytest.Config) -> bool:
-    """Return whether the session plans, advises or counts, or runs one of several parts of the tests."""
+    """Return whether the session plans or advises, or runs one of several parts of the tests."""
     settings = config.stash[SESSION].settings
-    return (
-        settings.shard is not None
-        or options.output_path(config, options.CENSUS) is not None
-        or options.asks_for_advice(config)
-        or options.asks_for_plan(config)
-        or config.getoption(options.WITHIN) is not None
-    )
+    return settings.shard is not None or options.asks_for_advice(config) or options.plan_request(config) is not None
 
 
 def _selects(config: pytest.Config) -> bool:
@@ -117,7 +111,7 @@ def _selects(config: pytest.Config) -> bool:
 def _records(config: pytest.Config) -> bool:
     """Return whether the events of the session are recorded."""
     in_ci = options.shows_in_ci(config.stash[SESSION].settings)
-    return in_ci or any(options.output_path(config, option) is not None for option in options.FROM_RECORD)
+    return in_ci or any(options.output_path(config, option) is not None for option in options.FILES)
 
 
 def _selects_by_argument(config: pytest.Config) -> bool:
@@ -151,13 +145,12 @@ FEATURES = (
             "select": _selects,
         },
         stands_on=("order",),
-        commands=("census",),
     ),
     Feature(
         "record",
         {"configure": _records, "redirected": _always, "workers_collected": _always, "make_recorders": _always},
         stands_on=("order", "planning"),
-        commands=("trace", "report", "summary"),
+        commands=("trace", "report", "summary", "census"),
     ),
     Feature("plugins", {"configure_rank": _always, "redirected": _always}),
     Feature("properties", {"around_call": lambda config: "hypothesis" in sys.modules}),

@@ -5,21 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_accel.core.device import Device, DeviceNeed
-from pytest_accel.core.kinds import check_kind
-from pytest_accel.core.units import is_count
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
-
-MOST = 256
-"""Maximum number of devices."""
-
-
-def parse_machine(text: str) -> tuple[int, str]:
-    """Return number and kind of the devices of a machine such as ``8xcuda``; raise ValueError for other text."""
-    number, _, kind = text.strip().partition("x")
-    if not is_count(number) or int(number) > MOST:
-        raise ValueError(text)
-    check_kind(kind)
-    return int(number), kind
 
 
 class PretendedMachine(Machine):

@@ -75,7 +75,7 @@ class Inventory:
 class Machine:
     """Discovers the devices of this machine, each kind once and on first use.
 
-    `spec` is ``--accel``. `only` is ``--accel-devices``: ids or indices of devices that the inherited mask leaves, in
+    `spec` is ``--accel``. `only` is ``--accel-ids``: ids or indices of devices that the inherited mask leaves, in
     the order that the session uses. `order` is ``--accel-order``; its indices count the same devices. `environ` is the
     environment that the session inherited (None: that of this process). `skip_busy` is ``--accel-busy skip``: devices
     that others use are left out, if the vendor can find out. `held` are the devices of the rank inside which this
@@ -100,7 +100,7 @@ class Machine:
         # Stored now: devices may be discovered later in an xdist worker, which has another pid.
         self.main_pid = held.server if held is not None else os.getpid()
         """The process whose descendants count as this session's users of devices."""
-        self._only = None if only is None else parse_names(only, "--accel-devices")
+        self._only = None if only is None else parse_names(only, "--accel-ids")
         self._order = order
         self._environ = dict(os.environ if environ is None else environ)
         self._vendors: dict[str, Vendor] = {}
@@ -186,10 +186,10 @@ class Machine:
         devices, notes = visible, vendor.notes
         order = self._order if is_session_kind or self._order is None or self._order.how != "ids" else None
         if is_session_kind and found and self._only is not None:
-            devices = select(self._only, visible, "--accel-devices")
-            notes += (f"--accel-devices {','.join(self._only)} leaves {len(devices)} of {len(visible)}",)
+            devices = select(self._only, visible, "--accel-ids")
+            notes += (f"--accel-ids {','.join(self._only)} leaves {len(devices)} of {len(visible)}",)
         if order is not None and order.how == "ids" and found:
-            # Indices count the devices that the mask leaves, as in --accel-devices.
+            # Indices count the devices that the mask leaves, as in --accel-ids.
             devices = tuple(device for device in apply_order(order, visible, vendor) if device in devices)
         elif order is not None and order.how != "ids":
             devices = apply_order(order, devices, vendor)

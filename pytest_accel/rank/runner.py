@@ -43,7 +43,7 @@ from pytest_accel.rank.leak_check import LeakCheck, check_failed
 from pytest_accel.rank.output_files import CapturedOutput
 from pytest_accel.rank.rank_log import RankLog
 from pytest_accel.rank.reports import RankReports, collect_rank_data, serialize
-from pytest_accel.settings.options import TRACE, asks_for_advice, output_path
+from pytest_accel.settings.options import RECORD, asks_for_advice, output_path
 
 
 class CallWrapper(Protocol):
@@ -120,7 +120,7 @@ class TestRunner:
         """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
         self._config = session.config
         self._advises = asks_for_advice(session.config)
-        self._traces = output_path(session.config, TRACE) is not None
+        self._records = output_path(session.config, RECORD) is not None
         self._log.open()
         self._captured.open(session.config)
         self._debugger.install(session.config)
@@ -395,7 +395,7 @@ class TestRunner:
 
     def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:
         """Return the collectives of the reported phase for the session's trace; empty if the session makes no trace."""
-        if not self._traces or "torch.distributed" not in sys.modules:
+        if not self._records or "torch.distributed" not in sys.modules:
             return ()
         return flight_recorder.collectives_between(report.start, report.stop)
 

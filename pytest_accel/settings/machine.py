@@ -17,4 +17,4 @@ def machine_for(settings: Settings) -> Machine:
     """
     order = parse_order(settings.order) if settings.order else None
     skip_busy = settings.busy == "skip"
-    return Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=skip_busy, held=held_here())
+    return Machine(parse_kind(settings.accel), settings.ids, order, skip_busy=skip_busy, held=held_here())

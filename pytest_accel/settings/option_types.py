@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pytest_accel.core.kinds import check_kind
+from pytest_accel.core.kinds import check_kind, kinds
+
+if TYPE_CHECKING:
+    from pytest_accel.core.device import Share
 
 UNFORKABLE = {
     **dict.fromkeys(("jax", "jaxlib", "tensorflow"), "its runtime has threads, which do not survive a fork"),
@@ -25,8 +27,21 @@ with it when they are imported. The fork server can only see threads and the run
 """
 
 
+TIMES = "300 (seconds), 90s, 5min or 1.5h"
+"""Examples of times, for help and errors."""
+_MOST_PLANNED = 256
+"""Maximum number of devices of ``--accel-plan``."""
 _MARKS = ("devices", "distributed")
 _OWNERS = ("own", "project")
+
+
+class PlanRequest(NamedTuple):
+    """What ``--accel-plan`` asks for."""
+
+    machine: tuple[str, int] | None = None
+    """Kind and number of the devices that the plan assumes; None: those of this machine."""
+    within: float | None = None
+    """Seconds within which jobs must end, whose number and machines the plan shows; None: it shows no jobs."""
 
 
 class ExplainedError(ValueError):
@@ -46,7 +61,7 @@ def texts(value: str | list[str]) -> tuple[str, ...]:
 
 
 def boolean(value: object) -> bool:
-    """Return True for 1, true, yes or on, and False for 0, false, no or off, in any case."""
+    """Return True for on, and False for off, in any case; pytest's other words for them count, too."""
     if isinstance(value, bool):
         return value
     word = text(value).lower()
@@ -84,32 +99,79 @@ def rank(value: str | int) -> int:
     return number
 
 
-def non_negative_seconds(value: str | float) -> float:
-    """Return a finite number of seconds >= 0."""
-    seconds = float(value)
-    # Comparisons with nan are false, so nan is rejected too.
-    if not 0 <= seconds <= sys.float_info.max:
-        raise ValueError(value)
-    return seconds
+def time(value: object) -> float:
+    """Return the seconds, >= 0, of a text such as ``300``, ``90s``, ``5min`` or ``1.5h``."""
+    from pytest_accel.core.units import parse_time
+
+    return parse_time(text(value))
 
 
-def positive_seconds(value: str | float) -> float:
-    """Return a finite number of seconds > 0."""
-    seconds = non_negative_seconds(value)
+def positive_time(value: object) -> float:
+    """Return the same as `time`, but > 0."""
+    seconds = time(value)
     if seconds == 0:
         raise ValueError(value)
     return seconds
+
+
+def share(value: object) -> str:
+    """Return the text of a share: a fraction such as ``0.25``, or a size such as ``8GiB``."""
+    given = text(value)
+    parse_share(given)
+    return given
+
+
+def parse_share(given: str) -> Share:
+    """Return the share in the text `given`."""
+    from pytest_accel.core.device import Share
+    from pytest_accel.core.units import parse_memory
+
+    try:
+        fraction = float(given)
+    except ValueError:
+        return Share(bytes=parse_memory(given))
+    if not 0 < fraction <= 1:
+        raise ValueError(given)
+    return Share(fraction=fraction)
+
+
+def kind_and_count(value: str) -> tuple[str, int]:
+    """Return kind and number of ``KIND:N``."""
+    kind, _, number = (word.strip() for word in value.partition(":"))
+    check_kind(kind)
+    return kind, count(number)
+
+
+def plan_request(value: str) -> PlanRequest:
+    """Return the request in ``KIND:N``, a time, or both with a comma."""
+    machine, within = None, None
+    try:
+        for part in text(value).split(","):
+            if ":" in part and machine is None:
+                machine = kind_and_count(part)
+                if machine[1] > _MOST_PLANNED:
+                    raise ValueError(value)
+            elif ":" not in part and within is None:
+                within = positive_time(part)
+            else:
+                raise ValueError(value)
+    except ValueError:
+        raise ExplainedError(
+            f"must be nothing (this machine), KIND:N such as cuda:8, a time such as {TIMES}, or both with a comma, "
+            f"with N an int from 1 to {_MOST_PLANNED} and KIND one of {', '.join(kinds())}, got {value!r} (a path goes "
+            "before the option)"
+        ) from None
+    return PlanRequest(machine, within)
 
 
 def require(value: object) -> tuple[tuple[str, int], ...]:
     """Return pairs of kind and number from text such as ``cuda:4, cpu:2``."""
     needs: dict[str, int] = {}
     for part in text(value).split(","):
-        kind, _, number = (word.strip() for word in part.partition(":"))
-        check_kind(kind)
+        kind, number = kind_and_count(part)
         if kind in needs:
             raise ValueError(value)
-        needs[kind] = count(number)
+        needs[kind] = number
     return tuple(needs.items())
 
 
@@ -153,15 +215,6 @@ def shard(value: object) -> tuple[int, int]:
     if not 1 <= number <= parts:
         raise ValueError(value)
     return number, parts
-
-
-def duration(value: object) -> float:
-    """Return the seconds of a text such as ``90s``, ``10min`` or ``1.5h``."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|min|h)", text(value), re.ASCII)
-    seconds = float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]] if match is not None else 0.0
-    if seconds <= 0:
-        raise ValueError(value)
-    return seconds
 
 
 def cluster(value: object) -> str:

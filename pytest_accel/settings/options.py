@@ -2,7 +2,7 @@
 
 Each setting has one name in three forms: ``--accel-order`` on the command line, ``PYTEST_ACCEL_ORDER`` in the
 environment, ``accel_order`` in the ini file. If several are given, the first in this order counts. Some settings have
-no command line option (`_WITHOUT_FLAG`).
+no command line option (`_WITHOUT_FLAG`). pytest's ``-o accel_order=pci`` counts as one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -19,7 +18,7 @@ from pytest_accel.core.kinds import ALL_KINDS, name_kinds
 from pytest_accel.settings import option_types
 
 ACCEL = "accel"
-DEVICES = "accel_devices"
+IDS = "accel_ids"
 ORDER = "accel_order"
 REQUIRE = "accel_require"
 STRICT = "accel_strict"
@@ -28,26 +27,22 @@ BUSY = "accel_busy"
 WAIT = "accel_wait"
 TIMEOUT = "accel_timeout"
 FRESH = "accel_fresh"
-DEBUG = "accel_debug"
+CHECK_COLLECTIVES = "accel_check_collectives"
 PER_WORKER = "accel_per_worker"
 LEAKS = "accel_leaks"
 KEEP_PROCESSES = "accel_keep_processes"
 SCHEDULE = "accel_schedule"
-REORDER = "accel_reorder"
 PRELOAD = "accel_preload"
 RANK_PLUGINS = "accel_rank_plugins"
 RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
 LAUNCHER = "accel_launcher"
-SPREAD = "accel_spread"
 CLUSTER = "accel_cluster"
 INFO = "accel_info"
 PLAN = "accel_plan"
-CENSUS = "accel_census"
 RECORD = "accel_record"
-LOG = "accel_log"
-TRACE = "accel_trace"
+STEPS = "accel_steps"
 REPORT = "accel_report"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
@@ -55,7 +50,6 @@ MARKS = "accel_marks"
 SELECT = "accel_select"
 SHARD = "accel_shard"
 DURATIONS = "accel_durations"
-WITHIN = "accel_within"
 ADVISE = "accel_advise"
 CI = "accel_ci"
 
@@ -65,15 +59,15 @@ class Settings(NamedTuple):
 
     accel: str = "auto"
     """``auto``, ``none``, a kind, or a kind with an argument (``sim:8``, ``cpu:4``)."""
-    devices: str | None = None
+    ids: str | None = None
     """Indices or ids of the devices that the session may use, as given; None: all devices in the inherited mask."""
     order: str = "fastest"
     require: tuple[tuple[str, int], ...] = ()
     """Pairs of a kind and the minimum number of its devices. The session fails if there are fewer."""
     strict: bool = False
     """True if a test that would be skipped for missing hardware fails instead."""
-    share: int | None = None
-    """Number of tests that share a device, if their marks have no ``share``; None: devices are exclusive."""
+    share: str | None = None
+    """The ``share`` of marks that have none, as given (`option_types.parse_share`); None: devices are exclusive."""
     busy: Literal["ignore", "skip", "wait"] = "ignore"
     """Treatment of devices that processes outside the session use."""
     wait: float | None = None
@@ -82,7 +76,7 @@ class Settings(NamedTuple):
     """Timeout in seconds of each phase of a test in a world, unless its mark has a ``timeout``."""
     fresh: bool = False
     """True if each test gets new processes."""
-    debug: bool = False
+    check_collectives: bool = False
     """True if torch compares the ranks' collectives before it starts them."""
     per_worker: int | None = None
     """Number of devices for the unmarked tests of each xdist worker; None: all devices, rotated."""
@@ -96,28 +90,26 @@ class Settings(NamedTuple):
     """Treatment of a test that leaks something in its ranks."""
     keep_processes: tuple[str, ...] = ()
     """Parts of command lines. Tests may leave processes with a matching command line running in their ranks."""
-    schedule: Literal["on", "off"] = "on"
-    """``on`` if tests are assigned to xdist workers by the devices that they need."""
-    reorder: bool = False
-    """True if, without xdist, tests that can share a world run one after the other."""
-    launcher: Literal["auto", "none"] = "auto"
-    """``auto`` if the processes that a launcher has started together form one session."""
+    schedule: Literal["on", "off", "always"] = "on"
+    """``off`` if xdist assigns tests to its workers, and not the devices that they need. ``always`` if, without xdist,
+    tests that can share a world run one after the other, too."""
+    launcher: Literal["on", "off", "spread"] = "on"
+    """``off`` if the processes that a launcher has started together do not form one session. ``spread`` if they take
+    turns at tests that only need devices; otherwise all of these run in rank 0."""
     select: str | None = None
     """Condition on what a test needs; tests that do not meet it are deselected. None: all tests are selected."""
     shard: tuple[int, int] | None = None
     """Number of the part of the selected tests that this session runs (from 1), and number of parts; None: all."""
     durations: str | None = None
     """Path of a file with the times of tests, as given; None: pytest's cache has them."""
-    spread: bool = False
-    """True if launched processes take turns at tests that only need devices; False: all of these run in rank 0."""
     cluster: str | None = None
     """Cluster whose nodes run the tests that need devices: ``ray`` or ``ray:HOST:PORT``; None: this machine."""
     info: bool = False
     """True to show the devices and stop."""
     preload: tuple[str, ...] | Literal["none"] = ()
     """Modules that the fork server imports besides torch and pytest; ``none``: it imports neither torch nor plugins."""
-    ci: Literal["auto", "off"] = "auto"
-    """``auto`` if the CI system whose job runs the session shows its summary."""
+    ci: bool = True
+    """True if the CI system whose job runs the session shows its summary."""
     marks: tuple[tuple[str, str], ...] = ()
     """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
@@ -127,7 +119,7 @@ class Settings(NamedTuple):
     def names_devices(self) -> bool:
         """True if the settings choose other devices, or another order of devices, than the defaults."""
         default = type(self)()
-        return (self.accel, self.devices, self.order) != (default.accel, default.devices, default.order)
+        return (self.accel, self.ids, self.order) != (default.accel, default.ids, default.order)
 
 
 class _Option(NamedTuple):
@@ -146,7 +138,7 @@ class _Option(NamedTuple):
 
 def _switch(field: str, help_text: str) -> _Option:
     """Return the definition of a setting that is on or off."""
-    return _Option(field, "bool", "one of 1, true, yes, on, 0, false, no, off", option_types.boolean, help_text)
+    return _Option(field, "bool", "on or off", option_types.boolean, help_text)
 
 
 def _select(value: object) -> str:
@@ -167,13 +159,13 @@ _OPTIONS: dict[str, _Option] = {
         "the accelerators that the session uses: auto (default), none, a kind, cpu:4, sim:8, sim:topology.toml",
         "KIND",
     ),
-    DEVICES: _Option(
-        "devices",
+    IDS: _Option(
+        "ids",
         "string",
         "indices or ids of devices with commas between them",
         option_types.text,
         "the devices that the session may use: 0,2 or ids (default: all that it can see)",
-        "LIST",
+        "IDS",
     ),
     ORDER: _Option(
         "order",
@@ -197,11 +189,12 @@ _OPTIONS: dict[str, _Option] = {
     ),
     SHARE: _Option(
         "share",
-        "int",
-        "an int >= 1",
-        option_types.count,
-        "the number of tests that share a device, each with an equal part, if their marks have no share= (default: 1)",
-        "N",
+        "string",
+        "a fraction > 0 and <= 1 such as 0.25, or a positive size such as 8GiB",
+        option_types.share,
+        "the share of each device that a test takes if its mark has no share=: 0.25 for four tests on a device, or "
+        "8GiB (default: whole devices)",
+        "SHARE",
     ),
     BUSY: _Option(
         "busy",
@@ -214,26 +207,26 @@ _OPTIONS: dict[str, _Option] = {
     ),
     WAIT: _Option(
         "wait",
-        "float",
-        "a finite number of seconds >= 0",
-        option_types.non_negative_seconds,
-        "how long a test may wait for its devices (default: as long as it takes)",
-        "SECONDS",
+        "string",
+        f"a time >= 0 such as {option_types.TIMES}",
+        option_types.time,
+        f"how long a test may wait for its devices: {option_types.TIMES} (default: as long as it takes)",
+        "TIME",
     ),
     TIMEOUT: _Option(
         "timeout",
-        "float",
-        "a finite number of seconds > 0",
-        option_types.positive_seconds,
-        "how long each phase of a test in a world may take (default: 300)",
-        "SECONDS",
+        "string",
+        f"a time > 0 such as {option_types.TIMES}",
+        option_types.positive_time,
+        f"how long each phase of a test in a world may take: {option_types.TIMES} (default: 300)",
+        "TIME",
     ),
     FRESH: _switch(
         "fresh",
         "start new processes for each test",
     ),
-    DEBUG: _switch(
-        "debug",
+    CHECK_COLLECTIVES: _switch(
+        "check_collectives",
         "have torch compare the ranks' collectives before they begin (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
     ),
     PER_WORKER: _Option(
@@ -277,23 +270,21 @@ _OPTIONS: dict[str, _Option] = {
     SCHEDULE: _Option(
         "schedule",
         "string",
-        "on or off",
-        option_types.one_of("on", "off"),
-        "under xdist's --dist load and worksteal, choose the worker of each test by the devices that tests need: on "
-        "(default) or off",
+        "on, off or always",
+        option_types.one_of("on", "off", "always"),
+        "on (default): under xdist's --dist load and worksteal, choose the worker of each test by the devices that "
+        "tests need; off: xdist chooses; always: as on, and without -n run tests that can share a world one after the "
+        "other",
         "WHAT",
-    ),
-    REORDER: _switch(
-        "reorder",
-        "without -n, run tests that can share a world one after the other",
     ),
     LAUNCHER: _Option(
         "launcher",
         "string",
-        "auto or none",
-        option_types.one_of("auto", "none"),
+        "on, off or spread",
+        option_types.one_of("on", "off", "spread"),
         "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: its processes are the ranks of one session "
-        "(auto, default), or each runs all tests by itself (none)",
+        "(on, default), each runs all tests by itself (off), or they also take turns at tests that need only devices "
+        "(spread)",
         "WHAT",
     ),
     SELECT: _Option(
@@ -320,10 +311,6 @@ _OPTIONS: dict[str, _Option] = {
         "read the times of tests from this file, if it exists, and add those of this session to it",
         "FILE",
     ),
-    SPREAD: _switch(
-        "spread",
-        "under a launcher, distribute tests that need only devices over the launched processes",
-    ),
     CLUSTER: _Option(
         "cluster",
         "string",
@@ -333,13 +320,9 @@ _OPTIONS: dict[str, _Option] = {
         "whose head listens at HOST:PORT (needs Ray: pytest-accel[ray])",
         "CLUSTER",
     ),
-    CI: _Option(
+    CI: _switch(
         "ci",
-        "string",
-        "auto or off",
-        option_types.one_of("auto", "off"),
-        "in a job of GitHub Actions, Buildkite or GitLab, show a summary of the session there: auto (default) or off",
-        "WHAT",
+        "in a job of GitHub Actions, Buildkite or GitLab, show a summary of the session there: on (default) or off",
     ),
     MARKS: _Option(
         "marks",
@@ -377,23 +360,25 @@ _OPTIONS: dict[str, _Option] = {
 
 
 FILES = {
-    CENSUS: "write what became of each test to this file, for `python -m pytest_accel census`",
-    RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices",
-    TRACE: "write the session to this file as a trace for ui.perfetto.dev or chrome://tracing",
+    RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices; `python -m "
+    "pytest_accel trace`, `report` and `census` read such files",
     REPORT: "write an HTML page about the session to this file: tests on devices over time, waits, failures, skips "
     "(needs Bokeh: pytest-accel[report])",
 }
 """The options with the path of a file to write, and their help."""
-_LOG_HELP = (
+_STEPS_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
-    "PYTEST_ACCEL_LOG does the same for agents on other machines"
+    "PYTEST_ACCEL_STEPS does the same for agents on other machines"
 )
-FROM_RECORD = (RECORD, TRACE, REPORT)
-"""The options of :data:`FILES` for which the events of the session are recorded."""
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
-_WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS, KEEP_PROCESSES)
-"""Settings without a command line option."""
+_WITHOUT_FLAG = (
+    *(SCHEDULE, PER_WORKER, RETRY_DEAD, LEAKS, CI, MARKS),
+    *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES),
+)
+"""Settings without a command line option of their own: they describe a suite or its CI (``-o accel_leaks=fail``)."""
+_REPORTING = (LOGS, CHECK_COLLECTIVES, PDB_RANK)
+"""Settings whose options are in the second group of the help."""
 
 
 def environment_variable(option: str) -> str:
@@ -421,7 +406,8 @@ def _argument_type(read: Callable[[Any], Any], allowed: str) -> Callable[[str], 
 
 def add_options(parser: pytest.Parser) -> None:
     """Add every option and ini name of the plugin to `parser`."""
-    group = parser.getgroup("accel", "accelerators and ranks (accel)")
+    group = parser.getgroup("accel", "accelerators and ranks: what runs on what")
+    reports = parser.getgroup("accel-reports", "accelerators and ranks: reports and debugging")
     for option, definition in _OPTIONS.items():
         if option not in _WITHOUT_FLAG:
             kwargs: dict[str, Any] = (
@@ -429,37 +415,31 @@ def add_options(parser: pytest.Parser) -> None:
                 if definition.ini_type == "bool"
                 else {"type": _argument_type(definition.read, definition.allowed), "metavar": definition.metavar}
             )
-            group.addoption(flag(option), dest=option, default=None, help=definition.help, **kwargs)
+            its_group = reports if option in _REPORTING else group
+            its_group.addoption(flag(option), dest=option, default=None, help=definition.help, **kwargs)
         parser.addini(option, definition.help, type=definition.ini_type, default=None)
-    group.addoption(
+    reports.addoption(
         flag(INFO),
         dest=INFO,
         action="store_true",
         default=False,
         help="show the devices, their order, their masks and who holds what, then stop",
     )
-    group.addoption(
+    reports.addoption(
         flag(PLAN),
         dest=PLAN,
         nargs="?",
-        type=_planned_machine,
-        const=True,
+        type=_argument_type(option_types.plan_request, ""),
+        const=option_types.PlanRequest(),
         default=None,
-        metavar="NxKIND",
-        help="show how long the tests would take on this machine, or on one with N devices of KIND (8xcuda), and with "
-        "how many workers, then stop",
-    )
-    group.addoption(
-        flag(WITHIN),
-        dest=WITHIN,
-        type=_argument_type(option_types.duration, "a number > 0 with s, min or h: 90s, 10min, 1.5h"),
-        default=None,
-        metavar="TIME",
-        help="with --accel-plan, show how many jobs on which machine end within this time: 90s, 10min, 1.5h",
+        metavar="KIND:N,TIME",
+        help="show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with "
+        "how many workers, then stop; with a time (10min, or cuda:8,10min), also how many jobs on which machine end "
+        "within it",
     )
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
-    for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
-        group.addoption(
+    for option, help_text in {**FILES, STEPS: _STEPS_HELP}.items():
+        reports.addoption(
             flag(option),
             dest=option,
             type=_argument_type(option_types.text, "the path of a file"),
@@ -467,7 +447,7 @@ def add_options(parser: pytest.Parser) -> None:
             metavar="FILE",
             help=help_text,
         )
-    group.addoption(
+    reports.addoption(
         flag(ADVISE),
         dest=ADVISE,
         action="store_true",
@@ -495,17 +475,10 @@ def is_distributed(config: pytest.Config) -> bool:
     return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
 
 
-def wanted_time(config: pytest.Config) -> float | None:
-    """Return the seconds of ``--accel-within``; None if it is not given. Raise ``pytest.UsageError`` without a plan."""
-    value: float | None = config.getoption(WITHIN)
-    if value is not None and not asks_for_plan(config):
-        raise pytest.UsageError(f"{flag(WITHIN)} is about a plan: give {flag(PLAN)} too")
-    return value
-
-
-def asks_for_plan(config: pytest.Config) -> bool:
-    """Return True if the session should show a plan."""
-    return config.getoption(PLAN) is not None
+def plan_request(config: pytest.Config) -> option_types.PlanRequest | None:
+    """Return what ``--accel-plan`` asks for; None if the session should show no plan."""
+    request: option_types.PlanRequest | None = config.getoption(PLAN, None)
+    return request
 
 
 def asks_for_advice(config: pytest.Config) -> bool:
@@ -516,47 +489,14 @@ def asks_for_advice(config: pytest.Config) -> bool:
 def shows_in_ci(settings: Settings) -> bool:
     """Return True if a CI system should show the session's summary: not that of a session which a test has started."""
     return (
-        settings.ci == "auto"
-        and any(os.environ.get(name) for name in _CI_VARIABLES)
-        and "PYTEST_CURRENT_TEST" not in os.environ
+        settings.ci and any(os.environ.get(name) for name in _CI_VARIABLES) and "PYTEST_CURRENT_TEST" not in os.environ
     )
 
 
-def planned_machine(config: pytest.Config) -> tuple[int, str] | None:
-    """Return number and kind of the devices that the plan assumes; None for a plan of this machine, or no plan."""
-    value = config.getoption(PLAN, None)
-    return value if isinstance(value, tuple) else None
-
-
-def durations_path(config: pytest.Config) -> Path | None:
-    """Return the file of ``--accel-durations``; a relative path starts at the folder in which pytest was started."""
-    value = _find(config, DURATIONS, _OPTIONS[DURATIONS])
-    return None if value is None else config.invocation_params.dir / value
-
-
-def durations_output(config: pytest.Config) -> Path | None:
-    """Return the file to which the session adds its times: that of ``--accel-durations``, or with ``--accel-shard`` one
-    of its own beside it, ``durations.2-of-4.json``.
-
-    If the jobs changed the file that they read, those that start later would divide the tests in another way.
-    """
-    path, shard = durations_path(config), _find(config, SHARD, _OPTIONS[SHARD])
-    return (
-        path if path is None or shard is None else path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
-    )
-
-
-def _planned_machine(text: str) -> tuple[int, str]:
-    """Convert the value of ``--accel-plan``, for argparse."""
-    from pytest_accel.hardware.hypothetical_machine import MOST, parse_machine
-
-    try:
-        return parse_machine(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be nothing (this machine), or NxKIND such as 8xcuda, with N an int from 1 to {MOST} and KIND one of "
-            f"{name_kinds(ALL_KINDS)}, got {text!r} (a path goes before the option)"
-        ) from None
+def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
+    """Return kind and number of the devices that the plan assumes; None for a plan of this machine, or no plan."""
+    request = plan_request(config)
+    return None if request is None else request.machine
 
 
 def output_path(config: pytest.Config, option: str) -> str | None:
@@ -586,7 +526,7 @@ def sees_launchers(early_config: pytest.Config) -> bool:
         getattr(early_config.known_args_namespace, option, None) or _find(early_config, option, _OPTIONS[option])
         for option in (LAUNCHER, CLUSTER)
     )
-    return launcher != "none" and cluster is None
+    return launcher != "off" and cluster is None
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
@@ -634,7 +574,9 @@ def _find(config: pytest.Config, option: str, definition: _Option) -> Any:
     """Return the value of `option` from the first source that sets it, or None."""
     if (value := config.getoption(option, None)) is not None:
         return value
-    if (value := _from_environment(option, definition)) is not None:
+    overridden = getattr(config.known_args_namespace, "override_ini", None) or ()
+    is_overridden = any(text.partition("=")[0] == option for text in overridden)
+    if not is_overridden and (value := _from_environment(option, definition)) is not None:
         return value
     source = f"ini option {option}"
     try:

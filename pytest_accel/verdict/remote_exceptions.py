@@ -35,7 +35,7 @@ class RanksDisagree(RankError):
 
 
 class LeftBehind(RankError):
-    """The test has leaked something in its ranks (``--accel-leaks``)."""
+    """The test has leaked something in its ranks (``accel_leaks``)."""
 
 
 RAISED: dict[CauseKind, type[RankError]] = {

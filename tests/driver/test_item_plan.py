@@ -75,13 +75,13 @@ def test_the_devices_mark_leases_devices_of_any_kind() -> None:
     [
         ("sim", distributed(4), "sim", 4),
         ("sim", distributed(4, devices_per_rank=2), "sim", 8),
-        ("sim", distributed(4, device="cpu"), "cpu", None),
-        ("sim", distributed(4, device="cuda"), "cuda", 4),
+        ("sim", distributed(4, kind="cpu"), "cpu", None),
+        ("sim", distributed(4, kind="cuda"), "cuda", 4),
         (None, distributed(4), "cpu", None),
-        (None, distributed(4, device="cuda"), "cuda", 4),
+        (None, distributed(4, kind="cuda"), "cuda", 4),
         # `--accel cpu`: the session's devices are CPU slots, which are leased.
         ("cpu", distributed(4), "cpu", 4),
-        ("cpu", distributed(4, device="cpu"), "cpu", None),
+        ("cpu", distributed(4, kind="cpu"), "cpu", None),
     ],
 )
 def test_ranks_are_on_accelerators_if_the_session_has_any(
@@ -158,7 +158,7 @@ def test_ranks_use_a_kind_without_a_process_group_backend_only_on_request() -> N
 
     assert (found(distributed(2)).kind, found(distributed(2)).need) == ("cpu", None)
     assert found(devices(1)).kind == "mps"
-    assert found(distributed(2, device="mps")).need == DeviceNeed(2, kind="mps")
+    assert found(distributed(2, kind="mps")).need == DeviceNeed(2, kind="mps")
     assert found(devices(1), distributed(1)).kind == "mps"
 
 
@@ -177,14 +177,14 @@ def test_ranks_use_a_kind_without_a_process_group_backend_only_on_request() -> N
 def test_ranks_share_a_device_if_their_backend_allows_it(mark: pytest.MarkDecorator, kind: str, sets: int) -> None:
     shared = DeviceNeed(4, kind=kind, share=QUARTER, sets=sets)
     assert key(devices(share=0.25), mark, session=kind).need == shared
-    assert plan(mark, of=resources(kind, settings=Settings(share=4))).key.need == shared
+    assert plan(mark, of=resources(kind, settings=Settings(share="0.25"))).key.need == shared
     without_share = key(mark, session=kind).need
     assert without_share is not None
     assert without_share.sets == 1
 
 
 def test_the_share_of_the_mark_overrides_that_of_the_session() -> None:
-    session = resources(settings=Settings(share=2))
+    session = resources(settings=Settings(share="0.5"))
     assert plan(devices(share=0.25), of=session).key.need == DeviceNeed(1, share=QUARTER)
     assert plan(devices(), of=session).key.need == DeviceNeed(1, share=Share(fraction=0.5))
 
@@ -232,7 +232,7 @@ def test_hypothetical_devices_match_every_filter() -> None:
         ((devices(8),), resources(), None),
         ((devices(1),), resources(None), "needs 1 device; there is no accelerator in this session"),
         ((distributed(9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
-        ((distributed(9, device="cpu"),), resources(), None),
+        ((distributed(9, kind="cpu"),), resources(), None),
         ((distributed(9, nodes=2),), resources(), "needs 2 machines; a session without a launcher has 1"),
         ((distributed(1, launcher="mpirun"),), resources(launcher_missing="there is no mpirun"), "there is no mpirun"),
         (
@@ -261,7 +261,7 @@ def test_hypothetical_devices_match_every_filter() -> None:
             resources(count=1, layout=TWO_NODES),
             "needs 2 sim devices; there is 1: pretended (on one)",
         ),
-        ((distributed(4, device="cpu"),), resources(layout=TWO_NODES), None),
+        ((distributed(4, kind="cpu"),), resources(layout=TWO_NODES), None),
     ],
 )
 def test_the_plan_has_the_reason_why_a_test_cannot_run(
@@ -271,7 +271,7 @@ def test_the_plan_has_the_reason_why_a_test_cannot_run(
 
 
 def test_tests_for_one_process_are_spread_over_launched_processes() -> None:
-    spread = resources(layout=TWO_NODES, settings=Settings(spread=True))
+    spread = resources(layout=TWO_NODES, settings=Settings(launcher="spread"))
     assert [plan(devices(), of=spread, turn=turn).key.server for turn in range(3)] == [0, 1, 0]
     assert plan(devices(), of=resources(layout=TWO_NODES), turn=1).key.server == 0
-    assert plan(devices(), of=resources(settings=Settings(spread=True)), turn=1).key.server == 0
+    assert plan(devices(), of=resources(settings=Settings(launcher="spread")), turn=1).key.server == 0

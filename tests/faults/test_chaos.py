@@ -98,7 +98,7 @@ def test_fails(n, rank):
     assert rank == 0, "by itself"
 
 @pytest.mark.parametrize("n", range(COUNT))
-@pytest.mark.distributed(3, device="cpu")
+@pytest.mark.distributed(3, kind="cpu")
 def test_passes_on_cpu(n):
     works()
 

@@ -1,4 +1,4 @@
-"""Tests of ``--accel-retry-dead``: a test is retried if its world died for a reason outside of the test."""
+"""Tests of ``accel_retry_dead``: a test is retried if its world died for a reason outside of the test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
     from tests.run import Run
 
-_HEADLINE = "accel: retried, since the world died (--accel-retry-dead)"
+_HEADLINE = "accel: retried, since the world died (accel_retry_dead)"
 _HAS_SUBTESTS = hasattr(pytest, "Subtests")
 _TESTS = """
     import os
@@ -127,7 +127,7 @@ _TESTS = """
 def test_a_test_is_retried_if_the_fork_server_dies(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     phases = {"test_setup": " in the setup phase", "test_call": "", "test_teardown": " in the teardown phase"}
-    run = suite.run("--accel-retry-dead", "-k", " or ".join(phases), "--junitxml=report.xml")
+    run = suite.run("-o", "accel_retry_dead=on", "-k", " or ".join(phases), "--junitxml=report.xml")
     run.expect(dict.fromkeys(phases, "PASSED"))
     lost = "ranks 0-1 ended with the fork server, which is gone"
     reasons = {test: f"{lost}{phase} (the fork server was lost)" for test, phase in phases.items()}
@@ -144,7 +144,7 @@ def test_a_test_is_retried_if_the_fork_server_dies(suite: BackgroundSuite) -> No
 def test_the_result_of_the_retry_counts(suite: BackgroundSuite) -> None:
     """Each subtest of a retried test is reported once. A test that was skipped before its teardown is not retried."""
     suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel-retry-dead", CAUSES, "-k", "not test_setup and not test_call and not test_teardown")
+    run = suite.run("-o", "accel_retry_dead=on", CAUSES, "-k", "not test_setup and not test_call and not test_teardown")
     subtests = {"test_subtests_in_call": "SUBPASSED PASSED", "test_subtests_before_teardown": "SUBPASSED PASSED"}
     run.expect(
         {
@@ -215,7 +215,7 @@ def test_an_out_of_memory_kill_is_reported_and_retried(suite: BackgroundSuite, l
         """,
     )
     suite.control_group = limited_memory
-    run = suite.run("--accel-retry-dead")
+    run = suite.run("-o", "accel_retry_dead=on")
     run.expect({"test_wants_too_much": "PASSED"})
     assert "(a rank was killed: out of memory)" in _retried_tests(run)["test_wants_too_much"]
     assert (suite.path / "times").read_text() == "xx"

@@ -60,7 +60,7 @@ def test_the_session_goes_on_and_names_the_process(
                 print(left.pid, file=file)
             {end}
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_on_the_cpu(): pass
 
         @pytest.mark.devices(1)

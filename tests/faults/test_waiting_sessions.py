@@ -134,7 +134,7 @@ def test_the_xdist_controller_shows_for_which_devices_tests_wait(
     )
     core = min(os.sched_getaffinity(0))
     program = ("taskset", "-c", str(core), *PYTEST) if accel == "none" else PYTEST
-    session = suite.start("-n2", "--dist=each", "--accel-schedule=off", "-q", f"--accel={accel}", program=program)
+    session = suite.start("-n2", "--dist=each", "-o", "accel_schedule=off", "-q", f"--accel={accel}", program=program)
     pattern = (
         rf"accel: test_both\.py::test_both\[0\] waits for {waits} by "
         rf"pid \d+ \(\S+\) for test_both\.py::test_both\[0\] {SINCE}"

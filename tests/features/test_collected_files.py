@@ -14,7 +14,7 @@ _FAILING_TEST = """
     {other}
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_{name}():
         number = {number}
         assert number == 4
@@ -36,14 +36,14 @@ _TESTS_WITH_SPECIAL_NAMES = """
     import pytest
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.parametrize("text", ["a::b", "[c]", "d e", "ü"])
     def test_parameter(text, request):
         assert request.node.get_closest_marker("distributed")
 
 
     class TestIn:
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("text", ["f::g"])
         def test_method(self, text, of_conftest):
             assert of_conftest == "conftest"
@@ -86,7 +86,7 @@ def test_a_rank_looks_at_each_file_once_whatever_else_is_in_its_folder(suite: Su
                     print(path.name, file=file)
         """,
     )
-    text = "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu', init=False)\ndef test_it(own):\n    pass\n"
+    text = "import pytest\n\n\n@pytest.mark.distributed(2, kind='cpu', init=False)\ndef test_it(own):\n    pass\n"
     fixture = "import pytest\n\n\n@pytest.fixture\ndef own():\n    pass\n"
     for folder in ("one", "two", "package", "package/inner"):
         suite.write(f"{folder}/conftest.py", fixture)
@@ -122,7 +122,7 @@ def test_a_rank_runs_the_right_one_of_tests_with_equal_ids(suite: Suite) -> None
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         def test_passes():

@@ -16,7 +16,7 @@ _FIVE_TESTS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     def test_one():

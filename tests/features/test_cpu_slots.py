@@ -23,7 +23,7 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
         import torch
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.devices(1)
         def test_ranks(accel, gather):
             (slot,) = accel.devices
@@ -40,7 +40,7 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
             assert torch.get_num_threads() == len(cores)
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_next():
             pass
         """,
@@ -59,22 +59,22 @@ def test_missing_backends_are_reported(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu", backend="mpi")
+        @pytest.mark.distributed(2, kind="cpu", backend="mpi")
         def test_mpi():
             pass
 
 
-        @pytest.mark.distributed(2, device="cpu", backend="cpu:ucc")
+        @pytest.mark.distributed(2, kind="cpu", backend="cpu:ucc")
         def test_ucc():
             pass
 
 
-        @pytest.mark.distributed(2, device="cpu", backend="ccl")
+        @pytest.mark.distributed(2, kind="cpu", backend="ccl")
         def test_ccl():
             pass
 
 
-        @pytest.mark.distributed(2, device="cpu", backend="glooo")
+        @pytest.mark.distributed(2, kind="cpu", backend="glooo")
         def test_glooo():
             pass
         """,

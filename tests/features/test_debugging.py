@@ -21,7 +21,7 @@ _TESTS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     def test_fail(rank):
@@ -57,7 +57,7 @@ _TESTS = """
         dist.barrier()
 
 
-    @pytest.mark.distributed(2, device="cpu", timeout=500)
+    @pytest.mark.distributed(2, kind="cpu", timeout=500)
     def test_impatient(rank):
         import torch.distributed as dist
 

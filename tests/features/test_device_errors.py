@@ -110,7 +110,7 @@ def _write(suite: Suite, tests: str = _TESTS) -> None:
         (("-n1",), _MARKED_TESTS),
         pytest.param(("-n2",), "", marks=pytest.mark.long),
         pytest.param(("-n2",), _MARKED_TESTS, marks=pytest.mark.long),
-        pytest.param(("-n2", "--accel-schedule=off"), _MARKED_TESTS, marks=pytest.mark.long),
+        pytest.param(("-n2", "-o", "accel_schedule=off"), _MARKED_TESTS, marks=pytest.mark.long),
         pytest.param(("-n2", "--dist=worksteal"), "", marks=pytest.mark.long),
         pytest.param(("-n2", "--dist=loadscope"), "", marks=pytest.mark.long),
         pytest.param(("-n2", "--dist=loadgroup"), "", marks=pytest.mark.long),

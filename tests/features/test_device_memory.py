@@ -277,7 +277,7 @@ def test_before_a_test_of_another_key():
     Block(torch.cuda.card, GIB)
 
 
-@pytest.mark.distributed(1, device="cpu")
+@pytest.mark.distributed(1, kind="cpu")
 def test_of_another_key():
     pass
 
@@ -295,7 +295,7 @@ def test_of_the_first_key(launch):
 def test_the_cache_is_emptied_for_other_worlds_and_launched_scripts(fake: Suite) -> None:
     fake.write("test_it.py", _WORLDS)
     fake.write("script.py", "")
-    run = fake.run("--accel=fake:1", "--accel-schedule=off")
+    run = fake.run("--accel=fake:1", "-o", "accel_schedule=off")
     assert run.count() == {"PASSED": 3}, run.text
 
 

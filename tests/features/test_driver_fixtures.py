@@ -82,7 +82,7 @@ _TESTS = """
 import pytest
 
 pytestmark = [
-    pytest.mark.distributed(2, device="cpu"),
+    pytest.mark.distributed(2, kind="cpu"),
     pytest.mark.usefixtures("of_function", "of_class", "of_module", "of_session"),
 ]
 
@@ -153,7 +153,7 @@ def test_no_fixture_of_a_rerun_marked_test_runs_in_the_driver(suite: Suite) -> N
         """
         import pytest
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_again(of_module, of_function):
             assert False
         """,
@@ -208,7 +208,7 @@ def test_ranks_leave_out_the_call_if_a_hook_of_the_driver_has_failed_before(suit
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         def note(*words):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
+
+from pytest_accel.features.record.commands import counted_tests
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -27,7 +28,7 @@ _CONFTEST = """
             for number, line in enumerate(self.path.read_text().splitlines()):
                 case = Case.from_parent(self, name="case")
                 case.line = line
-                case.add_marker(pytest.mark.distributed(2, device="cpu", init=False))
+                case.add_marker(pytest.mark.distributed(2, kind="cpu", init=False))
                 yield case
 
 
@@ -66,7 +67,7 @@ _TESTS = """
     import pytest
     from conftest import note
 
-    pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+    pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
     @pytest.mark.parametrize("variant", ["base-cased", "cased"])
@@ -126,14 +127,15 @@ def _ran(suite: Suite) -> list[str]:
 
 
 def test_each_of_several_tests_with_one_name_runs_once_and_has_its_own_verdict(named: Suite) -> None:
-    run = named.run("test_it.py", "lines.cases", "--accel-census=census.json")
+    run = named.run("test_it.py", "lines.cases", "--accel-record=record.jsonl")
     assert _ran(named) == _RUNS
     assert run.count() == {"PASSED": 13, "FAILED": 4}, run.text
     assert run.result("test_model[bert-base-cased]") == "PASSED FAILED"  # The order is reversed.
     assert run.result("test_method[a-b-c]") == "FAILED PASSED"
     assert sorted(run.result("case").split()) == ["FAILED", *["PASSED"] * 5]
 
-    census = {test["id"]: test["status"] for test in json.loads((named.path / "census.json").read_text())["tests"]}
+    counted = counted_tests(str(named.path / "record.jsonl"))
+    census = {nodeid: outcome.status.value for nodeid, outcome in counted.tests.items()}
     assert len(census) == 17
     cases = [census[f"lines.cases::case{number}"] for number in ("", "#2", "#3", "#4", "#5", "#6")]
     assert sorted(cases) == ["failed", *["passed"] * 5]
@@ -151,10 +153,10 @@ def test_each_of_several_tests_with_one_name_runs_once_and_has_its_own_verdict(n
 
 @pytest.mark.long
 def test_tests_with_one_name_run_once_in_all_workers_and_in_all_parts(named: Suite) -> None:
-    run = named.run("-n2", "--accel-census=census.json")
+    run = named.run("-n2", "--accel-record=record.jsonl")
     assert _ran(named) == _RUNS
     assert run.count() == {"PASSED": 13, "FAILED": 4}, run.text
-    statuses = [test["status"] for test in json.loads((named.path / "census.json").read_text())["tests"]]
+    statuses = [outcome.status.value for outcome in counted_tests(str(named.path / "record.jsonl")).tests.values()]
     assert sorted(statuses) == ["failed"] * 4 + ["passed"] * 13
     runs = [named.run("--accel-shard", part) for part in ("1/2", "2/2")]
     assert _ran(named) == _RUNS
@@ -181,7 +183,7 @@ def test_copied_items_are_the_same_test_and_added_ones_need_names_of_their_own(s
                     session.items.append(pytest.Function.from_parent(item.parent, name=name, callobj=added))
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def added():
             pass
         """,
@@ -191,7 +193,7 @@ def test_copied_items_are_the_same_test_and_added_ones_need_names_of_their_own(s
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
 
 
         @pytest.mark.parametrize(("word", "number"), [("a", 1), ("a", 2)], ids=["a", "a"])
@@ -221,7 +223,7 @@ def test_a_test_whose_function_has_other_tests_in_the_ranks_is_an_error(suite: S
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
         IN_RANK = "RANK" in os.environ
 
 

@@ -29,7 +29,7 @@ def test_texts_of_frequent_mistakes(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_gather(gather):
             gather(lambda: 0)
 
@@ -39,7 +39,7 @@ def test_texts_of_frequent_mistakes(suite: Suite) -> None:
             pass
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_fixture(modle):
             pass
 
@@ -56,7 +56,7 @@ def test_texts_of_frequent_mistakes(suite: Suite) -> None:
         if os.environ.get("RANK") in {ranks}:
             {fails}
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def {test}():
             pass
         """
@@ -92,7 +92,7 @@ _MISTAKES = """
     import torch
     import torch.distributed as dist
 
-    both = pytest.mark.distributed(2, device="cpu")
+    both = pytest.mark.distributed(2, kind="cpu")
 
 
     @pytest.fixture
@@ -132,7 +132,7 @@ _MISTAKES = """
         dist.init_process_group("gloo")
 
 
-    @pytest.mark.distributed(1, device="cpu")
+    @pytest.mark.distributed(1, kind="cpu")
     def test_store(port):
         dist.TCPStore("127.0.0.1", port, 1, is_master=True, wait_for_workers=False)
 
@@ -141,7 +141,7 @@ _MISTAKES = """
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=1)
 
 
-    @pytest.mark.distributed(1, device="cpu")
+    @pytest.mark.distributed(1, kind="cpu")
     def test_child(port):
         torch.multiprocessing.spawn(serve, (port,))
 

@@ -77,7 +77,7 @@ def test_marks_that_the_project_registers_are_left_alone(suite: Suite, options: 
     assert "1 test has the project's mark `devices`, so pytest-accel gave no leased devices" in run.text
     assert "1 test has the project's mark `distributed`, so pytest-accel gave no ranks" in run.text
 
-    confirmed = suite.run("--accel-marks=project", "-m", "devices or distributed", *options)
+    confirmed = suite.run("-o", "accel_marks=project", "-m", "devices or distributed", *options)
     assert confirmed.count() == {"PASSED": 3}
     assert _HEADER not in confirmed.text
     assert _SUMMARY not in confirmed.text
@@ -88,8 +88,8 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
         """
         markers = distributed: run this only with several GPUs
         accel_rules =
-            test_rule.py::test_adopted: distributed(2, device="cpu")
-            test_rule.py::test_sizes: distributed([1, 2], device="cpu")
+            test_rule.py::test_adopted: distributed(2, kind="cpu")
+            test_rule.py::test_sizes: distributed([1, 2], kind="cpu")
         """
     )
     suite.write("conftest.py", _OWN_MARKS_CONFTEST)
@@ -97,10 +97,12 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
     suite.write("test_rule.py", _ADOPTED)
     run = suite.run("--accel-select=not marked")
     assert run.count() == {"PASSED": 4}
-    run = suite.run("--accel-select=marked", "--accel-reorder", "-m", "distributed and not distributed(num_gpus=2)")
+    run = suite.run(
+        "--accel-select=marked", "-o", "accel_schedule=always", "-m", "distributed and not distributed(num_gpus=2)"
+    )
     assert run.count() == {"PASSED": 3}
     assert sorted(suite.read("ranks")) == ["0 num_gpus 4", "0 of 1", "0 of 2", "1 num_gpus 4", "1 of 2"]
-    run = suite.run("--accel-plan", "4xcuda")
+    run = suite.run("--accel-plan", "cuda:4")
     assert run.ret == 0
     assert "7 tests" in run.text
 
@@ -145,7 +147,7 @@ def test_marks_of_the_project_can_be_handed_over(suite: Suite, options: tuple[st
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_in_ranks():
             with open("ranks", "a") as file:
                 file.write(f"{os.environ['RANK']}\\n")
@@ -185,12 +187,12 @@ def test_a_suite_of_the_plugin_that_lists_its_mark_runs_in_ranks(suite: Suite, o
             return f"rank {rank}"
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_fixture(name):
             assert name in ("rank 0", "rank 1")
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_no_fixture():
             with open("ranks", "a") as file:
                 file.write(f"{os.environ['RANK']}\\n")
@@ -211,7 +213,7 @@ def test_a_suite_of_the_plugin_that_lists_its_mark_runs_in_ranks(suite: Suite, o
     assert sorted(suite.read("ranks")) == ["0", "1"]
     # Alone, this test would show nothing.
     assert (
-        "pytest test_it.py::test_fails -p accel -p xdist --strict-markers --accel-marks devices:own,distributed:own"
+        "pytest test_it.py::test_fails -p accel -p xdist --strict-markers -o accel_marks=devices:own,distributed:own"
         in run.text
     )
     assert _SUMMARY not in run.text
@@ -224,7 +226,7 @@ def test_a_fixture_and_a_copy_of_the_signature_show_that_a_mark_is_the_plugins(s
         import pytest
 
 
-        @pytest.mark.distributed([1, 2], device="cpu")
+        @pytest.mark.distributed([1, 2], kind="cpu")
         def test_sizes(rank):
             with open("ranks", "a") as file:
                 file.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n")
@@ -296,7 +298,7 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
         assert text in run.text
     assert "if the mark is the project's own, set accel_marks = distributed:project" in run.text
 
-    own = suite.run("-Wignore::pytest.PytestUnknownMarkWarning", "--accel-marks=project", *options).outcomes()
+    own = suite.run("-Wignore::pytest.PytestUnknownMarkWarning", "-o", "accel_marks=project", *options).outcomes()
     assert (own["test_keyword"], own["test_list"]) == ("PASSED", "PASSED")
 
 
@@ -529,7 +531,7 @@ def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_marked(rank, device, world_size):
             assert (rank, device, world_size) == ("of the suite", "of another plugin", 1)
 
@@ -538,14 +540,14 @@ def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
             assert (rank, device) == ("of the suite", "of another plugin")
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_needs_those_of_the_plugin(rank, device):
             assert rank == 0
             assert device.type == "cpu"
 
 
         @pytest.mark.parametrize("rank", [3])
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_has_a_parameter(rank):
             assert rank == 4
         """,

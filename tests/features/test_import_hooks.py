@@ -21,7 +21,7 @@ _TEST = """
         {body}
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_in_ranks():
         {body}
     """

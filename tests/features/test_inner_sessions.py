@@ -45,7 +45,7 @@ _INNER = """
     def test_two(): ...
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_ranks(rank): ...
 """
 
@@ -149,7 +149,7 @@ _VARIATIONS = """
     @pytest.mark.devices(2)
     def test_two(): ...
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_ranks(rank): ...
     '''
     MIDDLE = '''

@@ -82,7 +82,7 @@ _SUITE = {
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("number", range(3))
         def test_broadcast(number, rank):
             import torch
@@ -107,7 +107,7 @@ _SUITE = {
             return DataLoader(data, batch_size=2, num_workers=1, persistent_workers=True)
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("epoch", range(2))
         def test_epoch(loader, epoch, rank):
             assert sum(len(batch[0]) for batch in loader) == 8
@@ -123,7 +123,7 @@ _SUITE = {
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         class Service:
@@ -181,7 +181,7 @@ _SUITE = {
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
         KEPT = {}
 
 
@@ -211,7 +211,7 @@ _SUITE = {
         TRACKER = []
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("number", range(2))
         def test_tracker(number, rank):
             from multiprocess.resource_tracker import ensure_running
@@ -228,7 +228,7 @@ _SUITE = {
         SEEN = set()
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("number", range(2))
         def test_workers(number, rank):
             joblib = pytest.importorskip("joblib")
@@ -248,7 +248,7 @@ _SAVER = """
 
 
     @pytest.mark.filterwarnings("ignore")
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.parametrize("step", range(3))
     def test_save(step, rank, tmp_path_factory):
         import torch
@@ -291,7 +291,7 @@ def test_what_a_suite_keeps_stays_alive_in_ranks_as_under_torchrun(suite: Suite)
     for name, text in {**_LIBRARIES, **_SUITE}.items():
         suite.write(name, text)
 
-    run = suite.run("--accel-leaks", "fail", "--accel-timeout", "60")
+    run = suite.run("-o", "accel_leaks=fail", "--accel-timeout", "60")
 
     assert run.count() == {"PASSED": 13}, run.text
     assert _plain(suite).count(" 13 passed") == 2
@@ -302,7 +302,7 @@ def test_the_process_of_an_asynchronous_checkpoint_stays_alive(suite: Suite) -> 
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_saver.py", _SAVER)
 
-    run = suite.run("--accel-leaks", "fail", "--accel-timeout", "100")
+    run = suite.run("-o", "accel_leaks=fail", "--accel-timeout", "100")
 
     assert run.count() == {"PASSED": 3}, run.text
     assert _plain(suite).count(" 3 passed") == 2
@@ -321,7 +321,7 @@ def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None
         import torch.distributed as dist
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         @pytest.mark.parametrize("n", range(2))
         def test_init(n):
             dist.init_process_group("gloo")
@@ -357,19 +357,19 @@ def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None
         ODD = Odd()
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_leaves_a_group():
             odd = Odd()
             odd.group = dist.new_group()
             odd.itself = odd
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_leaves_a_process():
             os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
         """,
     )
-    run = suite.run("--accel-leaks=fail", CAUSES)
+    run = suite.run("-o", "accel_leaks=fail", CAUSES)
     run.expect(
         {
             "test_leaves_a_group": "PASSED ERROR leaked: process group; ranks 0-1",

@@ -17,7 +17,7 @@ _SETTINGS_TESTS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
     STARTED = os.getpid(), os.getcwd()
 
 
@@ -55,7 +55,7 @@ _SETTINGS_TESTS = """
 )
 def test_changed_settings_are_put_back_and_reported_as_configured(suite: Suite, mode: str) -> None:
     suite.write("test_leaves.py", _SETTINGS_TESTS)
-    run = suite.run("-W", "default", "--accel-leaks", mode)
+    run = suite.run("-W", "default", "-o", f"accel_leaks={mode}")
     expected = {"warn": {"PASSED": 3}, "fail": {"PASSED": 3, "ERROR": 2}, "off": {"PASSED": 2, "FAILED": 1}}
     assert run.count() == expected[mode], run.text
     on_both = "ranks 0-1 left torch's default dtype changed from torch.float32 to torch.float64; it has been put back"
@@ -83,7 +83,7 @@ _PROCESS_TESTS = """
     import psutil
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
     SEEN = {}
 
 
@@ -159,7 +159,7 @@ _PROCESS_TESTS = """
 @pytest.mark.long
 def test_processes_and_threads_that_a_test_leaves_are_reported_and_end_with_the_ranks(suite: Suite) -> None:
     suite.write("test_starts.py", _PROCESS_TESTS)
-    run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning", "-rP", CAUSES)
+    run = suite.run("-o", "accel_leaks=fail", "-W", "ignore::ResourceWarning", "-rP", CAUSES)
     leaks = {
         "test_process": "PASSED ERROR leaked: process; rank 1",
         "test_thread": "PASSED ERROR leaked: thread; ranks 0-1",
@@ -183,7 +183,7 @@ def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
         SEEN = []
 
 
@@ -256,7 +256,7 @@ def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -
             assert (SEEN, count(), total()) == ([], 1, 2)
         """,
     )
-    run = suite.run("--accel-leaks", "fail", CAUSES)
+    run = suite.run("-o", "accel_leaks=fail", CAUSES)
     leaks = {
         "test_group": "PASSED ERROR leaked: process group; ranks 0-1",
         "test_group_named_after_its_ranks": "PASSED ERROR leaked: process group; ranks 0-1",
@@ -277,7 +277,7 @@ def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> N
         import pytest
 
         pytestmark = [
-            pytest.mark.distributed(2, device="cpu"),
+            pytest.mark.distributed(2, kind="cpu"),
             pytest.mark.filterwarnings("ignore:You are using a Backend"),
         ]
         SEEN = []
@@ -343,7 +343,7 @@ def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> N
             assert SEEN == ["no rpc"]
         """,
     )
-    run = suite.run("--accel-leaks", "fail", CAUSES)
+    run = suite.run("-o", "accel_leaks=fail", CAUSES)
     leaks = {"test_leaves_it_running": "PASSED ERROR leaked: rpc; ranks 0-1"}
     run.expect(dict.fromkeys(run.outcomes(), "PASSED") | leaks)
     assert len(run.outcomes()) == 8
@@ -364,7 +364,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
         signal.alarm(1000)
 
 
@@ -388,7 +388,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
             signal.alarm(0)  # As if the timer of the module had expired.
         """,
     )
-    template = "@pytest.mark.distributed({}, device='cpu')\ndef test_{}(): pass\n"
+    template = "@pytest.mark.distributed({}, kind='cpu')\ndef test_{}(): pass\n"
     suite.write("test_before.py", "import pytest\n" + template.format(3, "before"))
     suite.write(
         "test_import.py",
@@ -399,7 +399,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
         torch.set_default_dtype(torch.float64)
 
 
-        @pytest.mark.distributed(3, device="cpu")
+        @pytest.mark.distributed(3, kind="cpu")
         @pytest.mark.parametrize("number", range(2))
         def test_counts_after_import(number):
             assert torch.ones(1).dtype == torch.float64
@@ -410,7 +410,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(1, device="cpu")
+        pytestmark = pytest.mark.distributed(1, kind="cpu")
 
 
         @pytest.fixture(scope="module", autouse=True)
@@ -433,7 +433,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
     suite.write("test_after.py", "import pytest\n" + template.format(1, "first") + template.format(1, "after"))
     # test_after.py is imported before test_late.py runs, so that no import changes settings just before test_after.
     late = ("test_after.py::test_first", "test_late.py", "test_after.py::test_after")
-    run = suite.run("--accel-leaks", "fail", "test_wider.py", "test_before.py", "test_import.py", *late)
+    run = suite.run("-o", "accel_leaks=fail", "test_wider.py", "test_before.py", "test_import.py", *late)
     assert run.count() == {"PASSED": 8, "SKIPPED": 1}, run.text
 
 
@@ -460,7 +460,7 @@ def test_a_change_is_a_leak_again_when_the_fixture_that_made_it_has_ended(suite:
             {restores}
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_in_doubles():
             assert torch.get_default_dtype() == torch.float64
         """,
@@ -471,7 +471,7 @@ def test_a_change_is_a_leak_again_when_the_fixture_that_made_it_has_ended(suite:
         import pytest
         import torch
 
-        pytestmark = pytest.mark.distributed(1, device="cpu")
+        pytestmark = pytest.mark.distributed(1, kind="cpu")
 
 
         def test_leaves_doubles():
@@ -482,7 +482,7 @@ def test_a_change_is_a_leak_again_when_the_fixture_that_made_it_has_ended(suite:
             assert torch.get_default_dtype() == torch.float32
         """,
     )
-    run = suite.run("--accel-leaks", "fail", CAUSES)
+    run = suite.run("-o", "accel_leaks=fail", CAUSES)
     run.expect(
         {
             "test_in_doubles": "PASSED",
@@ -520,7 +520,7 @@ def test_what_runs_before_a_file_that_is_skipped_in_the_ranks_is_no_leak(suite: 
             pytest.skip("not in ranks", allow_module_level=True)
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_skipped():
             pass
         """,
@@ -532,7 +532,7 @@ def test_what_runs_before_a_file_that_is_skipped_in_the_ranks_is_no_leak(suite: 
         from conftest import HELPERS
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_helper_lives():
             assert HELPERS[0].poll() is None
         """,
@@ -547,7 +547,7 @@ def test_what_runs_before_a_file_that_is_skipped_in_the_ranks_is_no_leak(suite: 
         """,
     )
     suite.plugin("unkillable")
-    run = suite.run("--accel-leaks", "fail")
+    run = suite.run("-o", "accel_leaks=fail")
     assert run.outcomes() == {"test_skipped": "SKIPPED", "test_helper_lives": "PASSED"}, run.text
     assert run.ret == 0
     _, title, text = run.text.partition("accel: processes that killed sessions have left")

@@ -19,7 +19,7 @@ def long_failures(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         def test_close(rank):

@@ -255,7 +255,7 @@ class TestCase(unittest.TestCase):
 
 
 @pytest.mark.devices(kind="cuda")
-@pytest.mark.distributed(2, device="cpu")
+@pytest.mark.distributed(2, kind="cpu")
 def test_contradiction():
     raise AssertionError("ran")
 

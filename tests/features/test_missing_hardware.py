@@ -131,7 +131,7 @@ def test_invalid_option_values_are_usage_errors(device_suite: Suite) -> None:
         (["--accel=abacus"], "abacus"),
         (["--accel-require=sim"], "--accel-require"),
         (["--accel-order=sideways"], "sideways"),
-        (["--accel-devices=9"], "9"),
+        (["--accel-ids=9"], "9"),
         (["--accel-wait=soon"], "--accel-wait"),
     ):
         run = device_suite.run(*arguments)
@@ -173,7 +173,7 @@ def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:
             assert len(devices) == world_size
 
 
-        @pytest.mark.distributed(5, device="cpu")
+        @pytest.mark.distributed(5, kind="cpu")
         def test_on_cpu(device):
             assert device.type == "cpu"
 

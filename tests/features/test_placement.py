@@ -62,7 +62,7 @@ def test_a_test_gets_devices_that_belong_together(suite: Suite, test: str) -> No
             assert [device.name for device in accel.devices] == ["Fast", "Odd"]
 
 
-        @pytest.mark.distributed(2, device="sim")
+        @pytest.mark.distributed(2, kind="sim")
         @pytest.mark.devices(near="numa")
         def test_neighbours(accel):
             assert accel.devices[0].numa == 0

@@ -33,12 +33,12 @@ _TEST = """
     import {name}
 
 
-    @pytest.mark.distributed(2, device="cpu", fresh=True)
+    @pytest.mark.distributed(2, kind="cpu", fresh=True)
     def test_one():
         recording.record_rank()
 
 
-    @pytest.mark.distributed(2, device="cpu", fresh=True)
+    @pytest.mark.distributed(2, kind="cpu", fresh=True)
     def test_two():
         recording.record_rank()
     """
@@ -88,7 +88,7 @@ def _write_suite_with_changes_before_imports(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_file():
             assert flagged.FLAG == "of the file"
         """,
@@ -100,14 +100,14 @@ def _write_suite_with_changes_before_imports(suite: Suite) -> None:
 
 
         @pytest.mark.parametrize("fresh", [False, True])
-        @pytest.mark.distributed(2, device="cpu", env={"PYTORCH_JIT": "0"})
+        @pytest.mark.distributed(2, kind="cpu", env={"PYTORCH_JIT": "0"})
         def test_mark(fresh):
             import torch
 
             assert not torch.jit._state._enabled.enabled
 
 
-        @pytest.mark.distributed(2, device="cpu", fresh=True, env={"PYTORCH_JIT": "0", "NCCL_DEBUG": "WARN"})
+        @pytest.mark.distributed(2, kind="cpu", fresh=True, env={"PYTORCH_JIT": "0", "NCCL_DEBUG": "WARN"})
         def test_fresh_mark(rank, gather, process_group):
             import torch
 
@@ -136,7 +136,7 @@ def _write_suite_with_changes_before_imports(suite: Suite) -> None:
         import uses_both
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_stub():
             assert uses_both.PATCHED
             assert uses_both.missing_here.answer == 42
@@ -153,7 +153,7 @@ def _write_suite_with_changes_before_imports(suite: Suite) -> None:
 
 
             @pytest.mark.parametrize("number", [1, 2])
-            @pytest.mark.distributed(2, device="cpu", fresh=True)
+            @pytest.mark.distributed(2, kind="cpu", fresh=True)
             def test_{name}(number):
                 assert os.environ["PYTORCH_JIT"] == "{value}"
             """,
@@ -191,7 +191,7 @@ def test_nothing_is_imported_before_the_fork_with_none(preload_suite: Suite) -> 
         import torch
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_none(rank, gather):
             assert not HAS_TORCH
             assert not torch.jit._state._enabled.enabled
@@ -239,7 +239,7 @@ def test_a_new_interpreter_has_imported_torch_and_the_file_when_the_test_begins(
             recording.record_rank()
 
 
-        @pytest.mark.distributed(2, device="cpu", env={"FLAG": "of the mark"})
+        @pytest.mark.distributed(2, kind="cpu", env={"FLAG": "of the mark"})
         def test_file(rank, gather):
             assert gather(rank) == [0, 1]
         """,
@@ -257,7 +257,7 @@ def test_a_new_interpreter_has_imported_torch_and_the_file_when_the_test_begins(
             raise RuntimeError("wrong rank")
 
 
-        @pytest.mark.distributed(1, device="cpu", env={"FLAG": "of another mark"})
+        @pytest.mark.distributed(1, kind="cpu", env={"FLAG": "of another mark"})
         def test_failing():
             pass
         """,
@@ -288,12 +288,12 @@ def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unk
         import recording
 
 
-        @pytest.mark.distributed(2, device="cpu", env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "2"})
+        @pytest.mark.distributed(2, kind="cpu", env={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "2"})
         def test_known():
             recording.record_rank()
 
 
-        @pytest.mark.distributed(2, device="cpu", env={"FLAG": "of the mark"})
+        @pytest.mark.distributed(2, kind="cpu", env={"FLAG": "of the mark"})
         def test_unknown():
             assert flagged.FLAG == "of the mark"
             recording.record_rank()
@@ -391,7 +391,7 @@ def test_a_test_finds_packages_installed_during_the_session(preload_suite: Suite
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_finds(rank, process_group):
             folder = Path("site-packages", "late-1.0.dist-info")
             if rank == 0:

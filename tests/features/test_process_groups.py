@@ -22,7 +22,7 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
         seen = []
 
 
@@ -50,7 +50,7 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             dist.barrier()
 
 
-        @pytest.mark.distributed(2, device="cpu", backend="gloo")
+        @pytest.mark.distributed(2, kind="cpu", backend="gloo")
         def test_named_backend(process_group):
             assert dist.get_backend() == "gloo"
             assert (os.getpid(), process_group) not in seen
@@ -75,7 +75,7 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             assert gather(empty) == [True, True]
 
 
-        @pytest.mark.distributed(4, device="cpu")
+        @pytest.mark.distributed(4, kind="cpu")
         def test_mesh(device_mesh, rank):
             mesh = device_mesh((2, 2), ("dp", "tp"))
             assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
@@ -87,13 +87,13 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             seen.append(mesh)
 
 
-        @pytest.mark.distributed(4, device="cpu")
+        @pytest.mark.distributed(4, kind="cpu")
         def test_mesh_is_kept(device_mesh):
             assert device_mesh((2, 2), ("dp", "tp")) is seen[-1]
             assert device_mesh((4,)).size() == 4
 
 
-        @pytest.mark.distributed(1, device="cpu")
+        @pytest.mark.distributed(1, kind="cpu")
         def test_one_rank(process_group, world_size, gather):
             assert (world_size, gather("alone")) == (1, ["alone"])
             dist.all_reduce(torch.ones(1))
@@ -103,15 +103,15 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             pass
 
 
-        test_unknown_backend.pytestmark = [pytest.mark.distributed(2, device="cpu", backend="carrier-pigeon")]
+        test_unknown_backend.pytestmark = [pytest.mark.distributed(2, kind="cpu", backend="carrier-pigeon")]
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_no_group(process_group):
             pass
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_no_mesh(device_mesh):
             pass
 
@@ -130,7 +130,7 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             dist.new_group([0, 1])
 
 
-        @pytest.mark.distributed(2, device="cpu", env={"MINE": "yes", "OMP_NUM_THREADS": "3"})
+        @pytest.mark.distributed(2, kind="cpu", env={"MINE": "yes", "OMP_NUM_THREADS": "3"})
         def test_environment():
             assert os.environ["MINE"] == "yes"
             assert torch.get_num_threads() == 3
@@ -159,7 +159,7 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+        pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
         pids = []
 
 
@@ -281,7 +281,7 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
                 dist.init_process_group("gloo")
 
 
-        @pytest.mark.distributed(3, device="cpu", init=False)
+        @pytest.mark.distributed(3, kind="cpu", init=False)
         def test_other_world():
             assert not dist.is_initialized()
         """,
@@ -292,7 +292,7 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_has_no_group_of_another_file():
             import torch.distributed as dist
 
@@ -587,7 +587,7 @@ _DEVICES = """
         assert device == devices[rank]
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_on_cpu(device, devices, accel, gather):
         assert device == torch.device("cpu")
         assert devices == [torch.device("cpu")]
@@ -648,7 +648,7 @@ def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_on_cpu(gather, accel):
             assert gather(accel.ids) == [(), ()]
 

@@ -30,18 +30,18 @@ def test_the_import_of_a_file_has_no_part_in_the_limits_of_its_tests(suite: Suit
             time.sleep(4.5)
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_fails(rank):
             assert rank == 1
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False, fresh=True, timeout=3)
+        @pytest.mark.distributed(2, kind="cpu", init=False, fresh=True, timeout=3)
         def test_with_a_limit():
             pass
 
 
         @pytest.mark.timeout(3)
-        @pytest.mark.distributed(2, device="cpu", init=False, fresh=True)
+        @pytest.mark.distributed(2, kind="cpu", init=False, fresh=True)
         def test_with_a_limit_of_a_plugin():
             pass
         """,
@@ -74,17 +74,17 @@ def test_an_import_that_does_not_end_has_a_limit_of_its_own(suite: Suite) -> Non
             threading.Event().wait()
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_it():
             pass
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_of_the_same_file():
             pass
         """,
     )
-    text = "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu', init=False)\ndef test_next():\n    pass\n"
+    text = "import pytest\n\n\n@pytest.mark.distributed(2, kind='cpu', init=False)\ndef test_next():\n    pass\n"
     suite.write("test_next.py", text)
     run = suite.run()
     run.expect({"test_it": "ERROR", "test_of_the_same_file": "ERROR", "test_next": "PASSED"})
@@ -102,7 +102,7 @@ def test_a_file_that_has_changed_since_its_collection_is_an_error_of_its_tests(s
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_edits(rank):
             if rank == 0:
                 changes = {"test_2.py": "''\\n", "test_4.py": "", "then/conftest.py": "\\n", "conftest.py": "\\n"}
@@ -114,7 +114,7 @@ def test_a_file_that_has_changed_since_its_collection_is_an_error_of_its_tests(s
                 os.utime("test_4.py", (0, 0))
         """,
     )
-    text = "import pytest\n\n\n@pytest.mark.distributed(2, device='cpu', init=False)\ndef test_{}():\n    pass\n"
+    text = "import pytest\n\n\n@pytest.mark.distributed(2, kind='cpu', init=False)\ndef test_{}():\n    pass\n"
     suite.write("test_2.py", text.format("edited") + text.format("edited_too").partition("\n\n\n")[2])
     suite.write("test_4.py", text.format("touched"))
     suite.write("conftest.py", "")  # The ranks have imported it before the change.
@@ -204,7 +204,7 @@ def test_a_variable_that_a_skipped_file_has_set_is_reported_with_that_file(suite
             {skips}
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_{name}():
             pass
         """
@@ -228,17 +228,17 @@ def test_a_refused_test_that_is_skipped_does_not_keep_the_next_from_running(suit
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_before(): ...
 
 
         @pytest.mark.skipif("RANK" not in os.environ, reason="the driver skips it")
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         @pytest.mark.parametrize("n", range(2 if os.environ.get("RANK") == "1" else 1))
         def test_skipped(n): ...
 
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_after(): ...
         """,
     )
@@ -268,7 +268,7 @@ def test_ranks_that_do_not_collect_alike_wait_for_no_other(suite: Suite) -> None
             {differs}
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_{name}():
             pass
         """
@@ -285,13 +285,13 @@ def test_ranks_that_do_not_collect_alike_wait_for_no_other(suite: Suite) -> None
         COUNT = 2 if os.environ.get("RANK") == "1" else 1
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("n", range(COUNT))
         def test_number(n):
             pass
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_next():
             import torch.distributed as dist
 

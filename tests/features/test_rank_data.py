@@ -26,7 +26,7 @@ def test_the_metric_in_the_documentation_works(suite: Suite, options: tuple[str,
 
         import pytest
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_waits(rank):
             threading.Event().wait(2 * rank)
 
@@ -66,7 +66,7 @@ def test_data_of_each_phase_and_rank_is_merged(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
         def test_fails(rank):
             assert rank == 0
@@ -126,7 +126,7 @@ def test_data_of_a_phase_that_is_reported_before_the_test_ends_is_merged(suite: 
             yield
             wait_for("reported.call")
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_slow(slow):
             wait_for("reported.setup")
         """,
@@ -177,7 +177,7 @@ def test_wrong_data_and_errors_in_data_hooks_fail_the_test(suite: Suite) -> None
         """
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
         def test_type(): pass
         def test_reserved(): pass
@@ -201,7 +201,7 @@ def test_wrong_data_and_errors_in_data_hooks_fail_the_test(suite: Suite) -> None
         """
         import pytest
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_twice(): pass
         """,
     )
@@ -248,7 +248,7 @@ def test_keys_of_bridges_do_not_collide_with_those_of_a_conftest(suite: Suite) -
         """
         import pytest
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_records(record_testsuite_property):
             record_testsuite_property("board", "b1")
         """,

@@ -103,11 +103,11 @@ CONFTEST = """
 TESTS = """
     import pytest
 
-    @pytest.mark.distributed(1, device="cpu")
+    @pytest.mark.distributed(1, kind="cpu")
     def test_one(see):
         pass
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_two(see):
         pass
 

@@ -19,7 +19,7 @@ _TESTS = """
     import pytest
 
     log = logging.getLogger("mine")
-    two = pytest.mark.distributed(2, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
 
 
     def test_first():
@@ -74,7 +74,7 @@ def test_the_log_file_has_the_records_of_ranks_with_their_rank(suite: Suite) -> 
         log_file_level = INFO
         log_file_format = %(name)s %(message)s
         log_file_mode = a
-        accel_reorder = false
+        accel_schedule = on
         """
     )
     (suite.path / "run.log").write_text("kept\n")
@@ -184,7 +184,7 @@ _LIVE = """
         log.info("torn down")
 
 
-    @pytest.mark.distributed(2, device="cpu", timeout=60)
+    @pytest.mark.distributed(2, kind="cpu", timeout=60)
     def test_two(rank):
         print("captured")
         log.info("number %d\\nis it", rank)
@@ -263,7 +263,7 @@ def test_only_the_setup_runs_in_ranks_and_fixtures_are_in_order_with_output(suit
             print("torn down")
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_two(resource):
             Path("called").touch()
         """,

@@ -20,7 +20,7 @@ _TESTS = """
 
     import pytest
 
-    two = pytest.mark.distributed(2, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
 
 
     @two
@@ -50,7 +50,7 @@ _FLOOD = """
     import pytest
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_flood(rank):
         if rank == 0:
             for number in range(64):
@@ -92,7 +92,7 @@ def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu", timeout=60)
+        @pytest.mark.distributed(2, kind="cpu", timeout=60)
         def test_x(rank):
             print("here I am")
             while not Path("seen").exists():
@@ -149,7 +149,7 @@ def test_passed_phases_are_reported_whole_before_the_teardown_ends(suite: Suite)
                 time.sleep(0.01)
 
 
-        @pytest.mark.distributed(2, device="cpu", timeout=60)
+        @pytest.mark.distributed(2, kind="cpu", timeout=60)
         def test_x(slow):
             print("from the call")
         """,
@@ -166,7 +166,7 @@ def test_logs_of_ranks_are_kept(suite: Suite) -> None:
     suite.write("sub/test_x.py", _TESTS)
     suite.write(
         "test_y.py",
-        "import os, pytest\n@pytest.mark.distributed(2, device='cpu')\n"
+        "import os, pytest\n@pytest.mark.distributed(2, kind='cpu')\n"
         + "def test_die(rank):\n    print('last words')\n    if rank:\n        os._exit(3)\n",
     )
     run = suite.run("--accel-logs", "logs", "-k", "no_end or die or alone")
@@ -211,7 +211,7 @@ def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: st
 
         import pytest
 
-        two = pytest.mark.distributed(2, device="cpu")
+        two = pytest.mark.distributed(2, kind="cpu")
 
 
         @pytest.fixture
@@ -237,7 +237,7 @@ def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: st
                 os._exit(3)
 
 
-        @pytest.mark.distributed(2, device="cpu", timeout=4)
+        @pytest.mark.distributed(2, kind="cpu", timeout=4)
         def test_hangs(rank):
             print("out of", rank)
             if rank == 1:

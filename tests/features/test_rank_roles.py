@@ -83,7 +83,7 @@ _TESTS = """
 
     import pytest
 
-    in_ranks = pytest.mark.distributed(2, device="cpu")
+    in_ranks = pytest.mark.distributed(2, kind="cpu")
 
 
     @pytest.fixture(params=["word"])
@@ -245,7 +245,7 @@ _PLUGIN_NAME_TESTS = """
         Path(os.environ["NOTES"], "names.driver").write_text("\\n".join(names(pytestconfig)))
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_in_ranks(pytestconfig):
         assert pytestconfig.getoption("my_option") == 7
         Path(os.environ["NOTES"], f"names.{os.environ['RANK']}").write_text("\\n".join(names(pytestconfig)))
@@ -299,7 +299,7 @@ def test_ranks_load_modules_that_a_runner_passes_to_pytest(suite: Suite) -> None
         """
         import pytest
 
-        @pytest.mark.distributed(2, device="cpu", init=False)
+        @pytest.mark.distributed(2, kind="cpu", init=False)
         def test_in_ranks(passed):
             assert passed == 7
         """,

@@ -265,17 +265,17 @@ def test_fixtures_are_torn_down_if_another_world_runs_in_between(suite: Suite) -
             log("session down")
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_one(of_session, of_module):
             log("one")
 
 
-        @pytest.mark.distributed(3, device="cpu")
+        @pytest.mark.distributed(3, kind="cpu")
         def test_between(of_session, of_module):
             log("between")
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_two(of_session, of_module):
             log("two")
 
@@ -442,7 +442,7 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         def test_tmp_path(tmp_path, gather):
@@ -698,7 +698,7 @@ def test_async_tests_and_hypothesis_work_in_ranks(suite: Suite) -> None:
         from hypothesis import HealthCheck, given, settings
         from hypothesis import strategies as st
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         @pytest_asyncio.fixture
@@ -808,13 +808,13 @@ def test_a_hook_that_makes_a_session_of_ranks_fail_is_reported(suite: Suite) -> 
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu", fresh=True)
+        @pytest.mark.distributed(2, kind="cpu", fresh=True)
         def test_records(rank, record):
             if rank == 1:
                 record("unexpected")
 
 
-        @pytest.mark.distributed(2, device="cpu", fresh=True)
+        @pytest.mark.distributed(2, kind="cpu", fresh=True)
         def test_records_and_fails(record):
             record("unexpected")
             assert 0

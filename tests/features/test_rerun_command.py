@@ -72,7 +72,7 @@ def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str)
         "below/test_x.py::test_end",
         "below/test_x.py::test_of[it's]",
     ]
-    assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-devices") == 1 for command in commands)
+    assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-ids") == 1 for command in commands)
     if style in ("auto", "long"):
         # The command comes last, after the captured output if that is shown.
         assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))

@@ -23,7 +23,7 @@ def test_ranks_do_not_write_files_of_the_driver(suite: Suite, monkeypatch: pytes
             logging.getLogger().info("written by the driver")
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_in_ranks():
             logging.getLogger().info("written by a rank")
         """,

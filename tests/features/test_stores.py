@@ -55,7 +55,7 @@ _ATTACKS = """
 
     from pytest_accel.rank.context import RANK
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     class Payload:
@@ -125,7 +125,7 @@ _LARGE = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
     MIB = 1 << 20
 
 

@@ -66,7 +66,7 @@ def test_an_option_whose_value_is_a_folder_may_be_one_of_the_conftest_in_this_fo
         """
         import pytest
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_ranks(pytestconfig): assert pytestconfig.getoption("--models") == "models"
 
         def test_plain(pytestconfig): assert pytestconfig.getoption("--models") == "models"

@@ -60,7 +60,7 @@ def test_a_hang_in_a_torch_that_records_no_collectives(suite: Suite) -> None:
             dist.barrier()
         """,
     )
-    run = suite.run("--accel-trace=trace.json")
+    run = suite.run("--accel-record=record.jsonl")
 
     assert run.outcomes() == {"test_hangs": "FAILED", "test_passes": "PASSED"}
     release = rf"torch {re.escape(version('torch'))}\S* does not record them; torch 2\.8 does"

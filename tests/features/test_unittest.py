@@ -20,7 +20,7 @@ _CASES = """
     from pytest_accel.unittest_protocol import load_tests
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     class TestMarked(unittest.TestCase):
         @classmethod
         def setUpClass(cls):
@@ -68,7 +68,7 @@ def test_a_marked_test_case_fails_under_unittest(suite: Suite) -> None:
     assert completed.returncode == 1
     output = completed.stderr
     assert "FAILED (failures=4)" in output
-    for mark in ("distributed(2, device='cpu')", "devices(1)", "distributed()"):
+    for mark in ("distributed(2, kind='cpu')", "devices(1)", "distributed()"):
         assert f"AssertionError: is marked {mark}, which only pytest applies: run it with pytest" in output
     assert "FAIL: test_needs_no_peer (test_cases.TestMarked" in output
     assert "FAIL: test_needs_no_peer (test_cases.TestInherits" in output
@@ -78,7 +78,7 @@ def test_a_marked_test_case_fails_under_unittest(suite: Suite) -> None:
 
 @pytest.mark.parametrize("arguments", [("discover",), ("test_cases.TestMethods.test_unmarked",)])
 def test_unmarked_test_cases_run(suite: Suite, arguments: tuple[str, ...]) -> None:
-    text = _CASES.replace('    @pytest.mark.distributed(2, device="cpu")\n', "").replace("@pytest.mark.devices(1)", "")
+    text = _CASES.replace('    @pytest.mark.distributed(2, kind="cpu")\n', "").replace("@pytest.mark.devices(1)", "")
     suite.write("test_cases.py", text.replace("assert ", "'' and "))
     command = [sys.executable, "-m", "unittest", *arguments]
     completed = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)

@@ -53,7 +53,7 @@ TESTS = """
     @pytest.mark.devices(4)
     def test_too_many(devices): ...
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_on_the_cpu(device):
         assert str(device) == "cpu"
     """

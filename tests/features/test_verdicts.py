@@ -21,7 +21,7 @@ _OUTCOMES = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     def test_passes(record_property):
@@ -430,7 +430,7 @@ def test_warnings_of_ranks_are_reported_once(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         class Mine(UserWarning):

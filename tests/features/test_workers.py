@@ -58,7 +58,7 @@ _SUITE = """
             assert gather(rank) == [0, 1]
 
 
-    @pytest.mark.distributed(3, device="cpu")
+    @pytest.mark.distributed(3, kind="cpu")
     class TestOnCpu:
         @pytest.mark.parametrize("number", range(3))
         def test_cpu(self, number, gather):
@@ -150,7 +150,7 @@ def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
                 SET_UP.append(False)
 
 
-            @pytest.mark.distributed(2, device="cpu")
+            @pytest.mark.distributed(2, kind="cpu")
             @pytest.mark.parametrize("turn", range(5))
             def test_has_it_still(number, turn):
                 assert SET_UP == [True]
@@ -170,7 +170,7 @@ def test_xdist_groups_stay_together(suite: Suite) -> None:
 
 
         @pytest.mark.xdist_group("one")
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("name", ["a", "b@c"])
         def test_marked(name, rank):
             assert rank < 2
@@ -252,7 +252,7 @@ def test_workers_get_different_first_devices_in_unmarked_tests(suite: Suite) -> 
 
     for number in range(4):
         (suite.path / f"gw{number}").unlink()
-    assert suite.run("-n4", "--accel-per-worker=1").count() == {"PASSED": 4}
+    assert suite.run("-n4", "-o", "accel_per_worker=1").count() == {"PASSED": 4}
     masks = [suite.read(f"gw{number}")[0].split(",") for number in range(4)]
     assert all(len(mask) == 1 for mask in masks)
     assert len({mask[0] for mask in masks}) == 4
@@ -275,7 +275,7 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
                 print(os.getpid(), file=file)
         """,
     )
-    run = suite.run("-n2", "--accel-schedule=off")
+    run = suite.run("-n2", "-o", "accel_schedule=off")
     assert run.count() == {"PASSED": 12}
     assert len({line.partition("]")[0] for line in run.text.splitlines() if line.startswith("[gw")}) == 2
     for rank in range(4):
@@ -299,7 +299,7 @@ def test_the_number_of_ranks_on_the_cpu_is_limited(suite: Suite, size: int) -> N
 
 
         @pytest.mark.parametrize("number", range(8))
-        @pytest.mark.distributed({size}, device="cpu", init=False)
+        @pytest.mark.distributed({size}, kind="cpu", init=False)
         def test_slots(number, rank):
             write("slots", f"{{time.monotonic()}} 1")
             time.sleep(0.05)

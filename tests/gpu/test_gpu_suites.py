@@ -217,7 +217,7 @@ def test_an_ordinary_suite_passes(suite: BackgroundSuite, accel: Accel, card: De
     suite.write("children.py", CHILDREN)
     suite.write("test_ordinary.py", ORDINARY)
     suite.write("test_parallel.py", PARALLEL)
-    run = suite.start("--accel-leaks=fail", "--accel-timeout=120", environment=accel.mask).finish(TIMEOUT)
+    run = suite.start("-o", "accel_leaks=fail", "--accel-timeout=120", environment=accel.mask).finish(TIMEOUT)
     names = {name for text in (ORDINARY, PARALLEL) for name in re.findall(r"def (test_\w+)", text)}
     expected = dict.fromkeys(names, "PASSED") | {"test_on_future_cards": "SKIPPED"}
     if (card.capability or (0, 0)) < (8, 0):
@@ -394,7 +394,7 @@ def test_each_fault_fails_its_test_only(suite: BackgroundSuite, accel: Accel) ->
     suite.write("test_faults.py", FAULTS)
     with subprocess.Popen([sys.executable, "-c", OTHER_PROCESS, str(suite.path)]) as other:
         try:
-            run = suite.start("--accel-leaks=fail", "--accel-timeout=90", environment=accel.mask).finish(TIMEOUT)
+            run = suite.start("-o", "accel_leaks=fail", "--accel-timeout=90", environment=accel.mask).finish(TIMEOUT)
         finally:
             other.kill()
     failed = {
@@ -459,7 +459,7 @@ def test_four_workers_use_one_card(suite: BackgroundSuite, accel: Accel) -> None
     suite.write("conftest.py", CONFTEST)
     for name in "abcd":
         suite.write(f"test_{name}.py", WORKERS)
-    run = suite.start("-n4", "--accel-leaks=fail", "--accel-timeout=90", environment=accel.mask).finish(TIMEOUT)
+    run = suite.start("-n4", "-o", "accel_leaks=fail", "--accel-timeout=90", environment=accel.mask).finish(TIMEOUT)
     failed = [name for name, words in run.results.items() if words != ["PASSED"]]
     assert sorted(failed) == [f"test_{name}.py::test_killed_rank" for name in "abcd"], run.text
     assert run.count() == {"PASSED": 28, "FAILED": 4}, run.text

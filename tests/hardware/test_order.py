@@ -58,11 +58,11 @@ def test_an_order_keeps_all_devices(text: str, ids: str) -> None:
     ("names", "ids"), [(["sim-1"], "1"), (["2", "0"], "20"), (["SIM-2"], "2"), (["sim-0", "sim-1"], "01")]
 )
 def test_a_device_is_named_by_id_start_of_the_id_or_index(names: list[str], ids: str) -> None:
-    assert _ids(select(names, THREE, "--accel-devices")) == ids
+    assert _ids(select(names, THREE, "--accel-ids")) == ids
 
 
 def test_a_complete_id_is_preferred_to_longer_ids_that_start_with_it() -> None:
-    assert select(["sim-1"], Sim(11).discover(), "--accel-devices")[0].index == 1
+    assert select(["sim-1"], Sim(11).discover(), "--accel-ids")[0].index == 1
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_complete_id_is_preferred_to_longer_ids_that_start_with_it() -> None:
 )
 def test_an_unknown_name_lists_the_existing_devices(names: list[str], what: str) -> None:
     message = f"{what}; allowed are 0 (sim-0), 1 (sim-1), 2 (sim-2)"
-    with pytest.raises(ValueError, match=f"^--accel-devices: {re.escape(message)}$"):
-        select(names, THREE, "--accel-devices")
+    with pytest.raises(ValueError, match=f"^--accel-ids: {re.escape(message)}$"):
+        select(names, THREE, "--accel-ids")
     message = message.replace("allowed are ", f"allowed are {WORDS}")
     with pytest.raises(ValueError, match=f"^--accel-order: {re.escape(message)}$"):
         apply_order(Order("ids", tuple(names)), THREE, Sim(3))
@@ -88,12 +88,10 @@ def test_the_errors_of_empty_names_and_of_an_empty_machine() -> None:
     for text in ("", "0,,1", "0,"):
         with pytest.raises(ValueError, match=f"^{re.escape(f'--accel-order {text!r}: allowed are {WORDS}{names}')}$"):
             parse_order(text)
-    with pytest.raises(ValueError, match=f"^--accel-devices '0,': allowed are {names}$"):
-        parse_names("0,", "--accel-devices")
-    with pytest.raises(
-        ValueError, match=r"^--accel-devices: '0' names no device; allowed are no device: none is there$"
-    ):
-        select(["0"], (), "--accel-devices")
+    with pytest.raises(ValueError, match=f"^--accel-ids '0,': allowed are {names}$"):
+        parse_names("0,", "--accel-ids")
+    with pytest.raises(ValueError, match=r"^--accel-ids: '0' names no device; allowed are no device: none is there$"):
+        select(["0"], (), "--accel-ids")
 
 
 def test_devices_are_ranked_by_capability_speed_memory_and_address() -> None:

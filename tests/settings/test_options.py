@@ -19,7 +19,7 @@ NAMES = [
     *(
         f"accel_{name}"
         for name in (
-            "devices",
+            "ids",
             "order",
             "require",
             "strict",
@@ -28,25 +28,29 @@ NAMES = [
             "wait",
             "timeout",
             "fresh",
-            "debug",
-            "retry_dead",
-            "per_worker",
-            "leaks",
-            "schedule",
-            "reorder",
+            "check_collectives",
             "launcher",
-            "spread",
             "select",
-            "ci",
         )
     ),
 ]
-"""The settings that the command line, the environment and an ini file can give."""
+"""The settings that have an option, and that the environment and an ini file can give."""
+WITHOUT_FLAG = [
+    *("accel_per_worker", "accel_retry_dead", "accel_leaks", "accel_schedule", "accel_ci", "accel_marks"),
+    *("accel_preload", "accel_rank_plugins", "accel_keep_processes"),
+]
+"""The settings that have no option of their own."""
+MOST_OPTIONS = 24  # More are a wall. Settings that describe a suite or its CI need no option.
+OLD_OPTIONS = (
+    *("devices", "debug", "per-worker", "retry-dead", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
+    *("within", "log", "trace", "census"),
+)
 KINDS = ", ".join(kinds())
 REQUIRE = f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {KINDS}"
-SWITCH = "one of 1, true, yes, on, 0, false, no, off"
-SECONDS = "a finite number of seconds"
-DEVICES = "indices or ids of devices with commas between them"
+SWITCH = "on or off"
+TIME = "such as 300 (seconds), 90s, 5min or 1.5h"
+SHARE = "a fraction > 0 and <= 1 such as 0.25, or a positive size such as 8GiB"
+IDS = "indices or ids of devices with commas between them"
 ORDER = "fastest, pci, free, near, or ids with commas between them"
 ACCEL = "auto, none, or a kind such as cuda, cpu:4 or sim:8"
 PRELOAD = "none, or names of modules (none of jax, jaxlib, tensorflow, cupy, paddle, which do not survive a fork)"
@@ -55,36 +59,38 @@ PRELOAD = "none, or names of modules (none of jax, jaxlib, tensorflow, cupy, pad
 # environment and in an ini file.
 GOOD = [
     ("accel", "sim:8", "accel", "sim:8"),
-    ("accel_devices", "0,2", "devices", "0,2"),
+    ("accel_ids", "0,2", "ids", "0,2"),
     ("accel_order", "pci", "order", "pci"),
     ("accel_require", "cuda:4", "require", (("cuda", 4),)),
     ("accel_require", "cuda:4, cpu:2", "require", (("cuda", 4), ("cpu", 2))),
     ("accel_pdb_rank", "1", "pdb_rank", 1),
     ("accel_logs", "some/logs", "logs", "some/logs"),
     ("accel_leaks", "fail", "leaks", "fail"),
-    ("accel_schedule", "off", "schedule", "off"),
-    ("accel_launcher", "none", "launcher", "none"),
+    ("accel_schedule", "always", "schedule", "always"),
+    ("accel_launcher", "spread", "launcher", "spread"),
     ("accel_cluster", "ray:head-1.lan:6379", "cluster", "ray:head-1.lan:6379"),
     ("accel_marks", "project", "marks", (("devices", "project"), ("distributed", "project"))),
     ("accel_marks", "distributed:project , devices: own", "marks", (("distributed", "project"), ("devices", "own"))),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
     ("accel_busy", "wait", "busy", "wait"),
-    ("accel_share", "4", "share", 4),
+    ("accel_share", "0.25", "share", "0.25"),
+    ("accel_share", "8GiB", "share", "8GiB"),
     ("accel_wait", "0", "wait", 0.0),
     ("accel_wait", "1.5", "wait", 1.5),
     ("accel_timeout", "20", "timeout", 20.0),
+    ("accel_timeout", "5min", "timeout", 300.0),
+    ("accel_wait", "90 s", "wait", 90.0),
+    ("accel_wait", "1.5h", "wait", 5400.0),
     ("accel_per_worker", "2", "per_worker", 2),
     ("accel_select", "devices >= 2", "select", "devices >= 2"),
-    ("accel_ci", "off", "ci", "off"),
 ]
 SWITCHES = [
     ("accel_strict", "strict"),
+    ("accel_ci", "ci"),
     ("accel_retry_dead", "retry_dead"),
     ("accel_fresh", "fresh"),
-    ("accel_debug", "debug"),
-    ("accel_spread", "spread"),
-    ("accel_reorder", "reorder"),
+    ("accel_check_collectives", "check_collectives"),
 ]
 MARKS = "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma"
 BAD = [
@@ -98,25 +104,22 @@ BAD = [
     ("accel_require", "cuda:1,cuda:2", REQUIRE),
     ("accel_require", "cuda:1,", REQUIRE),
     ("accel_leaks", "kill", "warn, fail or off"),
-    ("accel_schedule", "maybe", "on or off"),
-    ("accel_launcher", "torchrun", "auto or none"),
+    ("accel_schedule", "maybe", "on, off or always"),
+    ("accel_launcher", "torchrun", "on, off or spread"),
     ("accel_cluster", "ray:6379", "ray or ray:HOST:PORT"),
     ("accel_busy", "kill", "ignore, skip or wait"),
-    ("accel_wait", "-1", f"{SECONDS} >= 0"),
-    ("accel_wait", "nan", f"{SECONDS} >= 0"),
-    ("accel_timeout", "0", f"{SECONDS} > 0"),
-    ("accel_timeout", "inf", f"{SECONDS} > 0"),
+    *(("accel_share", text, SHARE) for text in ("0", "4", "nan", "8GB8", "-8GiB")),
+    *(("accel_wait", text, f"a time >= 0 {TIME}") for text in ("-1", "nan", "soon", "5m", "s", "1h30min")),
+    *(("accel_timeout", text, f"a time > 0 {TIME}") for text in ("0", "0s", "inf", "5 minutes")),
     ("accel_per_worker", "0", "an int >= 1"),
 ]
 # Texts that pytest itself cannot convert from an ini file. Part of the error is then pytest's own text.
 UNCONVERTIBLE = [
-    ("accel_wait", "soon", f"{SECONDS} >= 0"),
-    ("accel_timeout", "5s", f"{SECONDS} > 0"),
     ("accel_per_worker", "1.5", "an int >= 1"),
 ]
 EMPTY = [
     ("accel", ACCEL),
-    ("accel_devices", DEVICES),
+    ("accel_ids", IDS),
     ("accel_order", ORDER),
     ("accel_require", REQUIRE),
     ("accel_busy", "ignore, skip or wait"),
@@ -166,7 +169,7 @@ def write_ini(pytester: pytest.Pytester, option: str, text: str) -> None:
 def test_without_options_the_settings_have_their_defaults(pytester: pytest.Pytester) -> None:
     assert settings(pytester) == Settings(
         accel="auto",
-        devices=None,
+        ids=None,
         order="fastest",
         require=(),
         strict=False,
@@ -189,7 +192,8 @@ def test_settings_are_frozen() -> None:
 def test_the_command_line_sets_the_field(
     pytester: pytest.Pytester, option: str, text: str, field: str, value: Any
 ) -> None:
-    assert settings(pytester, flag(option), text) == Settings(**{field: value})
+    words = ["-o", f"{option}={text}"] if option in WITHOUT_FLAG else [flag(option), text]
+    assert settings(pytester, *words) == Settings(**{field: value})
 
 
 @pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
@@ -222,7 +226,8 @@ def test_variables_are_named_after_their_options() -> None:
 def test_switches_can_be_set_by_flag_variable_and_ini_file(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, field: str
 ) -> None:
-    assert getattr(settings(pytester, flag(option)), field) is True
+    if option not in WITHOUT_FLAG:
+        assert getattr(settings(pytester, flag(option)), field) is True
     write_ini(pytester, option, "true")
     assert getattr(settings(pytester), field) is True
     monkeypatch.setenv(environment_variable(option), "No")
@@ -242,7 +247,8 @@ def test_the_command_line_overrides_the_environment_which_overrides_the_ini_file
     assert settings(pytester).order == "pci"
     monkeypatch.setenv("PYTEST_ACCEL_ORDER", "free")
     assert settings(pytester).order == "free"
-    assert settings(pytester, "--accel-order", "near").order == "near"
+    assert settings(pytester, "-o", "accel_order=fastest").order == "fastest"
+    assert settings(pytester, "-o", "accel_order=fastest", "--accel-order", "near").order == "near"
 
 
 def test_an_empty_variable_is_unset(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,8 +313,8 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
         accel = "sim:8"
         accel_require = "sim:2,cpu:1"
         accel_strict = true
-        accel_wait = 5
-        accel_timeout = 2.5
+        accel_wait = "5"
+        accel_timeout = "2.5min"
         accel_per_worker = 2
         accel_preload = ["numpy", "torch.nn"]
         """
@@ -318,13 +324,13 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
         require=(("sim", 2), ("cpu", 1)),
         strict=True,
         wait=5.0,
-        timeout=2.5,
+        timeout=150.0,
         per_worker=2,
         preload=("numpy", "torch.nn"),
     )
 
 
-@pytest.mark.parametrize(("option", "text", "allowed"), [*BAD, *UNCONVERTIBLE])
+@pytest.mark.parametrize(("option", "text", "allowed"), [one for one in BAD if one[0] not in WITHOUT_FLAG])
 def test_an_invalid_value_on_the_command_line_is_an_error(
     pytester: pytest.Pytester, option: str, text: str, allowed: str
 ) -> None:
@@ -400,21 +406,29 @@ def test_bad_values_end_a_run_as_a_usage_error(
     assert pytester.runpytest_inprocess(*probe_options).ret == pytest.ExitCode.OK
     result = pytester.runpytest_inprocess(*probe_options, "--accel-timeout", "0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines("*error: argument --accel-timeout: must be a finite number of seconds > 0, got '0'")
+    result.stderr.fnmatch_lines(f"*error: argument --accel-timeout: must be a time > 0 {TIME}, got '0'")
     monkeypatch.setenv("PYTEST_ACCEL_TIMEOUT", "0")
     result = pytester.runpytest_inprocess(*probe_options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        "ERROR: environment variable PYTEST_ACCEL_TIMEOUT: must be a finite number of seconds > 0, got '0'"
-    )
+    result.stderr.fnmatch_lines(f"ERROR: environment variable PYTEST_ACCEL_TIMEOUT: must be a time > 0 {TIME}, got '0'")
 
 
 def test_the_help_shows_all_options(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
     shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
+    assert re.findall(r"^accelerators and ranks: (.*):$", shown, re.MULTILINE) == [
+        "what runs on what",
+        "reports and debugging",
+    ]
+    assert len(re.findall(r"^  --accel", shown, re.MULTILINE)) <= MOST_OPTIONS
     for option in [*map(flag, NAMES), "--accel-info"]:
         assert f"\n  {option}" in shown
-    for name in [*NAMES, "accel_preload", "accel_keep_processes"]:
+    for name in [*NAMES, *WITHOUT_FLAG]:
         assert f"\n  {name} (" in shown
+
+
+@pytest.mark.parametrize("name", OLD_OPTIONS)
+def test_a_name_of_an_earlier_release_is_a_usage_error(pytester: pytest.Pytester, name: str) -> None:
+    assert f"error: unrecognized arguments: --accel-{name}=1" in usage_error(pytester, f"--accel-{name}=1")
 
 
 def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
@@ -441,7 +455,7 @@ def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, pr
             case str():
                 assert default == f"`{value}`"
             case bool():
-                assert default == "off"
+                assert default == ("on" if value else "off")
             case float():
                 assert default == f"{value:g}"
     assert documented == ini_types

@@ -149,7 +149,7 @@ class Adoption:
         arguments = {**mark.kwargs} if mark is not None else {}
         world_size = mark.args[0] if mark is not None and mark.args else arguments.get("world_size", size)
         if mark is None and 0 < self._capacity() < size:
-            arguments["device"] = "cpu"  # In torch's harness, ranks would share devices, which cannot be leased.
+            arguments["kind"] = "cpu"  # In torch's harness, ranks would share devices, which cannot be leased.
         fixture = getattr(sys.modules.get(_RPC_FIXTURE), "RpcAgentTestFixture", None)
         if fixture is not None and issubclass(test_class, fixture):
             arguments.setdefault("fresh", True)  # A process can use RPC only once (see `core/torch_api.py`).

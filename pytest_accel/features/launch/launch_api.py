@@ -22,6 +22,7 @@ from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import find_program
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.role import loopback_interface
+from pytest_accel.core.units import parse_time
 from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, Job, Launcher
 from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, failed, no_output, timed_out
 from pytest_accel.features.launch.launched_process import LaunchedProcess, ReaperDied
@@ -76,7 +77,7 @@ class Launch:
         launcher: str = "torchrun",
         nproc: int | None = None,
         env: Mapping[str, str | None] | None = None,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
         module: bool = False,
         output: bool = False,
         launcher_args: Sequence[str] = (),
@@ -85,15 +86,15 @@ class Launch:
 
         `script` is a path, or a module's name if `module` is True. A relative path is looked up in the test file's
         folder, then in the working directory. `nproc` is the number of processes; by default one for each device of the
-        test, or 1 if it has none. `env` are environment variables for the processes; None removes one. After `timeout`
-        seconds, all processes are killed. `launcher_args` are extra flags for the launcher.
+        test, or 1 if it has none. `env` are environment variables for the processes; None removes one. After `timeout`,
+        in seconds or as ``"5min"``, all processes are killed. `launcher_args` are extra flags for the launcher.
 
         Raise :class:`LaunchError` for an exit status other than 0, :class:`LaunchTimeout` after the timeout, and
         :class:`NoOutput` if `output` is True and no rank wrote anything. Raise ValueError for an argument that is not
         allowed, and FileNotFoundError if the script does not exist. Skip the test if the launcher is not installed.
         """
         __tracebackhide__ = True
-        chosen = check(launcher, nproc, timeout)
+        chosen, seconds = check(launcher, nproc, timeout)
         count = nproc or (len(self._leased.devices) if chosen.many else 0) or 1
         changes = dict(env or {})
         for name in self._leased.mask_variables:
@@ -134,7 +135,7 @@ class Launch:
             )
             self._free_devices()
             self._record_ranks(count)
-            return run(job, chosen, timeout, output=output)
+            return run(job, chosen, seconds, output=output)
 
 
 def run(job: Job, launcher: Launcher, timeout: float | None, *, output: bool) -> LaunchResult:
@@ -161,8 +162,8 @@ def run(job: Job, launcher: Launcher, timeout: float | None, *, output: bool) ->
     return result
 
 
-def check(launcher: str, nproc: object, timeout: float | None) -> Launcher:
-    """Return the launcher of that name; raise ValueError for an argument that is not allowed."""
+def check(launcher: str, nproc: object, timeout: float | str | None) -> tuple[Launcher, float | None]:
+    """Return the launcher of that name, and the timeout in seconds; raise ValueError for what is not allowed."""
     chosen = LAUNCHERS.get(launcher)
     if chosen is None:
         raise ValueError(f"launch(launcher={launcher!r}): allowed are {', '.join(LAUNCHERS)}")
@@ -170,9 +171,16 @@ def check(launcher: str, nproc: object, timeout: float | None) -> Launcher:
         raise ValueError(f"launch(nproc={nproc!r}): allowed is an int >= 1, or None")
     if isinstance(nproc, int) and nproc > 1 and not chosen.many:
         raise ValueError(f"launch(launcher={launcher!r}, nproc={nproc}): it starts one process; allowed is 1, or None")
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"launch(timeout={timeout!r}): allowed is a number of seconds > 0, or None")
-    return chosen
+    try:
+        seconds = None if timeout is None else parse_time(timeout)
+    except ValueError:
+        seconds = 0
+    if seconds == 0:
+        raise ValueError(
+            f"launch(timeout={timeout!r}): allowed is a time > 0 such as 300 (seconds), '90s', '5min' or '1.5h', "
+            "or None"
+        )
+    return chosen, seconds
 
 
 def missing(launcher: str) -> str | None:

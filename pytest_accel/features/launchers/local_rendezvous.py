@@ -113,7 +113,7 @@ def missing_ranks(process: LauncherEnv, ranks: Sequence[int], timeout: float) ->
     """Return the error for `ranks` that did not connect within `timeout` seconds."""
     return RendezvousError(
         f"{process.launcher} has started {process.size} processes, and {ranks_text(ranks)} did not "
-        f"connect within {timeout:g} s: each process must run pytest with this plugin (with --accel-launcher none, "
+        f"connect within {timeout:g} s: each process must run pytest with this plugin (with --accel-launcher off, "
         "each runs all tests by itself)"
     )
 

@@ -100,7 +100,7 @@ def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezv
             f"{process.launcher} has started {process.size} processes, {process.local_size} of them on this machine, "
             f"and they have no address to meet at: MASTER_ADDR={address!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, "
             "an address of rank 0's machine at which the others reach it, and MASTER_PORT, a free port there "
-            "(with --accel-launcher none, each process runs all tests by itself)"
+            "(with --accel-launcher off, each process runs all tests by itself)"
         )
     try:
         secret = authentication.read_secret(environ)
@@ -115,7 +115,7 @@ def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezv
             f"{process.launcher} has started {process.size} processes on several machines, and rank {process.rank} on "
             f"{platform.node()} has no secret by which they know each other. Export {authentication.VARIABLE} with the "
             f"same value to all of them, or keep one in {authentication.FILE}, a file that only you can read and that "
-            f"the machines share: {authentication.HOW_TO_MAKE_ONE} (with --accel-launcher none, each process runs all "
+            f"the machines share: {authentication.HOW_TO_MAKE_ONE} (with --accel-launcher off, each process runs all "
             "tests by itself)"
         )
     return Rendezvous(address, int(port), secret, None, job)

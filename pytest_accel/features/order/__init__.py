@@ -1,6 +1,6 @@
 """The order in which tests run, chosen so that devices are not idle while tests wait for them.
 
-It gives the order over xdist's workers (``--accel-schedule``), the order in one process (``--accel-reorder``), and the
+It gives the order over xdist's workers (``accel_schedule``), the order in one process (``always``), and the
 times of tests that both need (pytest's cache, ``--accel-durations``, the command ``durations``).
 
 It uses the moments `configure`, `redirected` and `collection_finished`, xdist's hook for schedulers, and a channel of

@@ -29,7 +29,7 @@ def configure(session: AccelSession) -> None:
     if session.settings.durations is not None:
         stored_durations.check_file(config)
         stored_durations.record_times(config)
-    if options.is_distributed(config) and session.settings.schedule == "on" and config.option.dist in _SCHEDULABLE:
+    if options.is_distributed(config) and session.settings.schedule != "off" and config.option.dist in _SCHEDULABLE:
         config.pluginmanager.register(OrderHooks(session), PLUGIN)
 
 
@@ -38,7 +38,7 @@ def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequ
     if session.is_worker:
         return
     stored_durations.record_times(session.config)
-    if session.settings.reorder:
+    if session.settings.schedule == "always":
         items[:] = by_world(items)
 
 

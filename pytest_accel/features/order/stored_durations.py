@@ -15,9 +15,9 @@ from typing import Any, TypeGuard
 import pytest
 
 from pytest_accel.core import whole_file
+from pytest_accel.core.stash_keys import SESSION
 from pytest_accel.core.terminal_lines import write_line
 from pytest_accel.core.truncation import cut_end
-from pytest_accel.settings.options import durations_output, durations_path
 
 NO_DEVICE = "none"
 """The kind under which the times of tests that use no device are stored."""
@@ -143,18 +143,18 @@ def expected(values: Sequence[float]) -> float | None:
 
 def recall(config: pytest.Config) -> Durations:
     """Return the stored times: those of the file of ``--accel-durations``, without this option those of the cache."""
-    return _of_cache(config) if durations_path(config) is None else shared(config)
+    return _of_cache(config) if _path(config) is None else shared(config)
 
 
 def shared(config: pytest.Config) -> Durations:
     """Return the times in the file of ``--accel-durations``, which several jobs can have; empty without this option."""
-    path = durations_path(config)
+    path = _path(config)
     return {} if path is None else seconds(read(path))
 
 
 def check_file(config: pytest.Config) -> None:
     """Raise ``pytest.UsageError`` unless the file of ``--accel-durations`` can be read and written, if it is given."""
-    path = durations_path(config)
+    path = _path(config)
     if path is not None:
         try:
             check(path)
@@ -225,7 +225,7 @@ class _Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        path = durations_output(session.config)
+        path = _output(session.config)
         cache: Any = getattr(session.config, "cache", None)
         if path is not None and not session.config.option.collectonly:
             try:
@@ -234,3 +234,21 @@ class _Recorder:
                 write_line(session.config, f"accel: the times of this session are lost: {error}")
         elif path is None and cache is not None and self._times:
             cache.set(KEY, remember(_of_cache(session.config), self._times))
+
+
+def _path(config: pytest.Config) -> Path | None:
+    """Return the file of ``--accel-durations``; a relative path starts at the folder in which pytest was started."""
+    value = config.stash[SESSION].settings.durations
+    return None if value is None else config.invocation_params.dir / value
+
+
+def _output(config: pytest.Config) -> Path | None:
+    """Return the file to which the session adds its times: that of ``--accel-durations``, or with ``--accel-shard`` one
+    of its own beside it, ``durations.2-of-4.json``.
+
+    If the jobs changed the file that they read, those that start later would divide the tests in another way.
+    """
+    path, shard = _path(config), config.stash[SESSION].settings.shard
+    return (
+        path if path is None or shard is None else path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
+    )

@@ -197,12 +197,12 @@ class Measurement:
 
 
 def about_marks(
-    measurements: Sequence[Measurement], devices: Mapping[str, Device], default_share: int | None
+    measurements: Sequence[Measurement], devices: Mapping[str, Device], default_share: str | None
 ) -> Iterator[str]:
     """Return lines on marks that ask for more than their tests have used.
 
-    `devices` are the devices of the session by id; `default_share` is the number of tests that share a device if their
-    marks have no ``share`` (``--accel-share``).
+    `devices` are the devices of the session by id; `default_share` is the share of tests whose marks have none
+    (``--accel-share``).
     """
     used = [one for one in measurements if one.devices and one.mark is not None]
     counted = [one for one in used if one.peaks]
@@ -229,7 +229,7 @@ def about_marks(
     )
 
 
-def _advise(group: Sequence[Measurement], devices: Mapping[str, Device], default_share: int | None) -> list[str]:
+def _advise(group: Sequence[Measurement], devices: Mapping[str, Device], default_share: str | None) -> list[str]:
     """Return the advice for the tests of one function; empty if there is none, or if the tests differ too much."""
     first = group[0]
     if any((one.mark, one.arguments) != (first.mark, first.arguments) or not one.peaks for one in group):
@@ -251,8 +251,8 @@ def _idle_devices(group: Sequence[Measurement]) -> list[str]:
     if all(one.peak == 0 for one in group):
         if group[0].mark == "devices":
             return [f"{nothing} its devices: it needs no mark `devices`"]
-        fixed = group[0].arguments.keys() & {"device", "devices_per_rank", "backend"}
-        return [f"{nothing} its devices" + ("" if fixed else ": device='cpu'")]
+        fixed = group[0].arguments.keys() & {"kind", "devices_per_rank", "backend"}
+        return [f"{nothing} its devices" + ("" if fixed else ": kind='cpu'")]
     ranks = min(len(one.peaks) for one in group)
     idle = [rank for rank in range(ranks) if all(not any(one.peaks[rank]) for one in group)]
     if not idle:

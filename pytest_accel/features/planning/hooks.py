@@ -1,4 +1,4 @@
-"""Calls of the kernel: the choice of tests, the plan, the census and the advice."""
+"""Calls of the kernel: the choice of tests, the plan and the advice."""
 
 from __future__ import annotations
 
@@ -26,18 +26,12 @@ def start(early_config: pytest.Config, args: list[str]) -> None:
 
 def configure(session: AccelSession) -> None:
     config = session.config
-    if (census := options.output_path(config, options.CENSUS)) is not None:
-        from pytest_accel.features.planning import census_hooks
-
-        census_hooks.register(session, census)
     if session.settings.shard is not None:
         _refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
-    if not session.is_worker:
-        options.wanted_time(config)  # Raises a usage error without a plan.
-        if options.asks_for_plan(config):
-            from pytest_accel.features.planning import plan_command
+    if not session.is_worker and options.plan_request(config) is not None:
+        from pytest_accel.features.planning import plan_command
 
-            config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
+        config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
     if options.asks_for_advice(config):
         from pytest_accel.features.planning import advice
 

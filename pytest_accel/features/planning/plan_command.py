@@ -73,22 +73,22 @@ class PlanHooks:
         shard = self._session.settings.shard
         if shard is not None:
             yield from plan_text.parts(target.parts(shard[1], chosen.workers))
-        limit = options.wanted_time(config)
-        if limit is not None:
+        request = options.plan_request(config)
+        if request is not None and (limit := request.within) is not None:
             targets = list(self._pretended(planned)) or [target]
             yield from plan_text.jobs([one.jobs(limit, requested) for one in targets], limit)
 
     def _pretended(self, planned: Planned) -> Iterator[_Target]:
-        """Yield the machine of ``--accel-plan NxKIND``, and those with half of its devices, a quarter and so on."""
+        """Yield the machine of ``--accel-plan KIND:N``, and those with half of its devices, a quarter and so on."""
         config = self._session.config
-        count, kind = options.planned_machine(config) or (0, "")
+        kind, count = options.planned_machine(config) or ("", 0)
         while count >= 1:
             machine = PretendedMachine(count, kind)
             redirector, finder = Redirector(self._session, machine), MarkFinder(config.stash[OWNERS])
             these = [
                 (item, None if plan is None else redirector.plan(item, finder.find(item))) for item, plan in planned
             ]
-            yield _Target.of(f"{count}x{kind}", these, config, machine)
+            yield _Target.of(f"{kind}:{count}", these, config, machine)
             count //= 2
 
 

@@ -61,7 +61,7 @@ def select(
         chosen = {item for item in items if (meets(redirector.needs(plans[item])) if item in plans else unmarked)}
         _deselect(session.config, items, chosen | wrong)
     # A plan shows all parts.
-    if shard is not None and not options.asks_for_plan(session.config) and not ends:
+    if shard is not None and options.plan_request(session.config) is None and not ends:
         part, parts = shard
         given = session.worker_input
         workers = 1 if given is None else int(given["workercount"])

@@ -1,16 +1,17 @@
-"""The files that are made of records, and the commands ``trace``, ``report`` and ``summary`` that make them."""
+"""The commands on records: ``trace``, ``report`` and ``summary`` make files, ``census`` finds tests that never ran."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
 from pytest_accel.core import whole_file
+from pytest_accel.core.record_events import TestsCounted
 from pytest_accel.features.record.record_file import RecordError, read_record
 from pytest_accel.features.record.timeline import Session, sessions_of
 
@@ -94,4 +95,51 @@ def _make_of_records(kind: OutputKind, arguments: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS = {kind: partial(_make_of_records, kind) for kind in _ABOUT}
+def _take_census(arguments: Sequence[str]) -> int:
+    from pytest_accel.features.record import census_merge
+
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_accel census",
+        description="Check that each test ran in at least one job of a pipeline. The exit status is 1 if one did not.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the files that pytest --accel-record has written")
+    parser.add_argument(
+        "--allow",
+        metavar="FILE",
+        help="the tests that may run in no job: a node id or a pattern with * and ? on each line; # begins a comment",
+    )
+    given = parser.parse_args(arguments)
+    try:
+        jobs = {file: counted_tests(file) for file in given.files}
+        allow = [] if given.allow is None else census_merge.parse_allow(_read(given.allow))
+    except RecordError as error:
+        parser.error(str(error))
+    merged = census_merge.merge(jobs, allow)
+    text = census_merge.text(merged, given.allow)
+    encoding = sys.stdout.encoding
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    return 0 if merged.is_proof else 1
+
+
+def counted_tests(path: str) -> TestsCounted:
+    """Return what became of the tests of the record `path`. Raise :class:`RecordError` if it does not say that."""
+    found = [one.event for one in read_record(path) if isinstance(one.event, TestsCounted)]
+    if not found:
+        raise RecordError(f"{path} does not say what became of each test: its session was killed before it ended")
+    return found[-1]
+
+
+def _read(path: str) -> str:
+    """Return the text of the file of ``--allow``."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path}: must be UTF-8: {error}") from None
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {kind: partial(_make_of_records, kind) for kind in _ABOUT}
+COMMANDS["census"] = _take_census

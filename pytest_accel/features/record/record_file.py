@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -158,8 +159,9 @@ _encode_event = msgspec.json.Encoder().encode
 
 
 def _encode(event: Event) -> bytes:
-    """Return `event` as a JSON object. A ``?`` replaces a character that UTF-8 cannot represent."""
+    """Return `event` as a JSON object. A text such as ``\\udcff`` replaces a character that UTF-8 cannot represent."""
     try:
         return _encode_event(event)
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(event), ensure_ascii=False).encode(errors="replace")
+        text = json.dumps(msgspec.to_builtins(event), ensure_ascii=False)
+        return re.sub("[\ud800-\udfff]", lambda match: f"\\\\u{ord(match[0]):x}", text).encode()

@@ -28,7 +28,8 @@ from pytest_accel.core.record_events import (
 from pytest_accel.core.shims import is_subtest, reason_of_skip, worker_of_starting_test
 from pytest_accel.core.stash_keys import LAUNCHED_RANKS, MARKED, RECORDERS, RETRIED
 from pytest_accel.core.truncation import cut
-from pytest_accel.features.record.commands import Output, OutputKind
+from pytest_accel.features.record import census_hooks
+from pytest_accel.features.record.commands import Output
 from pytest_accel.features.record.failed_subtests import FailedSubtests
 from pytest_accel.features.record.record_file import RecordError, RecordFile
 from pytest_accel.features.record.timeline import Session, sessions_of
@@ -45,32 +46,30 @@ _LONGEST_TEXT = 20_000
 """Characters that the record keeps of a failure, and of a section of captured output: the first and the last."""
 
 
-_OUTPUTS: dict[str, OutputKind] = {options.TRACE: "trace", options.REPORT: "report"}
-
-
 def register(session: AccelSession, *, in_ci: bool) -> None:
     """Register the hooks of this process. Raise ``pytest.UsageError`` for a file that cannot be made.
 
     With `in_ci`, the CI system shows a summary of the session, whether a file was asked for or not.
     """
     config = session.config
+    # A test may change the working directory.
+    record, report = (
+        None if (path := options.output_path(config, option)) is None else os.path.realpath(path)
+        for option in (options.RECORD, options.REPORT)
+    )
     if session.is_worker:
         config.pluginmanager.register(ReportDetails(folders_of(config)))
+        if record is not None:
+            census_hooks.register(session, None)
         return
-    # A test may change the working directory.
-    paths = {
-        option: os.path.realpath(path)
-        for option in options.FROM_RECORD
-        if (path := options.output_path(config, option)) is not None
-    }
-    required = bool(paths)
-    option = next(iter(paths), options.RECORD)  # `options.FROM_RECORD` begins with this one.
-    chosen: list[Output] = []
+    required = record is not None or report is not None
+    option = options.REPORT if record is None else options.RECORD
+    chosen = [] if report is None else [Output("report", report)]
     try:
-        file = RecordFile(paths.pop(options.RECORD, None))
-        for option, path in paths.items():
-            chosen.append(Output(_OUTPUTS[option], path))
-            chosen[-1].check()
+        file = RecordFile(record)
+        for output in chosen:
+            option = options.REPORT
+            output.check()
     except RecordError as error:
         if required:
             raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
@@ -78,6 +77,8 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
         return
     config.stash[RECORDERS] = (file,)
     config.pluginmanager.register(RecordHooks(session, file, chosen, required=required, in_ci=in_ci), "accel-record")
+    if record is not None:
+        census_hooks.register(session, file)
     if not options.is_distributed(config):
         config.pluginmanager.register(ReportDetails(folders_of(config)))
 

@@ -476,7 +476,7 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
 def test_invalid_settings_are_usage_errors() -> None:
     for done, error in (
         (run("--accel", "sim:0"), "sim:0"),
-        (run("--accel", "sim:2", "--accel-devices", "5"), "'5' names no device"),
+        (run("--accel", "sim:2", "--accel-ids", "5"), "'5' names no device"),
         (run("--accel", "sim:missing.toml"), "sim topology missing.toml: cannot be read"),
         (run(PYTEST_ACCEL_TIMEOUT="never"), "environment variable PYTEST_ACCEL_TIMEOUT: must be"),
     ):

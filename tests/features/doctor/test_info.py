@@ -112,9 +112,9 @@ def test_pytest_shows_the_same_table(tmp_path: Path) -> None:
 
 def test_settings_are_read_as_in_pytest() -> None:
     assert [one["id"] for one in read_json(PYTEST_ACCEL="sim:2")["devices"]] == ["sim-0", "sim-1"]
-    few = read_json("--accel", "sim:4", "--accel-devices", "3,0", "--accel-order", "3", PYTEST_ACCEL="sim:2")
+    few = read_json("--accel", "sim:4", "--accel-ids", "3,0", "--accel-order", "3", PYTEST_ACCEL="sim:2")
     assert [one["id"] for one in few["devices"]] == ["sim-3", "sim-0"]
-    assert (few["order"], few["notes"]) == ("3", ["--accel-devices 3,0 leaves 2 of 4"])
+    assert (few["order"], few["notes"]) == ("3", ["--accel-ids 3,0 leaves 2 of 4"])
     masked = read_json("--accel", "sim:3", SIM_VISIBLE_DEVICES="2,0")
     assert [one["id"] for one in masked["devices"]] == ["sim-0", "sim-2"]
     assert (masked["present"], masked["visible"], masked["inherited"]) == (3, 2, {"SIM_VISIBLE_DEVICES": "2,0"})
@@ -228,9 +228,9 @@ def test_concurrent_calls_see_the_holder_and_not_each_other(folder: Path) -> Non
         (["--accel", "gpu"], {}, "--accel 'gpu': allowed are auto, none, cuda,"),
         (["--accel", "sim:none"], {}, "--accel sim:none: allowed are sim:N, with N from 1, and sim:FILE.toml"),
         (
-            ["--accel", "sim:2", "--accel-devices", "2"],
+            ["--accel", "sim:2", "--accel-ids", "2"],
             {},
-            "--accel-devices: '2' names no device; allowed are 0 (sim-0)",
+            "--accel-ids: '2' names no device; allowed are 0 (sim-0)",
         ),
         (["--accel", "sim:2", "--accel-order", "x"], {}, "--accel-order: 'x' names no device"),
         (["--accel-order", ""], {}, "argument --accel-order: must be fastest"),

@@ -234,7 +234,8 @@ def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: 
         ({"nproc": True}, r"nproc=True\): allowed is an int >= 1"),
         ({"nproc": "2"}, r"nproc='2'\): allowed is an int >= 1"),
         ({"launcher": "python", "nproc": 2}, r"nproc=2\): it starts one process; allowed is 1"),
-        ({"timeout": 0}, r"timeout=0\): allowed is a number of seconds > 0"),
+        ({"timeout": 0}, r"timeout=0\): allowed is a time > 0 such as 300 \(seconds\), '90s'"),
+        ({"timeout": "soon"}, r"timeout='soon'\): allowed is a time > 0"),
     ],
 )
 def test_invalid_arguments_are_errors(

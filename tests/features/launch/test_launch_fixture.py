@@ -122,7 +122,7 @@ def test_scripts_on_cpu_slots_run_on_the_slots_cores(
             monkeypatch.delenv("OMP_NUM_THREADS")
             assert launch("cores.py", launcher="python").stdout.split()[-1] == str(len(accel.devices[0].cores))
 
-        @pytest.mark.distributed(1, device="cpu", env={"OMP_NUM_THREADS": "78"})
+        @pytest.mark.distributed(1, kind="cpu", env={"OMP_NUM_THREADS": "78"})
         def test_threads_of_the_mark(launch):
             assert launch("cores.py", launcher="python").stdout.split()[-1] == "78"
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from pytest_accel.features.record.commands import counted_tests
 from tests.background_suite import BackgroundSuite
 from tests.deadline import eventually
 from tests.features.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
@@ -28,13 +28,13 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]
 def test_the_processes_of_torchrun_are_one_session(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", RANKS)
 
-    run = suite.start("--junitxml=report.xml", "--accel-census=census.json", program=PROGRAM).finish()
+    run = suite.start("--junitxml=report.xml", "--accel-record=record.jsonl", program=PROGRAM).finish()
 
     expect_one_session(suite, run, "torchrun")
-    census = json.loads((suite.path / "census.json").read_text())
-    statuses = {test["id"].partition("::")[2]: test["status"] for test in census["tests"]}
+    counted = counted_tests(str(suite.path / "record.jsonl"))
+    statuses = {nodeid.partition("::")[2]: outcome.status.value for nodeid, outcome in counted.tests.items()}
     assert statuses == {**dict.fromkeys(PASSES, "passed"), "test_more": "missing hardware"}
-    assert census["session"]["complete"]
+    assert counted.complete
 
 
 @pytest.mark.long
@@ -141,7 +141,7 @@ def test_detection_of_launchers_can_be_switched_off(suite: BackgroundSuite) -> N
         """,
     )
 
-    run = suite.start("--accel-launcher=none", program=PROGRAM).finish()
+    run = suite.start("--accel-launcher=off", program=PROGRAM).finish()
 
     assert run.ret == 0
     assert (suite.read("rank-0"), suite.read("rank-1")) == ("here", "here")
@@ -200,7 +200,9 @@ def test_spread_runs_device_tests_on_all_launched_processes_in_turn(suite: Backg
         """,
     )
 
-    suite.start("--accel-spread", program=PROGRAM).finish().expect({f"test_turn[{n}]": "PASSED" for n in range(4)})
+    suite.start("--accel-launcher=spread", program=PROGRAM).finish().expect(
+        {f"test_turn[{n}]": "PASSED" for n in range(4)}
+    )
     first, second, third, fourth = (suite.read(f"server-{number}") for number in range(4))
 
     assert first != second

@@ -279,7 +279,7 @@ def test_the_log_shows_why_processes_on_another_machine_do_not_join(
 ) -> None:
     """MASTER_ADDR is the address of an interface that the far machine does not reach, until it gets a route."""
     log, address = suite.temporary / "steps.log", "10.78.0.1"
-    variables = {**RENDEZVOUS, "MASTER_ADDR": address, "PYTEST_ACCEL_LOG": str(log)}
+    variables = {**RENDEZVOUS, "MASTER_ADDR": address, "PYTEST_ACCEL_STEPS": str(log)}
     command = mpirun(two_machines, tmp_path, flavour, variables, size=4)
     two_machines.add_unreachable_address(address)
     suite.write(
@@ -468,7 +468,7 @@ ENDLESS = """
 def test_a_disconnected_machine_is_named_and_ends_the_session(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     # The session ends without the machine, so nothing is retried.
-    session = suite.start("--accel-retry-dead", program=srun(two_machines))
+    session = suite.start("-o", "accel_retry_dead=on", program=srun(two_machines))
     suite.read("rank-0")
     suite.read("rank-1")
 
@@ -488,7 +488,7 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
 ) -> None:
     suite.write("test_it.py", ENDLESS)
     log = suite.temporary / "steps.log"
-    session = suite.start(program=srun(two_machines), environment={"PYTEST_ACCEL_LOG": str(log)})
+    session = suite.start(program=srun(two_machines), environment={"PYTEST_ACCEL_STEPS": str(log)})
     suite.read("rank-0")
     suite.read("rank-1")
 
@@ -603,7 +603,7 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
     )
 
     program = srun(two_machines, private=[str(suite.temporary)])
-    run = suite.start("--accel=sim:4,shared", "--accel-spread", "--accel-wait=20", program=program).finish()
+    run = suite.start("--accel=sim:4,shared", "--accel-launcher=spread", "--accel-wait=20", program=program).finish()
 
     run.expect(
         {

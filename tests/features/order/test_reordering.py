@@ -1,4 +1,4 @@
-"""Tests of ``--accel-reorder``: the order of tests without xdist, which the tests and their fixtures log."""
+"""Tests of ``accel_schedule = always``: the order of tests without xdist, which the tests and their fixtures log."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _test_order(suite: Suite) -> list[str]:
 
 
 def test_tests_of_one_world_run_one_after_the_other(logging_suite: Suite) -> None:
-    run = logging_suite.run("--accel-reorder")
+    run = logging_suite.run("-o", "accel_schedule=always")
     assert run.count() == {"PASSED": 12, "SKIPPED": 2}
     assert _test_order(logging_suite) == [*_ALL * 2, *_PLAIN * 2, *_ONE * 2]
     places = [name.partition("::")[0] for name in run.results if name.endswith(("plain", "missing"))]
@@ -112,14 +112,14 @@ def test_tests_of_one_world_run_one_after_the_other(logging_suite: Suite) -> Non
 
 @pytest.mark.long
 def test_the_ini_file_can_enable_reordering(logging_suite: Suite) -> None:
-    logging_suite.ini("accel_reorder = true")
+    logging_suite.ini("accel_schedule = always")
     assert logging_suite.run("--collect-only", "-q").text.count("test_all") == 4
     assert logging_suite.run("-k", "all or one").ret == 0
     assert _test_order(logging_suite) == [*_ALL * 2, *_ONE * 2]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [(), ("-n1", "--accel-reorder", "--accel-schedule=off")], ids=["none", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-n1", "-o", "accel_schedule=off")], ids=["none", "xdist"])
 def test_without_the_option_and_under_xdist_the_order_is_unchanged(logging_suite: Suite, options: tuple[str]) -> None:
     assert logging_suite.run("test_a.py", *options).count() == {"PASSED": 6, "SKIPPED": 1}
     assert _test_order(logging_suite) == ["all", "plain", "one", "plain in class", "one more", "all again"]

@@ -83,7 +83,7 @@ def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
 @pytest.mark.long
 def test_scheduling_can_be_switched_off(suite: Suite) -> None:
     _write_suite(suite, _MIXED)
-    run = suite.run("-n2", "--accel-schedule=off")
+    run = suite.run("-n2", "-o", "accel_schedule=off")
     assert run.count() == {"PASSED": 12, "SKIPPED": 1}
     assert "scheduling tests via LoadScheduling" in run.text
 

@@ -138,7 +138,7 @@ def test_marks_that_ask_for_more_than_tests_have_used_are_named(fake_suite: Suit
     assert sorted(line.removeprefix(start) for line in lines[:end] if line.startswith(start)) == [
         "test_has_a_mark_in_its_file: its peak is 3 GiB, 3 such tests fit on a device: share=0.333",
         "test_one_rank_of_two: torch has allocated nothing on the devices of rank 1 of 2",
-        "test_ranks: torch has allocated nothing on its devices: device='cpu'",
+        "test_ranks: torch has allocated nothing on its devices: kind='cpu'",
         "test_small: memory='15GiB', and its peak is 2 GiB: memory='4GiB'; "
         "its peak is 2 GiB, 4 such tests fit on a device: share=0.25",
         "test_two_devices: torch has allocated nothing on the last 1 of 2 devices: n=1",

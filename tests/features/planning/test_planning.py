@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.hardware.hypothetical_machine import parse_machine
+from pytest_accel.settings.option_types import ExplainedError, PlanRequest, plan_request
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -106,7 +106,7 @@ def test_the_plan_for_this_machine_runs_no_test(plan_suite: Suite) -> None:
 
 @pytest.mark.long
 def test_the_plan_for_another_machine(plan_suite: Suite) -> None:
-    run = plan_suite.run("--accel-plan=3xcuda", "-n", "5", "--accel=none")
+    run = plan_suite.run("--accel-plan=cuda:3", "-n", "5", "--accel=none")
     assert run.ret == 0
     assert "accel: cuda, 3 devices: 3 x pretended" in run.text
     assert "9 tests to run, 2 skipped:" in run.text
@@ -143,16 +143,32 @@ def test_no_plan_is_shown_without_tests_or_after_an_error_of_the_collection(plan
     assert "accel: plan" not in run.text
 
 
-@pytest.mark.parametrize("value", ["8xabacus", "0xcuda", "cuda", "257xcuda", "xcuda", "8x"])
-def test_an_invalid_machine_is_refused(value: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - The option says what is allowed.
-        parse_machine(value)
+@pytest.mark.parametrize(
+    "value",
+    ["abacus:8", "cuda:0", "cuda", "cuda:257", ":8", "cuda:", "8xcuda", "cuda:8,0s", "5min,90s", "sim:1,cuda:1"],
+)
+def test_an_invalid_machine_or_time_is_refused(value: str) -> None:
+    with pytest.raises(ExplainedError, match=r"^must be nothing .*, got "):
+        plan_request(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("cuda:8", PlanRequest(("cuda", 8))),
+        ("90", PlanRequest(None, 90)),
+        ("rocm:4,1.5h", PlanRequest(("rocm", 4), 5400)),
+        ("10min, sim:256", PlanRequest(("sim", 256), 600)),
+    ],
+)
+def test_a_plan_has_a_machine_a_time_or_both(value: str, expected: PlanRequest) -> None:
+    assert plan_request(value) == expected
 
 
 def test_an_invalid_value_is_a_usage_error(plan_suite: Suite) -> None:
     run = plan_suite.run("--accel-plan", "test_suite.py")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "argument --accel-plan: must be nothing (this machine), or NxKIND such as 8xcuda" in run.errors
+    assert "argument --accel-plan: must be nothing (this machine), KIND:N such as cuda:8, a time such as" in run.errors
     assert "cuda, rocm" in run.errors
     assert "got 'test_suite.py'" in run.errors
 
@@ -171,10 +187,10 @@ def test_durations_of_sessions_without_xdist_are_used(suite: Suite) -> None:
     text = suite.run("--accel-plan", "-k", "one or four or plain").text
     assert "1 of 8 tests never timed: counted as the median of the others, 3.0 s" in text
     assert re.search(r"^ +1 +24\.0 s", text, re.MULTILINE)
-    text = suite.run("--accel-plan", "4xcuda", "-k", "one or four").text
+    text = suite.run("--accel-plan", "cuda:4", "-k", "one or four").text
     assert "7 of 7 tests timed on another kind of device only: counted with those times" in text
     assert re.search(r"^ +1 +21\.0 s", text, re.MULTILINE)
 
 
 def test_help_describes_the_option(suite: Suite) -> None:
-    assert re.search(r"^  --accel-plan\b.*NxKIND", suite.run("--help").text, re.MULTILINE)
+    assert re.search(r"^  --accel-plan\b.*KIND:N", suite.run("--help").text, re.MULTILINE)

@@ -30,7 +30,7 @@ SUITE = """
         pass
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_cpu():
         pass
 
@@ -74,7 +74,7 @@ def test_mark_expressions_match_arguments_that_are_given_by_position(suite: Suit
     suite.write("test_it.py", SUITE + _CLASS)
     found = _selected(suite, "-m", "distributed(world_size=8) or devices(n=2) or distributed(world_size=4)")
     assert found == {"test_two", "test_too_many", "TestFour::test_it"}
-    assert _selected(suite, "-m", "distributed(world_size=2, device='cpu')") == {"test_cpu"}
+    assert _selected(suite, "-m", "distributed(world_size=2, kind='cpu')") == {"test_cpu"}
 
 
 def test_a_condition_combines_with_other_selections_and_with_xdist(suite: Suite) -> None:

@@ -20,7 +20,7 @@ _SUITE = """
     import pytest
 
     RANK = os.environ.get("RANK", "0")
-    in_ranks = pytest.mark.distributed(2, device="cpu")
+    in_ranks = pytest.mark.distributed(2, kind="cpu")
 
     @pytest.fixture(scope="module")
     def shared():

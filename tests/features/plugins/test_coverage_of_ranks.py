@@ -48,7 +48,7 @@ _TESTS = """
     import product
     import pytest
 
-    marked = pytest.mark.distributed(2, device="cpu")
+    marked = pytest.mark.distributed(2, kind="cpu")
     RANKS = [int(os.environ["RANK"])] if "RANK" in os.environ else [0, 1]
 
 
@@ -130,7 +130,7 @@ def test_killed_rank_loses_coverage_of_one_test_and_data_is_appended(suite: Suit
         import product
         import pytest
 
-        marked = pytest.mark.distributed(2, device="cpu")
+        marked = pytest.mark.distributed(2, kind="cpu")
 
 
         @marked
@@ -170,7 +170,7 @@ def test_coverage_without_pytest_cov_measures_ranks_unless_it_is_too_old(pair: P
         import product
         import pytest
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_work(rank):
             assert product.work(rank)
         """,

@@ -39,7 +39,7 @@ _STOPPED = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     def test_passes():
@@ -62,7 +62,7 @@ _DEBUGGED = """
     import pytest
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_debugged(rank, gather):
         value = 40 + rank
         assert gather(value) == [40, 41]  # Break here.
@@ -73,7 +73,7 @@ _ATTACHED = """
     import pytest
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_attached(rank, gather):
         value = 40 + rank
         if rank == 1:

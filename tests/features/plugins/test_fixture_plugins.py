@@ -17,7 +17,7 @@ _HEAD = """
     import pytest
 
     LAST = os.environ.get("RANK", "1") == "1"
-    two = pytest.mark.distributed(2, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
 
 
     def in_ranks():

@@ -15,7 +15,7 @@ _SUITE = """
     import pytest
 
     LAST = os.environ.get("RANK", "1") == "1"
-    two = pytest.mark.distributed(2, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
 
 
     @two

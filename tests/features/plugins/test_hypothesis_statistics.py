@@ -20,7 +20,7 @@ _TESTS = """
 
     settings.register_profile("suite", deadline=None, database=None, max_examples=20)
     settings.load_profile("suite")
-    marked = pytest.mark.distributed(2, device="cpu")
+    marked = pytest.mark.distributed(2, kind="cpu")
 
 
     @marked

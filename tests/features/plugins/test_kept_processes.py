@@ -29,7 +29,7 @@ _WANDB = """
         return {child.pid for child in psutil.Process().children() if "wandb-core" in " ".join(child.cmdline())}
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.parametrize("number", [0, 1])
     def test_logs(tmp_path, number):
         PIDS.update(cores())
@@ -51,7 +51,7 @@ _JOBLIB = """
     import pytest
 
     PIDS = set()
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     def workers():
@@ -85,7 +85,7 @@ _KEEPS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
     PIDS = []
     CODE = "import signal; signal.pause()  # {}"
 
@@ -108,7 +108,7 @@ def test_processes_of_wandb_and_joblib_are_no_leak(suite: Suite, monkeypatch: py
     suite.write("test_joblib.py", _JOBLIB)
     suite.write("test_wandb.py", _WANDB)
     before = _loky_files()
-    run = suite.run("--accel-leaks=fail", "-W", "default")
+    run = suite.run("-o", "accel_leaks=fail", "-W", "default")
     assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_dies": "FAILED"}, run.text
     assert len(run.outcomes()) == 4 + 3
     assert not _loky_files() - before

@@ -91,7 +91,7 @@ _CUSTOM_ITEMS = """
 
 
 def test_doctests_run_in_ranks(suite: Suite) -> None:
-    suite.ini("accel_rules = mod.py: distributed(2, device='cpu')\n    notes.rst: distributed(2, device='cpu')")
+    suite.ini("accel_rules = mod.py: distributed(2, kind='cpu')\n    notes.rst: distributed(2, kind='cpu')")
     suite.write("mod.py", _DOCTESTS)
     suite.write("notes.rst", ">>> import os\n>>> os.environ['WORLD_SIZE']\n'2'\n")
     suite.write("other.py", 'def plain():\n    """\n    >>> __import__("os").environ.get("WORLD_SIZE")\n    """\n')
@@ -117,7 +117,7 @@ def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> No
 
     An item that checks a test file does not have the marks of its tests.
     """
-    suite.ini("accel_rules = sums.lines: distributed(2, device='cpu')")
+    suite.ini("accel_rules = sums.lines: distributed(2, kind='cpu')")
     suite.write("conftest.py", _CUSTOM_ITEMS)
     suite.write("sums.lines", "4=2 + 2\n5=2 + 2\n0=int(__import__('os').environ['RANK'])\n")
     suite.write("plain.lines", "4=2 + 2\n5=2 + 2\n")
@@ -128,7 +128,7 @@ def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> No
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         def test_in_ranks():

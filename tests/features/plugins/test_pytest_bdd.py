@@ -38,7 +38,7 @@ _STEPS = """
     from pytest_bdd import given, parsers, scenario, then, when
 
     LAST = os.environ.get("RANK", "1") == "1"
-    two = pytest.mark.distributed(2, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
 
 
     @two

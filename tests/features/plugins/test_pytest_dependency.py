@@ -16,8 +16,8 @@ _SUITE = """
 
     import pytest
 
-    two = pytest.mark.distributed(2, device="cpu")
-    three = pytest.mark.distributed(3, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
+    three = pytest.mark.distributed(3, kind="cpu")
     depends = pytest.mark.dependency
     LAST = os.environ.get("RANK", "1") == "1"
 
@@ -123,7 +123,7 @@ def test_calling_depends_in_a_rank_fails_unless_the_user_has_set_the_role_of_the
         from conftest import early
         from pytest_dependency import depends
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         @pytest.mark.dependency

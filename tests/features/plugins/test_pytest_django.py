@@ -82,7 +82,7 @@ def test_each_rank_of_each_worker_has_its_own_databases(pair: Pair) -> None:
         from django.db import connections
         from shop.models import Book, Publisher
 
-        two = pytest.mark.distributed(2, device="cpu")
+        two = pytest.mark.distributed(2, kind="cpu")
 
 
         def in_ranks():

@@ -20,7 +20,7 @@ _SUITE = """
     import pytest
 
     LAST = os.environ.get("RANK", "1") == "1"
-    two = pytest.mark.distributed(2, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
 
 
     class Hello(BaseHTTPRequestHandler):
@@ -87,7 +87,7 @@ _IMPORTS = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     def test_without():

@@ -21,7 +21,7 @@ def test_driver_enforces_timeouts_of_pytest_timeout(suite: Suite) -> None:
 
         import pytest
 
-        pytestmark = pytest.mark.distributed(2, device="cpu")
+        pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
         def test_before():

@@ -44,7 +44,7 @@ _SUITE = """
 
     LAST = os.environ.get("RANK", "1") == "1"
     HEIGHT = float(os.environ.get("HEIGHT", "1")) if LAST else 1.0
-    ranks = pytest.mark.distributed(2, device="cpu")
+    ranks = pytest.mark.distributed(2, kind="cpu")
 
 
     @ranks
@@ -162,7 +162,7 @@ _HARVESTED = """
     import pytest
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_in_ranks(results_bag, request):
         results_bag.loss = 0.25
 

@@ -25,7 +25,7 @@ _SUITE = """
     import pytest
     from pytest_html import extras as made
 
-    in_ranks = pytest.mark.distributed(2, device="cpu")
+    in_ranks = pytest.mark.distributed(2, kind="cpu")
 
     @pytest.fixture(scope="session")
     def named(metadata):
@@ -194,7 +194,7 @@ _STREAMED = """
 
     import pytest
 
-    in_ranks = pytest.mark.distributed(2, device="cpu")
+    in_ranks = pytest.mark.distributed(2, kind="cpu")
 
     @in_ranks
     @pytest.mark.parametrize("number", [1, "two"])
@@ -345,7 +345,7 @@ def test_data_that_differs_between_ranks_is_labelled_by_rank(pair: Pair) -> None
             shutil.rmtree("assets")
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_differs(
             rank, metadata, extras, json_metadata, record_xml_attribute, record_testsuite_property
         ):

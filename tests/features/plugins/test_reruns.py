@@ -19,7 +19,7 @@ _SUITE = """
     import pytest
 
     RANK = os.environ.get("RANK", "1")
-    two = pytest.mark.distributed(2, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
     once_more = %s
 
 
@@ -121,7 +121,7 @@ _DYING = """
 
     import pytest
 
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     class Flaky(Exception):

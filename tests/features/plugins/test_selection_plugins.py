@@ -33,7 +33,7 @@ _CONFTEST = """
 _TESTS = """
     import pytest
 
-    in_ranks = pytest.mark.distributed(2, device="cpu")
+    in_ranks = pytest.mark.distributed(2, kind="cpu")
 
 
     @pytest.mark.order(-1)
@@ -75,13 +75,13 @@ _MORE_TESTS = """
     import pytest
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.order(before="test_a.py::test_many", index=1)
     def test_others():
         pass
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.order(after="test_of_nowhere")
     def test_unordered():
         pass
@@ -183,7 +183,7 @@ def test_pytest_randomly_uses_one_seed_in_all_ranks(suite: Suite) -> None:
 
         import pytest
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_draws(gather):
             drawn = gather(random.random())
             assert drawn[0] == drawn[1]

@@ -17,7 +17,7 @@ _CHECKS = """
     from pytest_check import check
 
     LAST = os.environ.get("RANK", "1") == "1"
-    two = pytest.mark.distributed(2, device="cpu")
+    two = pytest.mark.distributed(2, kind="cpu")
     pytestmark = two
 
 
@@ -71,7 +71,7 @@ _SUBTESTS = """
     import pytest
 
     LAST = os.environ.get("RANK", "1") == "1"
-    pytestmark = pytest.mark.distributed(2, device="cpu")
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
 
     def test_one_fails(subtests):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TESTS = '''
     import pytest
 
-    in_ranks = pytest.mark.distributed(2, device="cpu")
+    in_ranks = pytest.mark.distributed(2, kind="cpu")
 
 
     def test_before():
@@ -107,7 +107,7 @@ _COMPARES = """
     DATA = {"name": "a long name that goes on and on", "numbers": list(range(20)), "third": "something that is long"}
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_in_ranks():
         assert DATA == {**DATA, "name": "a short name"}
 

@@ -41,7 +41,7 @@ _TESTS = """
     import pytest
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_in_ranks(rank):
         assert rank < 2
 
@@ -132,7 +132,7 @@ def test_functions_run_once_with_an_unknown_release_of_pytest_benchmark(pair: Pa
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_in_ranks(benchmark, rank):
             import torch.distributed as dist
 
@@ -162,7 +162,7 @@ def test_data_that_a_bridge_cannot_read_while_a_test_runs_is_missing(pair: Pair)
                 raise AttributeError("no text")
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("where", ["in-rank", "in-driver"])
         def test_in_ranks(extras, where):
             extras.append(Unreadable() if where == "in-rank" else "no mapping")

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-pytestmark = pytest.mark.distributed(2, device="cpu")
+pytestmark = pytest.mark.distributed(2, kind="cpu")
 quick = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
 settings.register_profile("suite", deadline=None, database=None, max_examples=50, phases=quick)
 settings.load_profile("suite")

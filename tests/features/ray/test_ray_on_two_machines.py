@@ -99,7 +99,7 @@ def test_tests_run_on_both_machines_with_the_core_verdicts(suite: BackgroundSuit
             assert gather(platform.node()) == ["far-node"] * 2
 
 
-        @pytest.mark.distributed(2, nodes=2, device="cpu")
+        @pytest.mark.distributed(2, nodes=2, kind="cpu")
         def test_both(gather, shared_tmp_path, rank):
             total = torch.ones(1)
             dist.all_reduce(total)

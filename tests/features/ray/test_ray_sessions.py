@@ -104,7 +104,7 @@ def test_verdicts_are_the_same_as_on_one_machine(
     suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", TESTS)
-    result = run(suite, machines, CAUSES, "--accel-log=steps.log")
+    result = run(suite, machines, CAUSES, "--accel-steps=steps.log")
     result.expect(VERDICTS)
     log = (suite.path / "steps.log").read_text()
     for step in (
@@ -256,7 +256,7 @@ def test_a_lost_node_fails_the_test_that_ran_there_or_has_it_retried_on_a_new_no
         assert "ranks 0-1 were lost with the machine" in result.failure("test_endless")
         expect_free_nodes(surroundings)
 
-        session = start(suite, made, "--accel-retry-dead", "test_retried.py")
+        session = start(suite, made, "-o", "accel_retry_dead=on", "test_retried.py")
         for rank in range(2):
             suite.read(f"first-run-{rank}")
         made.add(2)

@@ -1,4 +1,4 @@
-"""Tests of ``--accel-ci``: job summaries and annotations for GitHub Actions, Buildkite and GitLab."""
+"""Tests of ``accel_ci``: job summaries and annotations for GitHub Actions, Buildkite and GitLab."""
 
 from __future__ import annotations
 
@@ -226,7 +226,18 @@ def test_a_full_disk_is_reported_and_fails_no_session(job: CiJob) -> None:
     assert not job.summary.exists()
 
 
-@pytest.mark.parametrize("options", [("--accel-ci=off",), ("--collect-only",), ("--accel-plan",), ("test_plain.py",)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (
+            "-o",
+            "accel_ci=off",
+        ),
+        ("--collect-only",),
+        ("--accel-plan",),
+        ("test_plain.py",),
+    ],
+)
 def test_some_sessions_write_no_summary(job: CiJob, options: tuple[str, ...]) -> None:
     job.suite.write("test_it.py", _PASSING_TEST)
     job.suite.write("test_plain.py", "def test_plain():\n    pass\n")

@@ -143,7 +143,7 @@ def test_the_report_names_workers_and_waiting_tests(suite: BackgroundSuite) -> N
             wait_for("plain")
         """,
     )
-    session = suite.start("-n3", "--dist=loadgroup", "--accel-schedule=off")
+    session = suite.start("-n3", "--dist=loadgroup", "-o", "accel_schedule=off")
     suite.read("at-go")
     suite.read("at-plain")
     plain = r"^  test_it\.py::test_plain \(gw\d, \d+ s, call\)$"

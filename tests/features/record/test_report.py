@@ -96,7 +96,7 @@ _TESTS = """
         pass
 
 
-    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.distributed(2, kind="cpu")
     def test_on_cpu():
         pass
 

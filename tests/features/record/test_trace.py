@@ -1,4 +1,4 @@
-"""Tests of ``--accel-trace``: the trace agrees with the record, and follows the trace event format."""
+"""Tests of ``python -m pytest_accel trace``: the trace agrees with the record, and follows the trace event format."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def _check_threads(events: dict[str, list[dict[str, Any]]]) -> None:
 @needs_torch(2, 8)
 def test_a_trace_has_the_devices_collectives_and_waits_of_a_session(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel-trace=out/trace.json", "--accel-record=record.jsonl", "-n2")
-    assert f"accel: trace of the session: {suite.path}/out/trace.json" in run.text
+    suite.run("--accel-record=record.jsonl", "-n2")
+    assert main(["trace", str(suite.path / "record.jsonl"), "-o", str(suite.path / "out" / "trace.json")]) == 0
     (session,) = sessions_of([read_record(suite.path / "record.jsonl")])
     events = _events(suite.path / "out" / "trace.json")
     _check_threads(events)
@@ -127,7 +127,7 @@ def test_a_trace_names_the_process_group_of_a_collective(suite: Suite) -> None:
         import pytest
 
 
-        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.distributed(2, kind="cpu")
         def test_groups():
             import torch
             import torch.distributed as dist
@@ -139,7 +139,8 @@ def test_a_trace_names_the_process_group_of_a_collective(suite: Suite) -> None:
             dist.destroy_process_group(group)
         """,
     )
-    run = suite.run("--accel-trace=trace.json", "-rP")
+    run = suite.run("--accel-record=record.jsonl", "-rP")
+    assert main(["trace", str(suite.path / "record.jsonl"), "-o", str(suite.path / "trace.json")]) == 0
     (name,) = {*re.findall(r"^new group: (.*)\.$", run.text, re.MULTILINE)}
     events = _events(suite.path / "trace.json")["i"]
     groups = Counter(event["args"]["group"] for event in events if "group" in event["args"])
@@ -193,9 +194,9 @@ def test_without_a_temporary_folder_the_error_names_the_option_that_was_given(su
         """,
     )
     suite.write("test_it.py", "def test_plain(): pass\n")
-    run = suite.run("-p", "no_folder", "--accel-trace=trace.json")
+    run = suite.run("-p", "no_folder", "--accel-report=report.html")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert (
-        "ERROR: --accel-trace: the temporary record of the session cannot be written: "
+        "ERROR: --accel-report: the temporary record of the session cannot be written: "
         "No usable temporary directory found"
     ) in run.errors

@@ -10,12 +10,14 @@ from itertools import groupby
 
 import msgspec
 
+from pytest_accel.core.record_events import DevicesThere, MissingNeed, Outcome, Status, TestsCounted
 from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.units import count_text, format_memory
-from pytest_accel.features.planning.census_file import Census, DevicesThere, MissingNeed, Outcome, Status
 
-Jobs = Mapping[str, Census]
-"""The censuses of a pipeline by the names of their files."""
+Jobs = Mapping[str, TestsCounted]
+"""What became of the tests of each job of a pipeline, by the name of its record."""
+RAN = (Status.FAILED, Status.ERROR, Status.XPASSED, Status.PASSED, Status.XFAILED)
+"""The statuses of a test that was started and has a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def merge(jobs: Jobs, allow: Sequence[AllowedLine] = ()) -> Merged:
     for nodeid, found in _files_without_tests(jobs, outcomes).items():
         outcomes[nodeid] = found
     ran = {
-        nodeid: next(job for job, outcome in found.items() if outcome.status.has_run)
+        nodeid: next(job for job, outcome in found.items() if outcome.status in RAN)
         for nodeid, found in outcomes.items()
-        if any(outcome.status.has_run for outcome in found.values())
+        if any(outcome.status in RAN for outcome in found.values())
     }
     allowed: set[str] = set()
     stale: list[StaleLine] = []
@@ -112,9 +114,8 @@ def text(merged: Merged, allow: str | None) -> str:
 
 
 def _lines(merged: Merged, allow: str | None) -> Iterator[str]:
-    sessions = {name: census.session for name, census in merged.jobs.items()}
-    count = sum(not one.collect_only for one in sessions.values())
-    incomplete = [name for name, one in sessions.items() if not one.complete and not one.collect_only]
+    count = sum(not one.collect_only for one in merged.jobs.values())
+    incomplete = [name for name, one in merged.jobs.items() if not one.complete and not one.collect_only]
     if not merged.tests:
         yield f"no test was collected in {count_text(count, 'job')}"
     elif merged.is_proof:
@@ -153,7 +154,7 @@ def _causes(found: Mapping[str, Outcome], jobs: Jobs) -> tuple[str, ...]:
     reasons = sorted({str(outcome.reason) for outcome in found.values() if outcome.status is Status.SKIPPED})
     deselected = [job for job, outcome in found.items() if outcome.status is Status.DESELECTED]
     not_run = [job for job, outcome in found.items() if outcome.status is Status.NOT_RUN]
-    collected = [job for job in not_run if jobs[job].session.collect_only]
+    collected = [job for job in not_run if jobs[job].collect_only]
     unfinished = [job for job in not_run if job not in collected]
     lines = [
         *_missing_causes(missing),

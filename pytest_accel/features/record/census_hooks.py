@@ -1,13 +1,12 @@
-"""``--accel-census``: record what became of each test of a session. Registered only with this option.
+"""Record what became of each test of a session. Registered only with ``--accel-record``.
 
 The process that collects (under xdist each worker) knows the deselected tests and what a test needs. It hands the list
-of tests to the controller, and adds the need to the report of a test. The controller combines both and writes the file.
+of tests to the controller, and adds the need to the report of a test. The controller records both as one event.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,26 +16,18 @@ import msgspec
 import pytest
 
 from pytest_accel.core.node_refs import NodeRef, reference
+from pytest_accel.core.record_events import DevicesThere, MissingNeed, Outcome, Recorder, Status, TestsCounted
 from pytest_accel.core.shims import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.features.planning import census_file
-from pytest_accel.features.planning.census_file import (
-    DESELECTED,
-    NOT_RUN,
-    Census,
-    CensusedSession,
-    CensusError,
-    DevicesThere,
-    MissingNeed,
-    Outcome,
-    Status,
-)
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.session import AccelSession
 
+NOT_RUN = Outcome(Status.NOT_RUN)
+DESELECTED = Outcome(Status.DESELECTED)
+_STRONGEST_FIRST = tuple(Status)
 _OWN_ID = "accel_census_id"
 """Attribute of a report with the id of its test in the census, if the node id does not identify the test."""
 _CHANNEL = "accel_census"
@@ -53,17 +44,15 @@ _SELECTION = {
 """pytest's options that select tests, by their names in the namespace of options."""
 
 
-def register(session: AccelSession, path: str) -> None:
-    """Register the hooks of this process. Raise ``pytest.UsageError`` if no file can be written to `path`."""
+def register(session: AccelSession, record: Recorder | None) -> None:
+    """Register the hooks of this process. `record` receives the event; None in a worker of xdist."""
     plugins = session.config.pluginmanager
-    if session.worker_input is not None:
+    if record is None:
+        assert session.worker_input is not None
         send = session.worker_input[_CHANNEL].send
         plugins.register(CollectionCensus(session, send), "accel-census-collection")
         return
-    try:
-        recorder = CensusRecorder(session, path)
-    except CensusError as error:
-        raise pytest.UsageError(f"--accel-census: {error}") from None
+    recorder = CensusRecorder(session, record)
     plugins.register(recorder, "accel-census")
     plugins.register(CollectionCensus(session, recorder.collections.add), "accel-census-collection")
 
@@ -177,13 +166,11 @@ class CollectionCensus:
 
 
 class CensusRecorder:
-    """Records the verdicts of a session's tests, and writes the file when the session ends. In the controller only."""
+    """Records the verdicts of a session's tests, all in one event when the session ends. In the controller only."""
 
-    def __init__(self, session: AccelSession, path: str) -> None:
-        """Raise :class:`CensusError` if no file can be written to `path`."""
+    def __init__(self, session: AccelSession, record: Recorder) -> None:
         self._session = session
-        self._path = os.path.realpath(path)  # A test may change the working directory.
-        census_file.check_path(self._path)
+        self._record = record
         self.collections: set[str] = set()
         """The packed :class:`CollectedTests` of all processes that have collected: one, unless workers disagree.
 
@@ -195,12 +182,6 @@ class CensusRecorder:
         """Outcomes of the tests whose last phase has been reported, by the id in their reports."""
         self._running: dict[tuple[object, str], Outcome] = {}
         """Outcomes so far of the tests that have begun, by xdist's worker (None: there is none) and id."""
-        self._error: CensusError | None = None
-        """Error of writing the file; None if there was none."""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionstart(self) -> None:
-        _ = self._session.machine.session  # Raises pytest.UsageError now for settings that do not fit this machine.
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -226,36 +207,19 @@ class CensusRecorder:
             _add(self._verdicts, test, self._running.pop(run))
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if self._session.is_forked_copy:
-            return
-        try:
-            census_file.write(self._path, self._census(int(exitstatus)))
-        except CensusError as error:
-            self._error = error
-            if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        text = f"census of the tests: {self._path}" if self._error is None else f"--accel-census: {self._error}"
-        terminalreporter.write_sep("-", f"accel: {text}", red=self._error is not None)
-
-    def _census(self, exit_status: int) -> Census:
-        config = self._session.config
-        inventory = self._session.machine.session
-        tests = self._tests()
-        session = CensusedSession(
-            kind=inventory.kind if inventory.devices else "none",
-            devices=len(inventory.devices),
-            selection=self._selection(),
-            complete=bool(self.collections)
+    def pytest_sessionfinish(self) -> None:
+        """Record the event. `RecordHooks` reports errors of writing."""
+        config, tests = self._session.config, self._tests()
+        complete = (
+            bool(self.collections)
             and not self._collection_failed
             and not config.getoption("lf", False)  # pytest does not collect the tests that --last-failed leaves out.
-            and all(outcome.status is not Status.NOT_RUN for outcome in tests.values()),
-            collect_only=bool(config.option.collectonly),
-            exit_status=exit_status,
+            and all(outcome.status is not Status.NOT_RUN for outcome in tests.values())
         )
-        return Census(session, tests, self._skipped_files)
+        selection = msgspec.to_builtins(self._selection(), enc_hook=str)
+        self._record(
+            TestsCounted(selection, complete, bool(config.option.collectonly), tests, dict(self._skipped_files))
+        )
 
     def _selection(self) -> dict[str, object]:
         """Return the options that select tests, and the arguments that name some."""
@@ -287,7 +251,7 @@ def _add(outcomes: dict[str, Outcome], nodeid: str, outcome: Outcome) -> None:
 
 def _stronger(one: Outcome, other: Outcome) -> Outcome:
     """Return the outcome that counts of two runs, or phases, of a test."""
-    return other if other.status.strength > one.status.strength else one
+    return min(one, other, key=lambda outcome: _STRONGEST_FIRST.index(outcome.status))
 
 
 def _outcome(report: pytest.TestReport) -> Outcome:

@@ -1,13 +1,15 @@
-"""Tests of ``--accel-census``: the file has the status of each test, also if the session ends early."""
+"""Tests of what a record says of each test: its status, also if the session ends early."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_accel.__main__ import main
+from pytest_accel.core.record_events import DevicesThere, MissingNeed, Status, TestsCounted
+from pytest_accel.features.record.commands import counted_tests
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -113,28 +115,20 @@ _DID_NOT_RUN = {
     "test_removed": "deselected",
     "test_left_out": "deselected",
 }
-_NEED_OF_NINE = {
-    "devices": 9,
-    "world_size": 1,
-    "nodes": 1,
-    "ranks_per_node": 1,
-    "kind": "sim",
-    "memory": 0,
-    "backend": [],
-    "share": 1.0,
-}
+_NEED_OF_NINE = MissingNeed(
+    devices=9, world_size=1, nodes=1, ranks_per_node=1, kind="sim", memory=0, backend=(), share=1.0
+)
 """The need of a test with the mark ``devices(9)``, in a session with simulated devices."""
 
 
-def read_census(suite: Suite, file: str = "census.json") -> dict[str, Any]:
-    """Return the census that a session has written to `file`."""
-    document: dict[str, Any] = json.loads((suite.path / file).read_text())
-    return document
+def read_counted(suite: Suite, file: str = "record.jsonl") -> TestsCounted:
+    """Return what the record `file` of a session says of its tests."""
+    return counted_tests(str(suite.path / file))
 
 
-def statuses(document: dict[str, Any]) -> dict[str, str]:
+def statuses(counted: TestsCounted) -> dict[str, str]:
     """Return the status of each test by its name."""
-    return {test["id"].partition("::")[2]: test["status"] for test in document["tests"]}
+    return {nodeid.partition("::")[2]: outcome.status.value for nodeid, outcome in counted.tests.items()}
 
 
 @pytest.fixture
@@ -151,51 +145,41 @@ def mixed(suite: Suite) -> Suite:
 def test_the_censuses_of_several_jobs_are_combined(
     mixed: Suite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("-k", "not left_out", "-p", "no:randomly", "--accel-census")
+    options = ("-k", "not left_out", "-p", "no:randomly", "--accel-record")
     condition = "devices < 5 or not fits"
-    run = mixed.run("--accel=sim:1", f"--accel-select={condition}", "--accel-shard=1/1", *options, "jobs/one.json")
-    assert f"accel: census of the tests: {mixed.path / 'jobs' / 'one.json'}" in run.text
-    one = read_census(mixed, "jobs/one.json")
+    run = mixed.run("--accel=sim:1", f"--accel-select={condition}", "--accel-shard=1/1", *options, "jobs/one.jsonl")
+    assert f"accel: record of the session: {mixed.path / 'jobs' / 'one.jsonl'}" in run.text
+    one = read_counted(mixed, "jobs/one.jsonl")
     assert statuses(one) == _RAN | _DID_NOT_RUN
-    assert one["session"] == {
-        "kind": "sim",
-        "devices": 1,
-        "selection": {
-            "-k": "not left_out",
-            "--accel-select": condition,
-            "--accel-shard": "1/1",
-            "arguments": [str(mixed.path)],
-        },
-        "complete": True,
-        "collect_only": False,
-        "exit_status": 1,
+    assert one.selection == {
+        "-k": "not left_out",
+        "--accel-select": condition,
+        "--accel-shard": "1/1",
+        "arguments": [str(mixed.path)],
     }
-    tests = {test["id"].partition("::")[2]: test for test in one["tests"]}
-    assert tests["test_ranks[world_size=2]"]["need"] == {
-        **_NEED_OF_NINE,
-        "devices": 4,
-        "world_size": 2,
-        "ranks_per_node": 2,
-        "memory": 1024**3,
-        "backend": ["gloo"],
-    }
-    assert tests["test_ranks[world_size=2]"]["there"] == {"kind": "sim", "devices": 1}
-    assert tests["test_never_runs"]["reason"] == "[NOTRUN] would segfault"
-    assert [file["id"] for file in one["skipped_files"]] == ["test_file.py"]
+    assert one.complete
+    assert not one.collect_only
+    tests = {nodeid.partition("::")[2]: outcome for nodeid, outcome in one.tests.items()}
+    assert tests["test_ranks[world_size=2]"].need == replace(
+        _NEED_OF_NINE, devices=4, world_size=2, ranks_per_node=2, memory=1024**3, backend=("gloo",)
+    )
+    assert tests["test_ranks[world_size=2]"].there == DevicesThere("sim", 1)
+    assert tests["test_never_runs"].reason == "[NOTRUN] would segfault"
+    assert list(one.skipped_files) == ["test_file.py"]
 
     # xdist appends the group to the ids of tests under --dist loadgroup.
-    mixed.run("--accel=none", "-n1", "--dist=loadgroup", *options, "two.json")
-    assert statuses(read_census(mixed, "two.json")) == _RAN | _DID_NOT_RUN
-    assert read_census(mixed, "two.json")["session"]["complete"]
+    mixed.run("--accel=none", "-n1", "--dist=loadgroup", *options, "two.jsonl")
+    assert statuses(read_counted(mixed, "two.jsonl")) == _RAN | _DID_NOT_RUN
+    assert read_counted(mixed, "two.jsonl").complete
 
     monkeypatch.chdir(mixed.path)
     capsys.readouterr()  # Discards the output of the sessions.
-    assert main(["census", "jobs/one.json", "two.json"]) == 1
+    assert main(["census", "jobs/one.jsonl", "two.jsonl"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "10 of 17 tests ran in none of 2 jobs",
         "",
-        "deselected: jobs/one.json, two.json",
+        "deselected: jobs/one.jsonl, two.jsonl",
         "    test_it.py::test_left_out",
         "    test_it.py::test_removed",
         "",
@@ -281,7 +265,7 @@ _FORKED_COPY_ENDS_LAST = """
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish():
         for _ in range(6000 if os.getpid() != ORIGINAL else 0):
-            if os.path.exists("census.json"):
+            if os.path.exists("record.jsonl"):
                 break
             time.sleep(0.01)
 
@@ -295,9 +279,9 @@ _LATER_STATUSES = {"test_last": "not run", "test_nine": "not run"}
 
 @pytest.fixture
 def ending_suite(suite: Suite) -> Suite:
-    """Return a suite with an old census, whose second test ends the session in the way that the variable HOW names."""
+    """Return a suite with an old record, whose second test ends the session in the way that the variable HOW names."""
     suite.write("test_it.py", _TESTS_THAT_END_THE_SESSION)
-    suite.write("census.json", "yesterday")
+    suite.write("record.jsonl", "yesterday")
     return suite
 
 
@@ -321,44 +305,43 @@ def test_a_session_that_ends_early_is_not_complete(
     exit_status: int,
 ) -> None:
     monkeypatch.setenv("HOW", how)
-    assert ending_suite.run("--accel-census=census.json", *options).ret == exit_status
-    document = read_census(ending_suite)
-    assert not document["session"]["complete"]
-    assert document["session"]["exit_status"] == exit_status
-    assert statuses(document) == {"test_first": "passed", "test_ends": status, **_LATER_STATUSES}
+    assert ending_suite.run("--accel-record=record.jsonl", *options).ret == exit_status
+    counted = read_counted(ending_suite)
+    assert not counted.complete
+    assert statuses(counted) == {"test_first": "passed", "test_ends": status, **_LATER_STATUSES}
 
 
 @pytest.mark.long
-def test_a_session_that_cannot_start_leaves_no_census(ending_suite: Suite) -> None:
+def test_a_session_that_cannot_start_leaves_no_record(ending_suite: Suite) -> None:
     ending_suite.write("conftest.py", "raise RuntimeError('broken')\n")
-    assert ending_suite.run("--accel-census=census.json").ret == pytest.ExitCode.USAGE_ERROR
-    assert not (ending_suite.path / "census.json").exists()
+    assert ending_suite.run("--accel-record=record.jsonl").ret == pytest.ExitCode.USAGE_ERROR
+    assert not (ending_suite.path / "record.jsonl").exists()
 
 
 @pytest.mark.long
 def test_an_interrupted_collection_is_not_complete(ending_suite: Suite) -> None:
     ending_suite.write("test_interrupted.py", "raise KeyboardInterrupt\n")
-    assert ending_suite.run("--accel-census=census.json", "test_interrupted.py", "test_it.py").ret == 2
-    document = read_census(ending_suite)
-    assert not document["session"]["complete"]
-    assert document["tests"] == []
+    assert ending_suite.run("--accel-record=record.jsonl", "test_interrupted.py", "test_it.py").ret == 2
+    counted = read_counted(ending_suite)
+    assert not counted.complete
+    assert counted.tests == {}
 
 
 @pytest.mark.long
-def test_a_forked_copy_of_the_session_writes_no_census(ending_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_copy_of_the_session_records_nothing(ending_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     ending_suite.write("conftest.py", _FORKED_COPY_ENDS_LAST)
     monkeypatch.setenv("HOW", "fork")
-    ending_suite.run("--accel-census=census.json")
-    assert statuses(read_census(ending_suite))["test_ends"] == "failed"
+    ending_suite.run("--accel-record=record.jsonl")
+    assert statuses(read_counted(ending_suite))["test_ends"] == "failed"
 
 
 @pytest.mark.long
 def test_a_census_with_a_replaced_worker_is_complete(ending_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOW", "crash")
-    ending_suite.run("--accel-census=census.json", "-n1", "-k", "not last")
-    document = read_census(ending_suite)
-    assert document["session"]["complete"]
-    assert statuses(document) == {
+    ending_suite.run("--accel-record=record.jsonl", "-n1", "-k", "not last")
+    counted = read_counted(ending_suite)
+    assert counted.complete
+    assert statuses(counted) == {
         "test_first": "passed",
         "test_ends": "failed",
         "test_last": "deselected",
@@ -366,32 +349,23 @@ def test_a_census_with_a_replaced_worker_is_complete(ending_suite: Suite, monkey
     }
 
 
-def test_a_census_that_cannot_be_written_fails_the_session(suite: Suite) -> None:
-    suite.write(
-        "test_it.py", "import os\n\n\ndef test_it():\n    os.rename('jobs', 'moved')\n    open('jobs', 'w').close()\n"
-    )
-    run = suite.run("--accel-census=jobs/census.json")
-    assert run.count() == {"PASSED": 1}
-    assert run.ret == pytest.ExitCode.TESTS_FAILED
-    path = suite.path / "jobs" / "census.json"
-    assert f"accel: --accel-census: {path} could not be written: Not a directory" in run.text
-
-
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        pytest.param("folder", "{}/folder is not a regular file", id="folder"),
+        pytest.param("folder", "--accel-record: {}/folder cannot be written: it is not a regular file", id="folder"),
         pytest.param(
-            "test_it.py/a.json", "/a.json cannot be written: the folder {}/test_it.py: File exists", id="path"
+            "test_it.py/a.json", "--accel-record: {}/test_it.py/a.json cannot be written: File exists", id="path"
         ),
-        pytest.param("/dev/null", "/dev/null is not a regular file", id="device", marks=pytest.mark.long),
-        pytest.param(" ", "argument --accel-census: must be the path of a file, got ' '", id="empty"),
+        pytest.param(
+            "/dev/null", "/dev/null cannot be written: it is not a regular file", id="device", marks=pytest.mark.long
+        ),
+        pytest.param(" ", "argument --accel-record: must be the path of a file, got ' '", id="empty"),
     ],
 )
 def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite, path: str, text: str) -> None:
     suite.write("test_it.py", "def test_it():\n    pass\n")
     (suite.path / "folder").mkdir()
-    run = suite.run("--accel-census", path)
+    run = suite.run("--accel-record", path)
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert text.format(suite.path) in run.errors
     assert not run.results
@@ -453,22 +427,22 @@ _MARKED_STATUSES = {
     "options",
     [
         pytest.param(("-n2",), id="load", marks=pytest.mark.long),
-        pytest.param(("-n2", "--dist=worksteal", "--accel-schedule=off"), id="worksteal", marks=pytest.mark.long),
+        pytest.param(("-n2", "--dist=worksteal", "-o", "accel_schedule=off"), id="worksteal", marks=pytest.mark.long),
         pytest.param(("-n2", "--dist=loadscope"), id="loadscope", marks=pytest.mark.long),
-        pytest.param(("--accel-strict", "--accel-reorder"), id="strict", marks=pytest.mark.long),
+        pytest.param(("--accel-strict", "-o", "accel_schedule=always"), id="strict", marks=pytest.mark.long),
         pytest.param(("test_it.py", "test_it.py", "--keep-duplicates"), id="twice", marks=pytest.mark.long),
     ],
 )
 def test_the_statuses_of_marked_tests_do_not_depend_on_the_options(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", _MARKED_TESTS)
-    suite.run("--accel-census=census.json", "--deselect=test_it.py::test_plain[3]", *options)
-    document = read_census(suite)
-    assert statuses(document) == _MARKED_STATUSES
-    assert document["session"]["complete"]
-    assert document["session"]["selection"]["--deselect"] == ["test_it.py::test_plain[3]"]
-    (nine,) = (test for test in document["tests"] if test["status"] == "missing hardware")
-    assert nine["need"] == _NEED_OF_NINE
-    assert nine["there"] == {"kind": "sim", "devices": 4}
+    suite.run("--accel-record=record.jsonl", "--deselect=test_it.py::test_plain[3]", *options)
+    counted = read_counted(suite)
+    assert statuses(counted) == _MARKED_STATUSES
+    assert counted.complete
+    assert counted.selection["--deselect"] == ["test_it.py::test_plain[3]"]
+    (nine,) = (outcome for outcome in counted.tests.values() if outcome.status is Status.MISSING)
+    assert nine.need == _NEED_OF_NINE
+    assert nine.there == DevicesThere("sim", 4)
 
 
 @pytest.mark.long
@@ -508,10 +482,10 @@ def test_runs_of_a_test_in_several_workers_are_distinguished(suite: Suite) -> No
                 Path("first-worker-goes-on").touch()
         """,
     )
-    suite.run("-n2", "--dist=each", "--accel-census=census.json")
-    document = read_census(suite)
-    assert document["session"]["complete"]
-    assert statuses(document) == {"test_it": "passed", "test_next": "passed"}
+    suite.run("-n2", "--dist=each", "--accel-record=record.jsonl")
+    counted = read_counted(suite)
+    assert counted.complete
+    assert statuses(counted) == {"test_it": "passed", "test_next": "passed"}
 
 
 @pytest.mark.long
@@ -529,38 +503,38 @@ def test_the_census_is_incomplete_if_workers_collect_different_tests(suite: Suit
             pass
         """,
     )
-    suite.run("-n2", "--accel-census=census.json")
-    document = read_census(suite)
-    assert not document["session"]["complete"]
-    assert statuses(document) == {f"test_it[{worker}]": "not run" for worker in ("both", "gw0", "gw1")}
+    suite.run("-n2", "--accel-record=record.jsonl")
+    counted = read_counted(suite)
+    assert not counted.complete
+    assert statuses(counted) == {f"test_it[{worker}]": "not run" for worker in ("both", "gw0", "gw1")}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [("--collect-only",), ("--collect-only", "-n2"), ("--setup-plan",)], ids=" ".join)
 def test_tests_that_are_only_collected_have_not_run(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", _MARKED_TESTS)
-    suite.run("--accel-census=census.json", "-k", "plain", *options)
-    document = read_census(suite)
-    assert document["session"]["collect_only"] == ("--collect-only" in options)
-    assert not document["session"]["complete"]
-    assert statuses(document) == {test: "not run" if "plain" in test else "deselected" for test in _MARKED_STATUSES}
+    suite.run("--accel-record=record.jsonl", "-k", "plain", *options)
+    counted = read_counted(suite)
+    assert counted.collect_only == ("--collect-only" in options)
+    assert not counted.complete
+    assert statuses(counted) == {test: "not run" if "plain" in test else "deselected" for test in _MARKED_STATUSES}
 
 
 @pytest.mark.long
 def test_a_file_that_cannot_be_collected_makes_the_census_incomplete(suite: Suite) -> None:
     suite.write("test_it.py", "def test_passes():\n    pass\n\n\ndef test_fails():\n    assert False\n")
     suite.write("test_broken.py", "import not_there\n")
-    suite.run("--accel-census=census.json", "--continue-on-collection-errors")
-    document = read_census(suite)
-    assert statuses(document) == {"test_passes": "passed", "test_fails": "failed"}
-    assert not document["session"]["complete"]
+    suite.run("--accel-record=record.jsonl", "--continue-on-collection-errors")
+    counted = read_counted(suite)
+    assert statuses(counted) == {"test_passes": "passed", "test_fails": "failed"}
+    assert not counted.complete
     (suite.path / "test_broken.py").unlink()
     # With --last-failed, pytest does not collect the tests that have passed.
-    suite.run("--accel-census=census.json", "--last-failed")
-    document = read_census(suite)
-    assert statuses(document) == {"test_fails": "failed"}
-    assert document["session"]["selection"]["--last-failed"]
-    assert not document["session"]["complete"]
+    suite.run("--accel-record=record.jsonl", "--last-failed")
+    counted = read_counted(suite)
+    assert statuses(counted) == {"test_fails": "failed"}
+    assert counted.selection["--last-failed"]
+    assert not counted.complete
 
 
 @pytest.mark.long
@@ -583,6 +557,6 @@ def test_the_last_run_of_a_test_counts(suite: Suite) -> None:
                 pytest.fail("the first time")
         """,
     )
-    run = suite.run("--reruns=1", "--accel-census=census.json")
+    run = suite.run("--reruns=1", "--accel-record=record.jsonl")
     assert run.result("test_second_time") == "RERUN PASSED"
-    assert statuses(read_census(suite)) == {"test_second_time": "passed"}
+    assert statuses(read_counted(suite)) == {"test_second_time": "passed"}

@@ -1,9 +1,7 @@
-"""Tests of ``python -m pytest_accel census``, which compares the censuses of a pipeline's jobs."""
+"""Tests of ``python -m pytest_accel census``, which compares the records of a pipeline's jobs."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -15,19 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.__main__ import main
-from pytest_accel.features.planning import census_file, census_merge
-from pytest_accel.features.planning.census_file import (
-    DESELECTED,
-    NOT_RUN,
-    Census,
-    CensusedSession,
-    CensusError,
+from pytest_accel.core.record_events import (
+    SCHEMA,
     DevicesThere,
     MissingNeed,
     Outcome,
+    SessionFinished,
+    SessionStarted,
     Status,
+    TestsCounted,
 )
-from pytest_accel.features.planning.census_merge import merge, parse_allow
+from pytest_accel.features.record import census_merge
+from pytest_accel.features.record.census_hooks import DESELECTED, NOT_RUN
+from pytest_accel.features.record.census_merge import merge, parse_allow
+from pytest_accel.features.record.record_file import RecordFile, read_record
 
 PASSED = Outcome(Status.PASSED)
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,8 +54,18 @@ def skipped(reason: str) -> Outcome:
 
 def census(
     tests: Mapping[str, Outcome], *, complete: bool = True, collect_only: bool = False, files: Mapping[str, str] = {}
-) -> Census:
-    return Census(CensusedSession("none", 0, {}, complete, collect_only, 0), tests, files)
+) -> TestsCounted:
+    return TestsCounted({}, complete, collect_only, tests, files)
+
+
+def write(path: Path, *counted: TestsCounted) -> None:
+    """Write the record of a session whose tests `counted` describes; without it, that of a session that was killed."""
+    file = RecordFile(str(path))
+    file(SessionStarted(SCHEMA, "1", "1", (), "/"))
+    for one in counted:
+        file(one)
+        file(SessionFinished(0))
+    file.close()
 
 
 Compare = Callable[..., tuple[int, list[str]]]
@@ -67,9 +76,9 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """Provide a function that writes jobs to files, compares them, and returns exit status and lines of output."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*, allow: str | None = None, **jobs: Census) -> tuple[int, list[str]]:
+    def run(*, allow: str | None = None, **jobs: TestsCounted) -> tuple[int, list[str]]:
         for name, job in jobs.items():
-            census_file.write(f"{name}.json", job)
+            write(Path(f"{name}.json"), job)
         arguments = ["census", *(f"{name}.json" for name in jobs)]
         if allow is not None:
             Path("allow.txt").write_text(allow, encoding="utf-8")
@@ -210,53 +219,36 @@ def test_lines_of_allow_whose_tests_ran_or_do_not_exist_are_errors(compare: Comp
     )
 
 
-INVALID = {
-    "no JSON": b"{",
-    "not UTF-8": b'{"a": "\xff"}',
-    "deep": b"[" * 100_000,
-    "other document": b'{"format": 1, "devices": []}',
-    "a list": b"[]",
-    "empty": b"",
-}
-
-
-@pytest.mark.parametrize("content", INVALID.values(), ids=INVALID)
+@pytest.mark.parametrize(
+    "content", [b"{", b"", b'{"document": "pytest-accel census"}\n'], ids=["half", "empty", "other"]
+)
 def test_an_invalid_file_is_named(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     valid, invalid = tmp_path / "good.json", tmp_path / "bad.json"
-    census_file.write(str(valid), census({"a::b": PASSED}))
+    write(valid, census({"a::b": PASSED}))
     invalid.write_bytes(content)
     with pytest.raises(SystemExit) as error:
         main(["census", str(valid), str(invalid)])
     assert error.value.code == 2
-    assert f"error: {invalid}: is no census of --accel-census" in capsys.readouterr().err
+    assert f"error: {invalid}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"format": 2}, "the census has format 2; this release reads 1"),
-        ({"tests": {}}, "Expected `array`, got `object` - at `$.tests`"),
-        ({"tests": ["a"]}, "Expected `object`, got `str` - at `$.tests[0]`"),
-        ({"tests": [{"id": "a", "status": "gone"}]}, "Invalid enum value 'gone' - at `$.tests[0].status`"),
-        ({"tests": [{"id": "a", "status": "missing hardware"}]}, "a test with the status 'missing hardware' must have"),
-        (
-            {"tests": [{"id": "a", "status": "missing hardware", "need": {"devices": "many"}}]},
-            "Expected `int`, got `str` - at `$.tests[0].need.devices`",
-        ),
-        ({"session": {"kind": "cuda", "devices": True}}, "Expected `int`, got `bool` - at `$.session.devices`"),
-    ],
-)
-def test_a_census_with_invalid_values_is_refused(change: dict[str, object], text: str, tmp_path: Path) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(json.dumps({**census_file.as_json(census({})), **change}))
-    with pytest.raises(CensusError) as error:
-        census_file.read(str(path))
-    assert str(error.value).startswith(f"{path}: ")
-    assert text in str(error.value)
+def test_the_record_of_a_session_that_was_killed_is_no_proof(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "killed.jsonl")
+    with pytest.raises(SystemExit) as error:
+        main(["census", str(tmp_path / "killed.jsonl")])
+    assert error.value.code == 2
+    assert "killed.jsonl does not say what became of each test: its session was killed" in capsys.readouterr().err
+
+
+def test_a_test_without_hardware_must_have_a_need(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a test with the status 'missing hardware' must have a need"):
+        Outcome(Status.MISSING)
 
 
 def test_control_and_unencodable_characters_of_ids_are_escaped(tmp_path: Path) -> None:
-    census_file.write(str(tmp_path / "a.json"), census({"é\x1b[2J\udcff::b": skipped("own")}))
+    write(tmp_path / "a.json", census({"é\x1b[2J\udcff::b": skipped("own")}))
     command = [sys.executable, "-m", "pytest_accel", "census", "a.json"]
     environ = {"PATH": "", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
@@ -268,8 +260,8 @@ def test_control_and_unencodable_characters_of_ids_are_escaped(tmp_path: Path) -
     ("arguments", "text"),
     [
         ((), "the following arguments are required: FILE"),
-        (("gone.json",), "error: gone.json: cannot be read: No such file or directory"),
-        ((".",), "error: .: cannot be read: Is a directory"),
+        (("gone.json",), "error: gone.json cannot be read: No such file or directory"),
+        ((".",), "error: . cannot be read: Is a directory"),
         (("a.json", "--allow", "allow.txt"), "error: allow.txt: must be UTF-8: "),
         (("a.json", "--allow", "gone.txt"), "error: gone.txt: cannot be read: No such file or directory"),
     ],
@@ -282,7 +274,7 @@ def test_invalid_arguments_and_unreadable_files_are_usage_errors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    census_file.write("a.json", census({"a::b": PASSED}))
+    write(Path("a.json"), census({"a::b": PASSED}))
     Path("allow.txt").write_bytes(b"\xff")
     with pytest.raises(SystemExit) as error:
         main(["census", *arguments])
@@ -295,12 +287,6 @@ def test_census_must_come_first(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--json", "census"])
     assert error.value.code == 2
     assert "census must be the first argument" in capsys.readouterr().err
-
-
-def test_check_path_removes_the_census_of_an_earlier_session(tmp_path: Path) -> None:
-    (tmp_path / "census.json").write_text("yesterday")
-    census_file.check_path(str(tmp_path / "census.json"))
-    assert list(tmp_path.iterdir()) == []
 
 
 # Surrogates are included: file names that are not UTF-8 contain them.
@@ -319,36 +305,30 @@ THERE = st.builds(DevicesThere, st.sampled_from(["none", "cuda", "sim"]), st.int
 OUTCOMES = st.builds(Outcome, st.sampled_from(sorted(set(Status) - {Status.MISSING}, key=str)), st.none() | IDS) | (
     st.builds(Outcome, st.just(Status.MISSING), IDS, NEEDS, st.none() | THERE)
 )
-CENSUSES = st.builds(
-    Census,
-    st.builds(
-        CensusedSession,
-        kind=st.just("cuda"),
-        devices=st.integers(0, 8),
-        selection=st.just({"-k": "a"}),
-        complete=st.booleans(),
-        collect_only=st.booleans(),
-        exit_status=st.integers(0, 5),
-    ),
+COUNTED = st.builds(
+    TestsCounted,
+    selection=st.just({"-k": "a"}),
+    complete=st.booleans(),
+    collect_only=st.booleans(),
     tests=st.dictionaries(IDS, OUTCOMES, max_size=5),
     skipped_files=st.dictionaries(IDS, IDS, max_size=2),
 )
 
 
-@given(found=CENSUSES)
-def test_a_written_census_is_read_back(found: Census, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(found=COUNTED)
+def test_what_was_recorded_is_read_back(found: TestsCounted, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "roundtrip.json"
-    census_file.write(str(path), found)
-    assert path.read_bytes().isascii()
-    assert census_file.read(str(path)) == found
-    ids = [test["id"] for test in json.loads(path.read_bytes())["tests"]]
-    assert ids == sorted(ids)
+    write(path, found)
+    _, read, _ = (one.event for one in read_record(path))
+    assert isinstance(read, TestsCounted)
+    assert len(read.tests) == len(found.tests)
+    assert [one.status for one in read.tests.values()] == [one.status for one in found.tests.values()]
 
 
-@given(jobs=st.lists(CENSUSES, min_size=1, max_size=4))
-def test_exactly_the_tests_that_ran_in_no_job_are_listed(jobs: list[Census]) -> None:
+@given(jobs=st.lists(COUNTED, min_size=1, max_size=4))
+def test_exactly_the_tests_that_ran_in_no_job_are_listed(jobs: list[TestsCounted]) -> None:
     merged = merge({f"{number}.json": job for number, job in enumerate(jobs)})
-    ran = {nodeid for job in jobs for nodeid, outcome in job.tests.items() if outcome.status.has_run}
+    ran = {nodeid for job in jobs for nodeid, outcome in job.tests.items() if outcome.status in census_merge.RAN}
     known = {nodeid for job in jobs for nodeid in job.tests}
     assert merged.not_run.keys() & known == known - ran
     assert not merged.not_run.keys() & ran
@@ -360,22 +340,3 @@ def test_exactly_the_tests_that_ran_in_no_job_are_listed(jobs: list[Census]) -> 
         allow = parse_allow("\n".join(merged.not_run))
         assert merge(merged.jobs, allow).is_proof
         assert merge(merged.jobs, allow[1:]).is_proof == (len(allow) == 0)
-
-
-@given(data=st.data(), found=CENSUSES)
-def test_a_damaged_census_is_read_or_raises_census_error(
-    data: st.DataObject, found: Census, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Replace one value of the document. Reading it must not raise any other exception than CensusError."""
-    document = census_file.as_json(found)
-    place: Any = document
-    while isinstance(place, (dict, list)) and place:
-        key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
-        if not isinstance(place[key], (dict, list)) or data.draw(st.booleans()):
-            place[key] = data.draw(st.sampled_from([None, True, -1, 1.5, "x", [], {}, [1], {"id": 1}]))
-            break
-        place = place[key]
-    path = tmp_path_factory.getbasetemp() / "damaged.json"
-    path.write_text(json.dumps(document))
-    with contextlib.suppress(CensusError):
-        census_merge.text(merge({"damaged.json": census_file.read(str(path))}), None)
