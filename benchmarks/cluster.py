@@ -107,9 +107,7 @@ def _on_this_machine(folder: Path, effort: Effort) -> list[Figure]:
 def _on_two_machines(effort: Effort) -> list[Figure]:
     """Return the milliseconds per test of two ranks, each in its own network namespace; nothing without root."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets need a short path.
-    suite = suites.write(
-        folder / "two", suites.all_reduce('2, nodes=2, kind="cpu"'), effort.tests, imported=_IMPORTED
-    )
+    suite = suites.write(folder / "two", suites.all_reduce('2, nodes=2, kind="cpu"'), effort.tests, imported=_IMPORTED)
     nodes: list[StartedNode] = []
     arguments = [*PLUGINS, *WITH, "--accel=none"]
     head = f"{machines.ADDRESSES[0]}:{_PORT}"
