@@ -121,8 +121,8 @@ def pytest_load_initial_conftests(
         suite_place.apply_in_worker(early_config)
     elif not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         _record_initial_paths(early_config)
-    log = options.output_path(early_config, options.STEPS)
-    if log is not None or "PYTEST_ACCEL_STEPS" in os.environ:
+    log = options.output_path(early_config, options.LOG)
+    if log is not None or "PYTEST_ACCEL_LOG" in os.environ:
         _start_log(early_config, log)
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         features.call("start", early_config, early_config, args)
@@ -146,7 +146,7 @@ def pytest_load_initial_conftests(
 
 
 def _start_log(early_config: pytest.Config, path: str | None) -> None:
-    """Write the steps of this process to the file of ``--accel-steps``; a rank has begun to do so earlier."""
+    """Write the steps of this process to the file of ``--accel-log``; a rank has begun to do so earlier."""
     from pytest_accel.core import log
 
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):

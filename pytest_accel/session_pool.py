@@ -143,7 +143,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     uncaptured = getattr(option, "capture", None) == "no"
     distributed = is_distributed(config)
     streams = uncaptured and not distributed  # A worker of xdist has no terminal.
-    if settings.logs is not None and not streams:
+    if settings.output is not None and not streams:
         options.append("--capture=tee-sys")  # Captured output is in the log, too, even if the rank dies.
     elif uncaptured and not streams:
         options.append("--capture=fd")
@@ -173,7 +173,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         debug=settings.check_collectives,
         leaks=settings.leaks,
         kept_processes=settings.keep_processes,
-        logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
+        logs=os.path.join(config.invocation_params.dir, settings.output) if settings.output is not None else None,
         streams=streams,
         log_file=log_file_handler(config) is not None,
         shows_logs=shows_logs_of_ranks(config),

@@ -1,4 +1,4 @@
-"""The log of ``--accel-steps FILE``: a line for each step of joining, starting, leasing, forking, running and ending.
+"""The log of ``--accel-log FILE``: a line for each step of joining, starting, leasing, forking, running and ending.
 
 All processes of a session append to the same file: the main process, xdist's workers, fork servers, ranks, and the
 agents in other processes of a launcher and on the machines of a cluster. They find its path in the environment variable
@@ -25,7 +25,7 @@ from pytest_accel.core import whole_file
 if TYPE_CHECKING:
     from pytest_accel.core.record_events import Event
 
-VARIABLE = "PYTEST_ACCEL_STEPS"
+VARIABLE = "PYTEST_ACCEL_LOG"
 """Environment variable with the path of the file. Each machine has a file of its own, unless the folder is shared."""
 
 
@@ -44,7 +44,7 @@ _logger = logging.Logger("pytest")
 
 
 def start_session(config: pytest.Config, path: str | None, *, replace: bool) -> None:
-    """Begin to write the steps of a pytest process, until it ends; `path` is the file of ``--accel-steps``, if given.
+    """Begin to write the steps of a pytest process, until it ends; `path` is the file of ``--accel-log``, if given.
 
     With `replace`, remove an older file of that path. Raise ``pytest.UsageError`` if the file cannot be opened.
 
@@ -63,7 +63,7 @@ def start_session(config: pytest.Config, path: str | None, *, replace: bool) -> 
             whole_file.remove(os.environ[VARIABLE])
         start(os.environ.get("PYTEST_XDIST_WORKER", "main process"))
     except OSError as error:
-        raise pytest.UsageError(f"--accel-steps {os.environ[VARIABLE]}: cannot be opened: {error.strerror}") from None
+        raise pytest.UsageError(f"--accel-log {os.environ[VARIABLE]}: cannot be opened: {error.strerror}") from None
     config.add_cleanup(stop)
     step("pytest starts: %s", " ".join(map(str, config.invocation_params.args)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 HEADING = "===== test: "
-"""Prefix of the line that precedes each test's output in a log of ``--accel-logs``."""
+"""Prefix of the line that precedes each test's output in a log of ``--accel-output``."""
 
 END_OF_CALL = "\0"
 """Text in a file of `terminal_path` after what a rank has written in the setup and the call of a test."""
@@ -14,7 +14,7 @@ UNFINISHED = "\x1e"
 
 
 def kept_log_path(folder: str, world: int, rank: int) -> str:
-    """Return the path of a rank's log in the folder of ``--accel-logs``."""
+    """Return the path of a rank's log in the folder of ``--accel-output``."""
     return os.path.join(folder, f"world-{world}-rank-{rank}.log")
 
 

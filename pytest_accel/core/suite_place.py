@@ -1,7 +1,7 @@
 """The place of a session's suite: rootdir, ini file and arguments, for the other processes of the session.
 
 pytest takes the value of an option that no loaded plugin has registered yet for a path, if it exists. So a process that
-parses ``--accel-logs /tmp/logs`` when the folder has been made finds another rootdir, ini file and conftests than the
+parses ``--accel-output /tmp/logs`` when the folder has been made finds another rootdir, ini file and conftests than the
 first process, in which there was no such folder.
 """
 

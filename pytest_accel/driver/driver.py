@@ -191,7 +191,7 @@ class Driver:
             # pytest has written the test's name without a line end. Only the lines of several ranks begin a new one.
             begins_lines = spec.ranks > 1 and config.pluginmanager.has_plugin("terminalreporter")
             show_output = partial(write_text, config) if begins_lines else _show
-            tails.append(LogTail(inspector, spec.ranks, show_output, kept=self.settings.logs is not None))
+            tails.append(LogTail(inspector, spec.ranks, show_output, kept=self.settings.output is not None))
         return tails
 
     def after(self, following: MarkedTest | None) -> None:

@@ -1,4 +1,4 @@
-"""A rank's log, to which file descriptors 1 and 2 write. The user may keep it (``--accel-logs``)."""
+"""A rank's log, to which file descriptors 1 and 2 write. The user may keep it (``--accel-output``)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _LogStream(io.FileIO):
 
 def _add_problem(kept: str, error: OSError) -> None:
     if not _problems:
-        _problems.append(f"the log {kept} of --accel-logs is incomplete: {error.strerror}")
+        _problems.append(f"the log {kept} of --accel-output is incomplete: {error.strerror}")
 
 
 def redirect(session: SessionSpec, world: int, rank: int) -> None:

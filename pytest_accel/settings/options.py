@@ -35,14 +35,14 @@ SCHEDULE = "accel_schedule"
 PRELOAD = "accel_preload"
 RANK_PLUGINS = "accel_rank_plugins"
 RETRY_DEAD = "accel_retry_dead"
-LOGS = "accel_logs"
+OUTPUT = "accel_output"
 PDB_RANK = "accel_pdb_rank"
 LAUNCHER = "accel_launcher"
 CLUSTER = "accel_cluster"
 INFO = "accel_info"
 PLAN = "accel_plan"
 RECORD = "accel_record"
-STEPS = "accel_steps"
+LOG = "accel_log"
 REPORT = "accel_report"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
@@ -82,7 +82,7 @@ class Settings(NamedTuple):
     """Number of devices for the unmarked tests of each xdist worker; None: all devices, rotated."""
     retry_dead: bool = False
     """True if a test is retried, once, after its world died of a cause outside the test."""
-    logs: str | None = None
+    output: str | None = None
     """Folder in which the output of each rank is kept; None: output is not kept."""
     pdb_rank: int | None = None
     """Rank to debug; None: the first that fails or reaches a breakpoint (rank 0 with ``--trace``)."""
@@ -242,7 +242,7 @@ _OPTIONS: dict[str, _Option] = {
         "retry a test in a new world if its world died of a cause outside the test: out of memory, a device lost, the "
         "fork server lost; the summary lists each",
     ),
-    LOGS: _Option(
+    OUTPUT: _Option(
         "logs",
         "string",
         "the path of a folder",
@@ -316,7 +316,7 @@ _OPTIONS: dict[str, _Option] = {
         "string",
         "ray or ray:HOST:PORT",
         option_types.cluster,
-        "run the tests that need devices or several nodes on a Ray cluster: the one of this machine (ray), or the one "
+        "run the tests that need devices or several machines on a Ray cluster: this machine's (ray), or the one "
         "whose head listens at HOST:PORT (needs Ray: pytest-accel[ray])",
         "CLUSTER",
     ),
@@ -366,9 +366,9 @@ FILES = {
     "(needs Bokeh: pytest-accel[report])",
 }
 """The options with the path of a file to write, and their help."""
-_STEPS_HELP = (
+_LOG_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
-    "PYTEST_ACCEL_STEPS does the same for agents on other machines"
+    "PYTEST_ACCEL_LOG does the same for agents on other machines"
 )
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
@@ -377,7 +377,7 @@ _WITHOUT_FLAG = (
     *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES),
 )
 """Settings without a command line option of their own: they describe a suite or its CI (``-o accel_leaks=fail``)."""
-_REPORTING = (LOGS, CHECK_COLLECTIVES, PDB_RANK)
+_REPORTING = (OUTPUT, CHECK_COLLECTIVES, PDB_RANK)
 """Settings whose options are in the second group of the help."""
 
 
@@ -438,7 +438,7 @@ def add_options(parser: pytest.Parser) -> None:
         "within it",
     )
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
-    for option, help_text in {**FILES, STEPS: _STEPS_HELP}.items():
+    for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
         reports.addoption(
             flag(option),
             dest=option,

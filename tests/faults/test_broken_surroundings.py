@@ -139,16 +139,17 @@ def test_logs_on_a_full_disk_change_no_verdict_and_are_named(suite: BackgroundSu
         """,
     )
     mounted = ("sh", "-c", 'mount -t tmpfs -o size=64k tmpfs small && exec "$@"', "sh")
-    run = suite.start("--accel-logs=small", program=(*in_namespace("--mount"), *mounted, *PYTEST)).finish()
+    run = suite.start("--accel-output=small", program=(*in_namespace("--mount"), *mounted, *PYTEST)).finish()
     run.expect({"test_much": "PASSED", "test_next": "FAILED"})
     assert "the output of test_next" in run.failure("test_next")
-    log = rf"the log {suite.path}/small/world-\d+-rank-1\.log of --accel-logs is incomplete: No space left on device"
+    log = rf"the log {suite.path}/small/world-\d+-rank-1\.log of --accel-output is incomplete: No space left on device"
     assert re.search(log, run.text)
 
 
 @pytest.mark.long
 def test_logs_in_a_folder_that_cannot_be_made_change_no_verdict_and_are_named(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(2)\ndef test_passes(): print('printed')\n")
-    run = suite.run("--accel-logs=test_it.py/logs")
+    run = suite.run("--accel-output=test_it.py/logs")
     run.expect({"test_passes": "PASSED"})
-    assert re.search(r"the log \S+/logs/world-\d+-rank-0\.log of --accel-logs is incomplete: Not a directory", run.text)
+    name = r"\S+/logs/world-\d+-rank-0\.log"
+    assert re.search(rf"the log {name} of --accel-output is incomplete: Not a directory", run.text)

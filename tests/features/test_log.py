@@ -1,4 +1,4 @@
-"""Tests of ``--accel-steps``: the steps of all processes of a session in one file."""
+"""Tests of ``--accel-log``: the steps of all processes of a session in one file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def in_order(steps: list[str], *beginnings: str) -> bool:
 def test_the_log_has_the_steps_of_workers_fork_servers_and_ranks(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     suite.write("steps.log", "an older file")
-    run = suite.run("-n1", "--accel-steps=steps.log")
+    run = suite.run("-n1", "--accel-log=steps.log")
     run.expect({"test_ranks": "PASSED", "test_unmarked": "PASSED"})
 
     steps = steps_by_role(suite.path / "steps.log")
@@ -77,7 +77,7 @@ def test_the_variable_adds_the_steps_of_launched_processes_that_join(suite: Back
     suite.write("test_it.py", _TESTS)
     log = suite.temporary / "steps.log"
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest")
-    suite.start(program=torchrun, environment={"PYTEST_ACCEL_STEPS": str(log)}).finish().expect(
+    suite.start(program=torchrun, environment={"PYTEST_ACCEL_LOG": str(log)}).finish().expect(
         {"test_ranks": "PASSED", "test_unmarked": "PASSED"}
     )
     steps = steps_by_role(log)
@@ -102,18 +102,18 @@ def test_the_variable_adds_the_steps_of_launched_processes_that_join(suite: Back
 
 def test_a_log_that_cannot_be_opened_is_a_usage_error(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel-steps=absent/steps.log")
+    run = suite.run("--accel-log=absent/steps.log")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     path = suite.path / "absent" / "steps.log"
-    assert f"--accel-steps {path}: cannot be opened: No such file or directory" in run.text
+    assert f"--accel-log {path}: cannot be opened: No such file or directory" in run.text
 
 
 def test_a_log_that_only_some_processes_can_open_fails_no_test(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     absent = suite.path / "absent" / "steps.log"
     # As on another machine, which has another path.
-    suite.write("conftest.py", f"import os\nos.environ['PYTEST_ACCEL_STEPS'] = {str(absent)!r}\n")
-    run = suite.run("--accel-steps=steps.log")
+    suite.write("conftest.py", f"import os\nos.environ['PYTEST_ACCEL_LOG'] = {str(absent)!r}\n")
+    run = suite.run("--accel-log=steps.log")
     run.expect({"test_ranks": "PASSED", "test_unmarked": "PASSED"})
     note = f"the log has no steps of processes on {platform.node()}: {absent} cannot be opened: No such file"
     assert note in " ".join(run.text.split())

@@ -220,7 +220,7 @@ def test_live_logs_and_fixtures_of_ranks_are_shown_while_the_test_runs(suite: Su
     """The ranks' test waits for a file that is created only after its records were read."""
     suite.write("test_it.py", _LIVE)
     (suite.path / "pytest.ini").write_text("[pytest]\naccel = sim:2\nlog_cli_format = %(levelname)s %(message)s\n")
-    options = ("--log-cli-level=INFO", "--setup-show", f"--accel-logs={suite.path / 'logs'}")
+    options = ("--log-cli-level=INFO", "--setup-show", f"--accel-output={suite.path / 'logs'}")
     command = [sys.executable, "-m", "pytest", "-p", "accel", *options]
     text = ""
     with subprocess.Popen(command, cwd=suite.path, stdout=subprocess.PIPE, text=True) as process:

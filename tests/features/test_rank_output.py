@@ -169,7 +169,7 @@ def test_logs_of_ranks_are_kept(suite: Suite) -> None:
         "import os, pytest\n@pytest.mark.distributed(2, kind='cpu')\n"
         + "def test_die(rank):\n    print('last words')\n    if rank:\n        os._exit(3)\n",
     )
-    run = suite.run("--accel-logs", "logs", "-k", "no_end or die or alone")
+    run = suite.run("--accel-output", "logs", "-k", "no_end or die or alone")
     assert "1 failed, 2 passed" in run.text
     logs = suite.path / "logs"
     texts = {path.name: path.read_text() for path in logs.iterdir()}
@@ -191,7 +191,7 @@ def test_logs_of_ranks_are_kept(suite: Suite) -> None:
 @pytest.mark.long
 def test_logs_of_ranks_are_kept_while_output_is_also_shown(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
-    run = suite.run("-s", f"--accel-logs={suite.path / 'logs'}", "-k", "no_end or alone")
+    run = suite.run("-s", f"--accel-output={suite.path / 'logs'}", "-k", "no_end or alone")
     assert "[rank 1] from write, unfinished\n" in run.text
     assert "===== test: " not in run.text
     texts = [path.read_text() for path in (suite.path / "logs").iterdir()]

@@ -675,7 +675,7 @@ def test_no_file_is_opened_without_an_encoding(suite: Suite, monkeypatch: pytest
             assert gather(rank) == [0, 1]
         """,
     )
-    run = suite.run("--accel-record=record.jsonl", "--accel-logs=logs")
+    run = suite.run("--accel-record=record.jsonl", "--accel-output=logs")
     run.expect({"test_device": "PASSED", "test_two": "PASSED"})
     assert "EncodingWarning" not in run.text
 

@@ -48,7 +48,7 @@ def test_a_path_that_a_session_makes_does_not_change_its_rootdir(
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:doctest")
     suite.write("test_it.py", TESTS)
     suite.write("conftest.py", CONFTEST)
-    run = suite.run(*args, "--accel-logs", str(tmp_path / "outside" / "logs"))
+    run = suite.run(*args, "--accel-output", str(tmp_path / "outside" / "logs"))
     run.expect({"test_ranks": "PASSED", "test_plain": "PASSED"})
     assert set(run.results) == {"test_it.py::test_ranks", "test_it.py::test_plain"}
     assert os.listdir(tmp_path / "outside" / "logs")

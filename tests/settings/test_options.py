@@ -43,7 +43,7 @@ WITHOUT_FLAG = [
 MOST_OPTIONS = 24  # More are a wall. Settings that describe a suite or its CI need no option.
 OLD_OPTIONS = (
     *("devices", "debug", "per-worker", "retry-dead", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
-    *("within", "log", "trace", "census"),
+    *("within", "logs", "trace", "census"),
 )
 KINDS = ", ".join(kinds())
 REQUIRE = f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {KINDS}"
@@ -64,7 +64,7 @@ GOOD = [
     ("accel_require", "cuda:4", "require", (("cuda", 4),)),
     ("accel_require", "cuda:4, cpu:2", "require", (("cuda", 4), ("cpu", 2))),
     ("accel_pdb_rank", "1", "pdb_rank", 1),
-    ("accel_logs", "some/logs", "logs", "some/logs"),
+    ("accel_output", "some/logs", "output", "some/logs"),
     ("accel_leaks", "fail", "leaks", "fail"),
     ("accel_schedule", "always", "schedule", "always"),
     ("accel_launcher", "spread", "launcher", "spread"),

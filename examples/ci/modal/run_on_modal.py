@@ -9,7 +9,7 @@ import modal
 GPU = "L4:2"
 PYTEST = (
     "python -m pytest -n 4 --accel-require cuda:2 --accel-strict "
-    "--accel-durations=/results/accel-durations.json --accel-logs=/results/accel-logs"
+    "--accel-durations=/results/accel-durations.json --accel-output=/results/accel-output"
 )
 
 image = (

@@ -6,7 +6,7 @@ launched process runs the whole session, was rejected: one dead rank would end a
 
 How a session starts: `core/launcher_env.py` reads the launcher's variables. `launched_session.enter` decides whether
 the processes are one session, and whether they meet over TCP (several machines) or a Unix socket. Each process writes
-what it waits for to the log of ``--accel-steps``. Both ways of meeting have a timeout, after which an error names the
+what it waits for to the log of ``--accel-log``. Both ways of meeting have a timeout, after which an error names the
 missing ranks.
 
 The conversations, each of frozen structs (`core/struct_messages.py`):

@@ -279,7 +279,7 @@ def test_the_log_shows_why_processes_on_another_machine_do_not_join(
 ) -> None:
     """MASTER_ADDR is the address of an interface that the far machine does not reach, until it gets a route."""
     log, address = suite.temporary / "steps.log", "10.78.0.1"
-    variables = {**RENDEZVOUS, "MASTER_ADDR": address, "PYTEST_ACCEL_STEPS": str(log)}
+    variables = {**RENDEZVOUS, "MASTER_ADDR": address, "PYTEST_ACCEL_LOG": str(log)}
     command = mpirun(two_machines, tmp_path, flavour, variables, size=4)
     two_machines.add_unreachable_address(address)
     suite.write(
@@ -488,7 +488,7 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
 ) -> None:
     suite.write("test_it.py", ENDLESS)
     log = suite.temporary / "steps.log"
-    session = suite.start(program=srun(two_machines), environment={"PYTEST_ACCEL_STEPS": str(log)})
+    session = suite.start(program=srun(two_machines), environment={"PYTEST_ACCEL_LOG": str(log)})
     suite.read("rank-0")
     suite.read("rank-1")
 

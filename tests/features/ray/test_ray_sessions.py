@@ -104,7 +104,7 @@ def test_verdicts_are_the_same_as_on_one_machine(
     suite: BackgroundSuite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", TESTS)
-    result = run(suite, machines, CAUSES, "--accel-steps=steps.log")
+    result = run(suite, machines, CAUSES, "--accel-log=steps.log")
     result.expect(VERDICTS)
     log = (suite.path / "steps.log").read_text()
     for step in (
