@@ -243,7 +243,7 @@ _OPTIONS: dict[str, _Option] = {
         "fork server lost; the summary lists each",
     ),
     OUTPUT: _Option(
-        "logs",
+        "output",
         "string",
         "the path of a folder",
         option_types.text,
