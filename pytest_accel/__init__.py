@@ -19,6 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_accel.core.device import Device, MaskError, Vendor
     from pytest_accel.core.stash_keys import is_rank
+    from pytest_accel.features.faults.announcements import Faults
     from pytest_accel.features.launch.launch_api import Launch
     from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, NoOutput
     from pytest_accel.features.record.record_file import Recorded, RecordError, read_record
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Accel",
     "Device",
+    "Faults",
     "Gather",
     "HealthVendor",
     "Launch",
@@ -68,6 +70,7 @@ _HOMES = {
     "core.stash_keys": ("is_rank",),
     "fixtures": ("Accel", "Gather", "MakeMesh"),
     "hardware.health": ("HealthVendor",),
+    "features.faults.announcements": ("Faults",),
     "features.launch.launch_api": ("Launch",),
     "features.launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"),
     "features.record.record_file": ("RecordError", "Recorded", "read_record"),

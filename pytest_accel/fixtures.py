@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from pytest_accel.core.device import Device
+    from pytest_accel.features.faults.announcements import Faults
     from pytest_accel.features.launch.launch_api import Launch
     from pytest_accel.rank.context import RankContext
 
@@ -259,6 +260,13 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
     made: Launch = features.call_one("make_launch", request.config, request, tmp_path_factory)
+    return made
+
+
+@pytest.fixture
+def faults(request: pytest.FixtureRequest) -> Faults:
+    """Return an object that announces how ranks of this test end on purpose; see `Faults`."""
+    made: Faults = features.call_one("make_faults", request.config, _rank_context(request))
     return made
 
 

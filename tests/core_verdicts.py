@@ -56,6 +56,20 @@ TESTS = """
         dist.barrier()
 
 
+    @distributed(2)
+    def test_ends_as_announced(faults, rank):
+        faults.expect_exit(1, signal="SIGKILL")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+    @distributed(2)
+    def test_ends_otherwise_than_announced(faults, rank):
+        faults.expect_exit(1, status=3)
+        if rank == 1:
+            os._exit(0)
+
+
     @distributed(2, timeout=3)
     def test_hangs_on_one_rank(rank):
         if rank == 1:
@@ -138,6 +152,8 @@ VERDICTS = {  # With the causes that a session with the option `CAUSES` reports.
     "test_fails_on_one_rank": "FAILED failed: AssertionError; rank 1",
     "test_exits_on_one_rank": "FAILED died: status 0; rank 1",
     "test_killed_on_one_rank": "FAILED died: SIGKILL; rank 0",
+    "test_ends_as_announced": "PASSED",
+    "test_ends_otherwise_than_announced": "FAILED died: status 0; rank 1",
     "test_hangs_on_one_rank": "FAILED hung: phase timeout; rank 1",
     "test_skipped_by_one_rank": "FAILED disagreed: skip",
     "test_part_skipped_by_one_rank": "SUBFAILED FAILED" if pytest.version_tuple >= (9,) else "FAILED",

@@ -117,6 +117,42 @@ class PhaseReport(Struct, frozen=True):
     at: float
     exception: ExceptionSketch | None = None
     collectives: tuple[CollectiveCall, ...] = ()
+    device_error: str = ""
+    """First line of the error of a device with which the phase has failed; empty if it has not failed with one."""
+
+
+class EndKind(Enum):
+    """The kinds of ends that a test can announce."""
+
+    EXIT = "exit"
+    """The process of a rank ends."""
+    HANG = "hang"
+    """A rank does not finish the call."""
+    DEVICE_ERROR = "device error"
+    """The call fails on a rank with an error of a device."""
+    UNEVEN_COLLECTIVES = "uneven collectives"
+    """The ranks issue different numbers of collectives."""
+
+
+class ExpectedEnd(Struct, frozen=True):
+    """An end of a rank, or of a test, that would be a failure if the test had not announced it."""
+
+    kind: EndKind
+    rank: int | None = None
+    """The rank that ends so; None for an end of the whole test."""
+    status: int | None = None
+    """For `EXIT`: exit code, or the negative number of the signal."""
+    after: float = 0.0
+    """For `HANG`: seconds for which the rank still runs when the others have finished the call."""
+    text: str = ""
+    """For `DEVICE_ERROR`: a part of the error's text."""
+
+
+class EndsExpected(Struct, frozen=True):
+    """The running call may end like this. A rank sends it in the call, and all ranks send the same."""
+
+    serial: int
+    ends: tuple[ExpectedEnd, ...]
 
 
 class TerminalRequest(Struct, frozen=True):

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.rank_messages import Collected, Finished, PhaseReport, When
+from pytest_accel.core.rank_messages import Collected, ExpectedEnd, Finished, PhaseReport, When
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
@@ -32,6 +32,8 @@ class HangCause(Enum):
     """Another rank had failed or ended, and this one did not finish the test in its grace time."""
     DEADLOCK = "deadlock"
     """The rank stood in a collective that can never complete; see `diagnostics.deadlock`."""
+    EXPECTED = "expected"
+    """The rank did not finish the call, as all ranks have announced."""
 
 
 class RankEvent(NamedTuple):
@@ -82,6 +84,8 @@ class RankOutcome(NamedTuple):
     """Why the rank counts as hung; None: it does not hang."""
     span: tuple[float, float] = (0.0, 0.0)
     """For a rank that ended without a report: start and end of its phase, in seconds since the epoch."""
+    expected: bool = False
+    """True if the rank has ended as all ranks have announced; see `verdict.expected_ends`."""
 
     @property
     def secondary(self) -> bool:
@@ -102,6 +106,8 @@ class RankState:
     """Set if the test is not sent to the rank, because it or another rank cannot run it."""
     end: RankOutcome | None = None
     """Set when the rank will send nothing more, in any phase."""
+    announced: tuple[ExpectedEnd, ...] = ()
+    """The ends that the rank has announced in the call of the test."""
 
     @property
     def done(self) -> bool:
@@ -117,6 +123,7 @@ class RankState:
         """Reset the state for the next test."""
         self.reports.clear()
         self.finished = self.collected = self.not_run = None
+        self.announced = ()
 
     def forget_reports(self, when: When) -> None:
         """Forget the reports of phase `when` and of those after it: the rank has not passed them after all."""

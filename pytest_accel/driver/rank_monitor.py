@@ -12,6 +12,7 @@ from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
     CannotRun,
     Collected,
+    EndsExpected,
     ExitRequest,
     ExtraReport,
     Finished,
@@ -176,6 +177,9 @@ class RankMonitor:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self.serial:
             self._extras.append((rank.rank, message))
+        elif isinstance(message, EndsExpected):
+            if message.serial == self.serial and rank.phase == "call":
+                rank.announced += message.ends
         elif isinstance(message, TerminalRequest):
             self._debugger.ask(rank.rank, message.method)
         elif isinstance(message, TerminalReturned):
@@ -233,11 +237,13 @@ class RankMonitor:
         """
         phases = {rank.rank: rank.phase for rank in pending}
         # Native frames take seconds to collect. They are not needed if the cause is known.
-        known = hang.cause is HangCause.DEADLOCK or any(rank.end is not None or rank.has_failed for rank in self.ranks)
+        known = hang.cause in (HangCause.DEADLOCK, HangCause.EXPECTED) or any(
+            rank.end is not None or rank.has_failed for rank in self.ranks
+        )
         stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=not known)
         for rank in pending:
             phase = phases[rank.rank]
-            if hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK):
+            if hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK, HangCause.EXPECTED):
                 self._drain(rank)
                 if rank.done or rank.phase != phase:
                     continue

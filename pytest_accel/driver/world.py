@@ -14,6 +14,7 @@ from pytest_accel.core.rank_messages import (
     Collected,
     CollectFile,
     ExitRequest,
+    ExpectedEnd,
     ExtraReport,
     Finished,
     Location,
@@ -35,6 +36,7 @@ from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.pool_messages import WorldGrant
+from pytest_accel.verdict import expected_ends
 from pytest_accel.verdict.sentences import COULD_RUN
 
 _INTERVAL = 0.2
@@ -269,7 +271,24 @@ class World:
 
     @property
     def _any_failed_or_ended(self) -> bool:
-        return any(rank.end is not None or rank.has_failed for rank in self._ranks)
+        return any(rank.end is not None or rank.has_failed for rank in self._unexpected)
+
+    @property
+    def announced(self) -> list[tuple[ExpectedEnd, ...]]:
+        """The ends that each rank has announced in the current test."""
+        return [rank.announced for rank in self._ranks]
+
+    @property
+    def _unexpected(self) -> list[RankConnection]:
+        """The ranks without those whose call has ended as all ranks have announced: nobody waits for these in vain."""
+        ends = expected_ends.agreed(self.announced)
+        if not ends:
+            return self._ranks
+        return [
+            rank
+            for rank in self._ranks
+            if not (rank.settled("call") and expected_ends.is_expected(rank.outcome("call"), ends))
+        ]
 
     @property
     def _any_held_long(self) -> bool:
@@ -287,6 +306,10 @@ class World:
         began = max(beginning(when, self._ranks, self._monitor.began_of(when)), self._debugger.ended)
         deadline = limit.deadline(began)
         spent = self._grace()
+        timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
+        if when == "call" and spent.end == math.inf and (hang := self._announced_hang(pending)) is not None:
+            spent = hang
+            timed_out = Hang(HangCause.EXPECTED, hang.seconds) if hang.end < deadline else timed_out
         end = min(deadline, spent.end)
         interval = self._show_output()
         looked = monotonic()
@@ -295,13 +318,21 @@ class World:
             return
         self._show_if_quiet(when, began, limit.timeout)
         if looked >= end:
-            timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
         elif spent.end < math.inf:
             self._extend_grace(looked)
-        elif not self._any_failed_or_ended and self._deadlock.finds(deadline):
+        elif not self._any_failed_or_ended and not any(self.announced) and self._deadlock.finds(deadline):
             unfinished = [rank for rank in self._ranks if not rank.done]
             self._monitor.record_hung(unfinished, Hang(HangCause.DEADLOCK, 0.0, when))
+
+    def _announced_hang(self, pending: Sequence[RankConnection]) -> Grace | None:
+        """Return the time after which the ranks `pending` have hung as announced; None if they are not to hang."""
+        ends = expected_ends.agreed(self.announced)
+        seconds = expected_ends.hang_time([rank.rank for rank in pending], ends)
+        if seconds is None:
+            return None
+        since = max(rank.outcome("call").at for rank in self._ranks if rank not in pending)
+        return Grace(since + seconds + self._held_up + PAUSES.since(since), seconds)
 
     def _show_output(self) -> float:
         """Pass on the next output and logs of the ranks if that is due; return the seconds until it is due again."""
@@ -364,7 +395,7 @@ class World:
         return all(rank.end is None for rank in self._ranks)
 
     def _grace(self) -> Grace:
-        found = grace(self._ranks, self._debugger.ended, self._monitor.is_any_at_work)
+        found = grace(self._unexpected, self._debugger.ended, self._monitor.is_any_at_work)
         return found._replace(end=found.end + self._held_up + PAUSES.since(found.end - found.seconds))
 
     def _give_up(self, pending: list[RankConnection], timed_out: Hang, spent: Grace) -> None:

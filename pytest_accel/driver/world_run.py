@@ -20,7 +20,7 @@ from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world import World
 from pytest_accel.verdict import merged_subtests, remote_exceptions, sentences
-from pytest_accel.verdict.judgement import Phase, judge
+from pytest_accel.verdict.judgement import Phase, judge, with_expected
 from pytest_accel.verdict.phase_verdict import Verdict, publish
 
 if TYPE_CHECKING:
@@ -126,7 +126,10 @@ class WorldRun:
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
             finished=world.finished() if when == "teardown" else {},
             leaks=self._driver.settings.leaks,
+            announced=world.announced if when != "setup" else (),
         )
+        if when == "call" and any(phase.announced):
+            phase = with_expected(phase)
         # Subtests of a setup that passed are reported with the call phase, which follows.
         if when != "setup" or any(outcome.ending != "passed" for outcome in outcomes):
             reports = merged_subtests.merge(world.take_extras(when), phase)

@@ -31,6 +31,7 @@ Moment = Literal[
     "workers_collected",
     "around_call",
     "make_launch",
+    "make_faults",
     "make_recorders",
     "connect_cluster",
     "start_job",
@@ -51,6 +52,7 @@ Moment = Literal[
 - ``workers_collected(session, ids, workers)``: a worker of xdist has collected. In the controller.
 - ``around_call(context)``: a rank is about to call a test. Returns a `rank.runner.CallWrapper`.
 - ``make_launch(request, tmp_path_factory)``: returns the value of the fixture `launch`.
+- ``make_faults(context)``: returns the value of the fixture `faults` in a rank.
 - ``make_recorders(session)``: the pool is made. Returns a `Recorder` for the events of the session.
 - ``connect_cluster(session)``: returns the cluster whose machines run the tests.
 - ``start_job(spec, callbacks, lock, launcher, world, on_end)``: starts the ranks of a world with a launcher; see
@@ -155,6 +157,7 @@ FEATURES = (
     Feature("plugins", {"configure_rank": _always, "redirected": _always}),
     Feature("properties", {"around_call": lambda config: "hypothesis" in sys.modules}),
     Feature("launch", {"make_launch": _always}),
+    Feature("faults", {"make_faults": _always}),
     Feature(
         "doctor",
         {"configure": lambda config: bool(config.getoption(options.INFO))},

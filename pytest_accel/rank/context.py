@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.rank_messages import ExpectedEnd
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.hardware import shares
@@ -54,6 +56,8 @@ class RankContext:
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
+        self.expect_ends: Callable[[Sequence[ExpectedEnd]], None]
+        """Tells the driver how ranks may end in the running call (`TestRunner.expect_ends`)."""
         self.absent: frozenset[str] = frozenset()
         """Modules of the plugins with the role `absent`, which only add their options in a rank."""
         self.vendor = make_vendor(spec.key.kind, spec.kind_argument)

@@ -21,7 +21,9 @@ from pytest_accel.core.rank_messages import (
     CannotRun,
     Collected,
     CollectFile,
+    EndsExpected,
     ExitRequest,
+    ExpectedEnd,
     ExtraReport,
     Finished,
     PhaseReport,
@@ -107,6 +109,7 @@ class TestRunner:
         self._leak_check = leak_check
         self._reports = reports
         self._is_prepared = is_prepared
+        context.expect_ends = self.expect_ends
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
@@ -203,6 +206,13 @@ class TestRunner:
             self._debugger.driver = None
         self._collector.keep_setup(item, following, request.next)
         self._finish(test)
+
+    def expect_ends(self, ends: Sequence[ExpectedEnd]) -> None:
+        """Tell the driver that the running call may end like this. Raise RuntimeError outside of the call of a test."""
+        test = self._test
+        if test.phase != "call" or not test.in_phase or "call" in test.reported:
+            raise RuntimeError("the end of a rank can be announced only in the first run of a test's own code")
+        test.driver.send(EndsExpected(test.request.serial, tuple(ends)))
 
     def _report_skipped(self, longrepr: Any) -> None:
         """Report a test whose file was skipped as pytest reports a skipped test."""
@@ -380,8 +390,9 @@ class TestRunner:
             earlier = [one.failed_at for one in test.wrappers if one.failed_at is not None]
             now = min([now, *(time + self._context.session.clock for time in earlier)])
         collectives = self._collectives(report)
-        phase_report = PhaseReport(serial, report.when, data, now, exception, collectives)
-        self._reports.exception = None
+        error = self._reports.device_error if report.failed else ""
+        phase_report = PhaseReport(serial, report.when, data, now, exception, collectives, error)
+        self._reports.exception, self._reports.device_error = None, ""
         if not report.passed:
             test.only_passed = False
             test.driver.send(phase_report)

@@ -4,9 +4,10 @@ Pure functions, except that the source lines at which ranks stand are read from 
 
 A phase has passed only if every rank reported that it passed. Otherwise the precedence is: a rank died or failed, a
 rank hung, ranks disagree (some skipped, some ran), all skipped. Of several deaths and failures, the verdict names the
-earliest that is not a consequence of another. A phase that has passed on all ranks still fails for a failed subtest
-(call, teardown), and for a mismatch of collectives, groups or messages, an error in stale fixtures or a leak
-(teardown).
+earliest that is not a consequence of another. A rank whose call has ended as all ranks have announced (`expected_ends`)
+counts as passed, and an announced end that has not come fails the call. A phase that has passed on all ranks still
+fails for a failed subtest (call, teardown), and for a mismatch of collectives, groups or messages, an error in stale
+fixtures or a leak (teardown).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from msgspec import Struct, field, structs
 
 from pytest_accel.core import rank_data
 from pytest_accel.core.frames import Folders
-from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
+from pytest_accel.core.rank_messages import EndKind, ExceptionSketch, ExpectedEnd, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.shims import reason_of_skip
@@ -29,10 +30,11 @@ from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
-from pytest_accel.verdict import sentences
+from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, is_consequence, outside_cause, wrong_outcomes
 from pytest_accel.verdict.mismatches import (
     Mismatch,
+    UnequalCollectives,
     are_pending,
     compare_collectives,
     compare_groups,
@@ -67,6 +69,8 @@ class Phase(Struct, frozen=True, kw_only=True):
     """True if an earlier phase of the test has failed. Leaks and mismatches are not reported in addition."""
     ended_before: frozenset[int] = frozenset()
     """Ranks whose end was reported with an earlier phase. It is reported only once."""
+    announced: Sequence[Sequence[ExpectedEnd]] = ()
+    """The ends that each rank of the test has announced; empty before the call, and if the phase has none."""
     finished: Mapping[int, Finished] = field(default_factory=dict)
     """The last message of each rank that reached the end of the test. Empty before the teardown."""
     leaks: Literal["warn", "fail", "off"] = "fail"
@@ -78,15 +82,23 @@ class Phase(Struct, frozen=True, kw_only=True):
 def judge(phase: Phase) -> Verdict:
     """Return the verdict on `phase`."""
     size = len(phase.outcomes)
+    is_announced = any(phase.announced)
+    if is_announced and phase.when == "call":
+        phase = with_expected(phase)
     if phase.ended_before:
         reported = [one for one in phase.outcomes if one.report is not None or one.rank not in phase.ended_before]
         phase = structs.replace(phase, outcomes=reported)
     outcomes = phase.outcomes
     verdict = _merge(phase)
+    if is_announced and phase.when == "call":
+        verdict = _compare_with_announced(verdict, phase)
+        silent = frozenset(one.rank for one in outcomes if one.expected and one.report is None)
+        verdict = structs.replace(verdict, ended_ranks=silent)
     if verdict.outcome == "failed":
         verdict = structs.replace(
             verdict,
-            outside_cause=outside_cause(outcomes),
+            # A test that ends ranks on purpose is not retried: the cause that is seen may be its own work.
+            outside_cause=None if is_announced else outside_cause(outcomes),
             ended_ranks=frozenset(one.rank for one in outcomes if one.report is None or one.later),
         )
     elif verdict.outcome == "passed" and phase.failed_subtests:
@@ -106,6 +118,46 @@ def judge(phase: Phase) -> Verdict:
         retire=(phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
         or are_pending(phase.finished),
     )
+
+
+def with_expected(phase: Phase) -> Phase:
+    """Return `phase`, the call, with those outcomes marked that all ranks have announced."""
+    return structs.replace(phase, outcomes=expected_ends.marked(phase.outcomes, phase.announced))
+
+
+def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
+    """Return `verdict`, or a failure, with the announced ends that have not come."""
+    ends = expected_ends.agreed(phase.announced)
+    missing = expected_ends.unfulfilled(phase.outcomes, ends)
+    if ends and not missing:
+        return verdict
+    if verdict.outcome == "failed":
+        stopped = {outcome.rank for outcome in phase.outcomes if outcome.secondary}
+        about = [end for end in missing if end.rank not in stopped]
+        if ends and not about:
+            return verdict
+        text = sentences.announcement(about) if ends else sentences.no_agreement(phase.announced)
+        return _with_addition(verdict, text)
+    text = sentences.missed_ends(missing, phase.outcomes, phase.folders) if ends else ""
+    text = text or sentences.no_agreement(phase.announced)
+    ranks = tuple(end.rank for end in missing if end.rank is not None)
+    lines = [text, "", *sentences.outcome_lines(phase.outcomes, phase.folders)]
+    longrepr = text_longrepr(text, lines, phase.place)
+    cause = Cause(CauseKind.FAILED, "announced end", ranks)
+    return Verdict("failed", text, cause, longrepr=longrepr, sections=verdict.sections)
+
+
+def _with_addition(verdict: Verdict, text: str) -> Verdict:
+    """Return the failure `verdict` with `text` added to the first line of its message."""
+    first, *rest = verdict.message.split("\n")
+    message = "\n".join([f"{first}; {text}", *rest])
+    longrepr = copy.deepcopy(verdict.longrepr)
+    chain = longrepr.get("chain") or []
+    for crash in (longrepr["reprcrash"], *(entry[1] for entry in chain[-1:])):
+        if crash is not None:  # There is none if all frames are hidden.
+            crash["message"] = message
+    longrepr["sections"] = [*longrepr["sections"], ("announced", text, "-")]
+    return structs.replace(verdict, message=message, longrepr=longrepr)
 
 
 def _seconds(outcome: RankOutcome) -> float:
@@ -134,21 +186,30 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
     found: list[Mismatch] = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
     found += unmet_messages(phase.finished)
+    kill_reason = next(iter(sentences.mismatch_lines(found, phase.folders)), None)
+    announced = [one for one in expected_ends.agreed(phase.announced) if one.kind is EndKind.UNEVEN_COLLECTIVES]
+    missed = []
+    if announced:
+        if not any(isinstance(one, UnequalCollectives) for one in found):
+            missed = [sentences.missed_ends(announced, phase.outcomes, phase.folders)]
+        found = [one for one in found if not isinstance(one, UnequalCollectives)]
     mismatch = sentences.mismatch_lines(found, phase.folders)
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
     unawaited = [] if mismatch else sentences.unawaited_lines(unawaited_collectives(phase.finished), phase.folders)
-    problems = mismatch + unawaited + [left.late_teardown_error for left in finished if left.late_teardown_error]
+    problems = missed + mismatch + unawaited
+    problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
         if found:
             cause = Cause(CauseKind.DISAGREED, found[0].detail)
         elif problems:
-            cause = Cause(CauseKind.FAILED, "unawaited collective" if unawaited else "late teardown")
+            detail = "announced end" if missed else "unawaited collective" if unawaited else "late teardown"
+            cause = Cause(CauseKind.FAILED, detail)
         else:
             leaking = [(rank, leak) for rank, left in sorted(phase.finished.items()) for leak in left.leaks]
             kinds = dict.fromkeys(leak.kind.value for _, leak in leaking)
             cause = Cause(CauseKind.LEAKED, ", ".join(kinds), tuple(dict.fromkeys(rank for rank, _ in leaking)))
         verdict = _with_problems(verdict, cause, problems + failing_leaks, phase)
-    kill_reason = next(iter(mismatch + unawaited), None)
+    kill_reason = kill_reason or next(iter(unawaited), None)
     if kill_reason is None and len({left.groups for left in finished}) > 1:
         kill_reason = sentences.OTHER_GROUP_NUMBERS
     if kill_reason is None and have_different_groups(phase.finished):
@@ -172,8 +233,8 @@ def _with_problems(verdict: Verdict, cause: Cause, problems: Sequence[str], phas
 
 def _merge(phase: Phase) -> Verdict:
     """Return the verdict that follows from the ranks' own outcomes."""
-    outcomes = phase.outcomes
-    sections = _captured_output(outcomes)
+    sections = _captured_output(phase.outcomes)
+    outcomes = [outcome for outcome in phase.outcomes if not outcome.expected]
     if all(outcome.ending == "passed" for outcome in outcomes):
         unexpected = [text for outcome in outcomes if (text := sentences.wasxfail(outcome)) is not None]
         return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
@@ -188,11 +249,11 @@ def _merge(phase: Phase) -> Verdict:
     if hung:
         return _rank_failure(phase, min(hung, key=partial(_position, phase)), sections)
     expected = [outcome for outcome in skipped if sentences.wasxfail(outcome) is not None]
-    if expected and len(expected) == len(outcomes):
+    if expected and len(expected) == len(phase.outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
         reason = sentences.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
-    if (skipped and len(skipped) < len(outcomes)) or any(outcome.ending == "absent" for outcome in outcomes):
+    if (skipped and len(skipped) < len(phase.outcomes)) or any(outcome.ending == "absent" for outcome in outcomes):
         return _disagreement(phase, sections)
     if skipped:
         assert skipped[0].report is not None

@@ -44,7 +44,7 @@ def merge(extras: Sequence[tuple[int, ExtraReport]], phase: Phase) -> list[dict[
     reports = [(rank, extra.report) for rank, extra in extras]
     subtests = [entry for entry in reports if _CONTEXT in entry[1]]
     checks = [entry for entry in reports if _CONTEXT not in entry[1]]
-    endings = {outcome.ending for outcome in phase.outcomes}
+    endings = {outcome.ending for outcome in phase.outcomes if not outcome.expected}
     ended_alike = endings in ({"passed"}, {"skipped"}) and not phase.failed_before
     merged = []
     for subtest in _match(subtests, len(phase.outcomes)):
@@ -122,8 +122,10 @@ def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
     """Return the report of `subtest` with the verdict on it; ranks without a report of it are named."""
     absence = sentences.absence(subtest.number - 1)
     outcomes = []
-    for rank in (outcome.rank for outcome in phase.outcomes):
+    for rank, is_expected in ((outcome.rank, outcome.expected) for outcome in phase.outcomes):
         data = subtest.reports.get(rank)
+        if data is None and is_expected:
+            continue
         if data is None:
             outcomes.append(RankOutcome(rank, "absent", text=absence))
         else:

@@ -14,7 +14,16 @@ import pytest
 
 from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.rank_exit import ExitCause, RankExit
-from pytest_accel.core.rank_messages import CallSite, ExceptionSketch, Finished, Leak, LeakKind, When
+from pytest_accel.core.rank_messages import (
+    CallSite,
+    EndKind,
+    ExceptionSketch,
+    ExpectedEnd,
+    Finished,
+    Leak,
+    LeakKind,
+    When,
+)
 from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
 from pytest_accel.core.shims import reason_of_skip
 from pytest_accel.core.signals import signal_name
@@ -117,6 +126,8 @@ def describe_hang(hang: Hang, be: str = "was") -> str:
             return f"{be} stopped {hang.seconds:g} s after {describe_event(hang.event)}"
         case HangCause.DEADLOCK:
             return f"{be} in a deadlock"
+        case HangCause.EXPECTED:
+            return f"{be} still running {hang.seconds:g} s after the other ranks had finished the call"
 
 
 def describe_event(event: RankEvent) -> str:
@@ -208,6 +219,53 @@ def failure_message(
     text = _first_line(root) if root.exit is None else describe_exit(root.exit, be)
     message = f"{who} {text}{_place(root, folders)}{phase}"
     return message, [message]
+
+
+# The ends that a test has announced
+
+
+def announcement(ends: Sequence[ExpectedEnd]) -> str:
+    """Return a clause on the announced `ends`: ``announced: rank 1 exits with status 7``."""
+    return f"announced: {', '.join(map(_describe_announced, ends)) or 'nothing'}"
+
+
+def _describe_announced(end: ExpectedEnd) -> str:
+    match end.kind:
+        case EndKind.EXIT:
+            assert end.status is not None
+            how = f"exits with status {end.status}" if end.status >= 0 else f"is killed by {signal_name(-end.status)}"
+            return f"rank {end.rank} {how}"
+        case EndKind.HANG:
+            return f"rank {end.rank} hangs"
+        case EndKind.DEVICE_ERROR:
+            about = f" with the text {end.text!r}" if end.text else ""
+            return f"rank {end.rank} fails with an error of its device{about}"
+        case EndKind.UNEVEN_COLLECTIVES:
+            return "the ranks issue different numbers of collectives"
+
+
+def missed_ends(missing: Sequence[ExpectedEnd], outcomes: Sequence[RankOutcome], folders: Folders) -> str:
+    """Return the message for announced ends that have not come, with what came instead."""
+    by_rank = {outcome.rank: outcome for outcome in outcomes}
+    texts = []
+    for end in missing:
+        outcome = None if end.rank is None else by_rank.get(end.rank)
+        did = "" if outcome is None else f"rank {outcome.rank} {_describe_briefly(outcome, folders, 1)}"
+        if end.kind is EndKind.UNEVEN_COLLECTIVES:
+            did = "the ranks issued equal numbers of collectives"
+        texts.append(f"{did or f'there is no rank {end.rank}'}; {announcement([end])}")
+    return "; ".join(texts)
+
+
+def no_agreement(announced: Sequence[Sequence[ExpectedEnd]]) -> str:
+    """Return the message for announcements that are not the same on all ranks, or leave no rank to report."""
+    ranks: dict[str, list[int]] = {}
+    for rank, ends in enumerate(announced):
+        ranks.setdefault(announcement(ends), []).append(rank)
+    if len(ranks) == 1:
+        return f"the ends of all ranks are announced, and none is left to report: {next(iter(ranks))}"
+    each = "; ".join(f"{ranks_text(who)} {text}" for text, who in ranks.items())
+    return f"the ranks did not announce the same ends: {each}"
 
 
 def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: bool) -> str:
@@ -375,7 +433,7 @@ def _key(outcome: RankOutcome) -> object:
     """Return a value that is equal for outcomes that the same text describes."""
     if outcome.report is None:
         place = where(frames_of_rank(outcome.stack))
-        return (outcome.ending, outcome.exit, outcome.text, outcome.hang, outcome.log, place)
+        return (outcome.ending, outcome.expected, outcome.exit, outcome.text, outcome.hang, outcome.log, place)
     longrepr = outcome.report.report.get("longrepr")
     crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
     later = _key(outcome.later) if outcome.later is not None else None
@@ -479,6 +537,8 @@ def _describe(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
 
 def _describe_report(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
     """Return the lines of `_describe`, without the end of the rank in a later phase."""
+    if outcome.expected:
+        return [f"{_describe_briefly(outcome, folders, number)}, as announced"]
     if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
         if (crash := _crash_of(outcome)) is not None:
             first, *more = [line for line in crash["message"].splitlines() if line.strip()] or [""]

@@ -1,0 +1,114 @@
+"""The methods of the fixture `faults` that announce how ranks of a test end. Runs in ranks only."""
+
+from __future__ import annotations
+
+import math
+import signal as signals
+from typing import TYPE_CHECKING
+
+from pytest_accel.core.rank_messages import EndKind, ExpectedEnd
+from pytest_accel.core.rank_names import ranks_text
+
+if TYPE_CHECKING:
+    from pytest_accel.rank.context import RankContext
+
+_SILENT = (EndKind.EXIT, EndKind.HANG)
+"""The ends of ranks that do not report."""
+_LARGEST_STATUS = 255
+
+
+class Faults:
+    """The value of the fixture `faults`: announces how ranks of the running test end on purpose.
+
+    Every rank must make the same announcements, in the same order, in the test's own code and before the event. Each
+    call returns when all ranks have made it. An announced end that does not come fails the test.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._ends: list[ExpectedEnd] = []
+
+    def expect_exit(self, rank: int, *, status: int | None = None, signal: str | int | None = None) -> None:
+        """Announce that the process of `rank` exits with `status`, or that `signal` (``"SIGKILL"``) kills it."""
+        __tracebackhide__ = True
+        if (status is None) == (signal is None):
+            raise ValueError("expect_exit needs either status= or signal=")
+        if signal is not None:
+            status = -_signal_number(signal)
+        elif type(status) is not int or not 0 <= status <= _LARGEST_STATUS:
+            raise ValueError(f"status must be an int from 0 to {_LARGEST_STATUS}, got {status!r}")
+        self._announce(ExpectedEnd(EndKind.EXIT, rank, status))
+
+    def expect_hang(self, rank: int, *, after: float = 1.0) -> None:
+        """Announce that `rank` does not finish the test: it is stopped `after` seconds after all others have."""
+        __tracebackhide__ = True
+        if not 0 < after < math.inf:
+            raise ValueError(f"after must be a finite number of seconds > 0, got {after!r}")
+        self._announce(ExpectedEnd(EndKind.HANG, rank, after=float(after)))
+
+    def expect_device_error(self, rank: int | None = None, text: str = "") -> None:
+        """Announce that the test fails on `rank` (None: on each) with an error of its device that contains `text`.
+
+        The error may be raised in the test, or by work for which the test has not waited. It is recognized by its
+        class, which torch has since 2.8.
+        """
+        __tracebackhide__ = True
+        ranks = range(self._context.spec.ranks) if rank is None else (rank,)
+        self._announce(*(ExpectedEnd(EndKind.DEVICE_ERROR, one, text=text) for one in ranks))
+
+    def expect_uneven_collectives(self) -> None:
+        """Announce that the ranks issue different numbers of collectives in a process group."""
+        __tracebackhide__ = True
+        if self._context.spec.ranks == 1:
+            raise ValueError("a test of one rank cannot issue different numbers of collectives")
+        self._announce(ExpectedEnd(EndKind.UNEVEN_COLLECTIVES))
+
+    def _announce(self, *ends: ExpectedEnd) -> None:
+        """Tell the driver, then wait until the other ranks have told it the same. Raise ValueError if they differ."""
+        __tracebackhide__ = True
+        self._check(ends)
+        # Before the exchange: when it returns, the driver's connections have the announcements of all ranks.
+        self._context.expect_ends(ends)
+        self._ends += ends
+        if self._context.spec.ranks > 1:
+            self._compare(repr(ends))
+
+    def _check(self, ends: tuple[ExpectedEnd, ...]) -> None:
+        """Raise ValueError for ends that cannot be judged."""
+        __tracebackhide__ = True
+        size = self._context.spec.ranks
+        known = {end.rank for end in self._ends}
+        for end in ends:
+            if end.kind is not EndKind.UNEVEN_COLLECTIVES and (type(end.rank) is not int or not 0 <= end.rank < size):
+                raise ValueError(f"the test has no rank {end.rank!r}; its ranks are {ranks_text(range(size))}")
+            if end.rank in known:
+                what = "uneven collectives were" if end.rank is None else f"the end of rank {end.rank} was"
+                raise ValueError(f"{what} announced before in this test; announce one end for each rank")
+        silent = {end.rank for end in (*self._ends, *ends) if end.kind in _SILENT}
+        if len(silent) == size:
+            raise ValueError("the ends of all ranks would be announced; at least one rank must be left to report")
+
+    def _compare(self, own: str) -> None:
+        """Exchange the announcement `own` through the world's store, which works without a process group."""
+        __tracebackhide__ = True
+        context = self._context
+        store, ranks = context.signed_store, range(context.spec.ranks)
+        assert store is not None
+        turn = f"faults/{context.tests}/{len(self._ends)}"
+        store.set(f"{turn}/{context.rank}", own.encode())
+        each = [store.get(f"{turn}/{rank}").decode() for rank in ranks]
+        # Rank 0 serves the store: it must not end before the others have read.
+        store.set(f"{turn}/{context.rank}/read", b"")
+        for rank in ranks if context.rank == 0 else ():
+            store.get(f"{turn}/{rank}/read")
+        if len(set(each)) > 1:
+            texts = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(each))
+            raise ValueError(f"the ranks must announce the same ends: {texts}")
+
+
+def _signal_number(signal: str | int) -> int:
+    """Return the number of a signal, which `signal` names. Raise ValueError if there is no such signal."""
+    try:
+        return (signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)).value
+    except (KeyError, ValueError):
+        raise ValueError(f"there is no signal {signal!r}; name it as in 'SIGKILL'") from None

@@ -1,0 +1,357 @@
+"""Tests of the announcements of the fixture `faults`, each kind of end announced rightly and wrongly."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.run import CAUSES
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_HEAD = """
+    import datetime
+    import os
+    import signal
+    import threading
+    import time
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    distributed = pytest.mark.distributed
+
+
+    def kill_myself():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+    def hang():
+        threading.Event().wait()
+
+
+    @pytest.fixture
+    def group():
+        return dist.new_group(timeout=datetime.timedelta(seconds=0.3))
+
+
+    def reduce_alone(group):
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=group)
+
+
+    def break_device():
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\\nCUDA kernel errors might be late")
+    """
+_ANNOUNCED = {
+    "exit": "faults.expect_exit(1, status=7)",
+    "kill": "faults.expect_exit(1, signal='SIGKILL')",
+    "hang": "faults.expect_hang(1, after=0.3)",
+    "device": "faults.expect_device_error(1, 'device-side assert')",
+    "uneven": "faults.expect_uneven_collectives()",
+}
+_ENDS = {
+    "pass": "pass",
+    "fail": "assert 0 == 1",
+    "exit": "os._exit(7)",
+    "other": "os._exit(8)",
+    "kill": "kill_myself()",
+    "hang": "hang()",
+    "device": "break_device()",
+    "uneven": "reduce_alone(group)",
+}
+_CAUSES = {
+    "fail": "FAILED failed: AssertionError; rank 1",
+    "exit": "FAILED died: status 7; rank 1",
+    "other": "FAILED died: status 8; rank 1",
+    "kill": "FAILED died: SIGKILL; rank 1",
+    "hang": "FAILED hung: phase timeout; rank 1",
+    "device": "FAILED failed: AcceleratorError; rank 1",
+}
+_QUICK = {
+    ("exit", "pass"),
+    ("exit", "other"),
+    ("kill", "exit"),
+    ("hang", "pass"),
+    ("device", "fail"),
+    ("uneven", "exit"),
+}
+"""The wrong announcements of which no test takes long."""
+
+
+def _expected(announced: str, end: str) -> str:
+    if announced == end:
+        return "PASSED"
+    if end in _CAUSES:
+        return _CAUSES[end]
+    if announced == "uneven":
+        return "PASSED ERROR failed: announced end"
+    # Collectives that differ are not reported in addition to the failure.
+    return "FAILED failed: announced end; rank 1"
+
+
+@pytest.mark.parametrize("which", ["quick", pytest.param("all", marks=pytest.mark.long)])
+def test_each_end_passes_only_if_it_was_announced(suite: Suite, which: str) -> None:
+    pairs = [(one, end) for one in _ANNOUNCED for end in _ENDS if which == "all" or one == end or (one, end) in _QUICK]
+    tests = [
+        f"""
+    @distributed(2, timeout={20 if announced == end == "hang" else 2})
+    def test_{announced}_{end}(faults, rank{", group" if end == "uneven" else ""}):
+        {text}
+        if rank == 1:
+            {_ENDS[end]}
+    """
+        for announced, text in _ANNOUNCED.items()
+        for end in _ENDS
+        if (announced, end) in pairs
+    ]
+    suite.write("test_it.py", _HEAD + "".join(tests) + "\n    @distributed(2)\n    def test_last():\n        pass\n")
+    suite.ini("accel_leaks = off")  # The groups of collectives that differ.
+    run = suite.run(CAUSES)
+    run.expect({f"test_{one}_{end}": _expected(one, end) for one, end in pairs} | {"test_last": "PASSED"})
+    if which == "quick":
+        assert "rank 1 exited with status 8; announced: rank 1 exits with status 7" in run.text
+        assert "rank 1 passed; announced: rank 1 hangs" in run.text
+
+
+_MISUSES = """
+    @pytest.fixture
+    def announced_in_setup(faults):
+        faults.expect_exit(1, status=7)
+
+
+    @pytest.fixture
+    def announced_in_teardown(faults):
+        yield
+        faults.expect_exit(1, status=7)
+
+
+    @pytest.fixture
+    def exits_in_teardown(rank):
+        yield
+        if rank == 1:
+            os._exit(7)
+
+
+    @distributed(2)
+    def test_in_setup(announced_in_setup):
+        pass
+
+
+    @distributed(2)
+    def test_in_teardown(announced_in_teardown):
+        pass
+
+
+    @distributed(2)
+    def test_event_in_teardown(exits_in_teardown, faults):
+        faults.expect_exit(1, status=7)
+
+
+    @distributed(2)
+    def test_different(faults, rank):
+        with pytest.raises(ValueError, match="must announce the same ends"):
+            faults.expect_exit(1, status=7 + rank)
+        if rank == 1:
+            os._exit(7)
+
+
+    @distributed(3, timeout=1)
+    def test_not_by_a_survivor(faults, rank):
+        if rank < 2:
+            faults.expect_exit(1, status=7)
+
+
+    @distributed(2, timeout=1)
+    def test_not_by_the_rank_itself(faults, rank):
+        if rank == 0:
+            faults.expect_exit(1, status=7)
+        os._exit(7)
+
+
+    @distributed(2, timeout=1)
+    def test_forgotten_by_all_others(faults, rank):
+        if rank == 0:
+            faults.expect_uneven_collectives()
+
+
+    @distributed(2)
+    def test_skipped_in_the_end(faults, rank):
+        faults.expect_exit(1, status=7)
+        pytest.skip("by hand")
+
+
+    @distributed(2)
+    def test_survivor_skips(faults, rank):
+        faults.expect_exit(1, status=7)
+        if rank == 1:
+            os._exit(7)
+        pytest.skip("by hand")
+
+
+    @distributed(2)
+    def test_survivor_fails(faults, rank):
+        faults.expect_exit(1, status=7)
+        if rank == 1:
+            os._exit(7)
+        assert rank == 1
+
+
+    @distributed(3)
+    def test_subtest_of_one_survivor(faults, rank, subtests):
+        faults.expect_exit(1, status=7)
+        if rank == 1:
+            os._exit(7)
+        with subtests.test("part"):
+            if rank == 2:
+                pytest.skip("by hand")
+
+
+    @distributed(2)
+    def test_failed_subtest_of_the_ended_rank(faults, rank, subtests):
+        faults.expect_exit(1, status=7)
+        with subtests.test("part"):
+            assert rank == 0
+        if rank == 1:
+            os._exit(7)
+
+
+    @distributed(2)
+    def test_values(faults, rank):
+        for arguments in ((1,), (1, 7), (2,), (-1,), (True,), ("1",)):
+            with pytest.raises((TypeError, ValueError)):
+                faults.expect_exit(*arguments)
+        for named in ({"status": 256}, {"status": -9}, {"status": True}, {"signal": "KILL"}, {"signal": 999}):
+            with pytest.raises(ValueError):
+                faults.expect_exit(1, **named)
+        with pytest.raises(ValueError):
+            faults.expect_exit(1, status=7, signal="SIGKILL")
+        for after in (0, -1, float("inf"), float("nan")):
+            with pytest.raises(ValueError):
+                faults.expect_hang(1, after=after)
+        faults.expect_exit(1, status=7)
+        with pytest.raises(ValueError, match="the end of rank 1 was announced before"):
+            faults.expect_exit(1, status=8)
+        with pytest.raises(ValueError, match="at least one rank must be left to report"):
+            faults.expect_hang(0)
+        if rank == 1:
+            os._exit(7)
+
+
+    @pytest.mark.devices(1)
+    def test_only_rank(faults):
+        for announce in (faults.expect_hang, faults.expect_uneven_collectives):
+            with pytest.raises((TypeError, ValueError)):
+                announce()
+        with pytest.raises(ValueError, match="at least one rank must be left to report"):
+            faults.expect_exit(0, status=7)
+        faults.expect_device_error()
+        break_device()
+
+
+    @distributed(2)
+    def test_all_devices(faults):
+        faults.expect_device_error(text="assert")
+        break_device()
+
+
+    @distributed(2)
+    def test_rank_0_ends(faults, rank):
+        faults.expect_exit(0, signal=signal.SIGKILL)
+        if rank == 0:
+            kill_myself()
+
+
+    @distributed(2)
+    def test_killed_by_another(faults, rank, gather):
+        pids = gather(os.getpid())
+        faults.expect_exit(1, signal="SIGKILL")
+        if rank == 1:
+            hang()
+        os.kill(pids[1], signal.SIGKILL)
+
+
+    @distributed(2)
+    def test_survivor_has_time(faults, rank):
+        faults.expect_exit(1, status=7)
+        if rank == 1:
+            os._exit(7)
+        threading.Event().wait(1.5)  # A rank that waits in vain is stopped 0.6 seconds after a death.
+
+
+    @distributed(3, timeout=20)
+    def test_exit_and_hang(faults, rank):
+        faults.expect_exit(1, status=7)
+        faults.expect_hang(2, after=0.2)
+        if rank == 1:
+            os._exit(7)
+        if rank == 2:
+            hang()
+
+
+    def test_unmarked(faults):
+        pass
+    """
+_VERDICTS_ON_MISUSES = {
+    "test_in_setup": "ERROR failed: RuntimeError; ranks 0-1",
+    "test_in_teardown": "PASSED ERROR failed: RuntimeError; ranks 0-1",
+    "test_event_in_teardown": "FAILED ERROR failed: announced end; rank 1, died: status 7; rank 1",
+    "test_different": "FAILED died: status 7; rank 1",
+    "test_not_by_a_survivor": "FAILED hung: phase timeout; ranks 0-1",
+    "test_not_by_the_rank_itself": "FAILED died: status 7; rank 1",
+    "test_forgotten_by_all_others": "FAILED hung: phase timeout; rank 0",
+    "test_skipped_in_the_end": "FAILED failed: announced end; rank 1",
+    "test_survivor_skips": "FAILED disagreed: skip",
+    "test_survivor_fails": "FAILED failed: AssertionError; rank 0",
+    "test_values": "PASSED",
+    "test_only_rank": "PASSED",
+    "test_all_devices": "PASSED",
+    "test_rank_0_ends": "PASSED",
+    "test_killed_by_another": "PASSED",
+    "test_survivor_has_time": "PASSED",
+    "test_exit_and_hang": "PASSED",
+    "test_unmarked": "ERROR",
+    "test_last": "PASSED",
+}
+
+
+def test_announcements_are_strict(suite: Suite) -> None:
+    suite.write("test_it.py", _HEAD + _MISUSES + "\n    @distributed(2)\n    def test_last():\n        pass\n")
+    run = suite.run(CAUSES)
+    outcomes = run.outcomes()
+    for name in ("test_subtest_of_one_survivor", "test_failed_subtest_of_the_ended_rank"):
+        assert "FAILED" in outcomes[name].split(), name
+    run.expect({**_VERDICTS_ON_MISUSES, **{name: words for name, words in outcomes.items() if "subtest" in name}})
+    assert "the end of a rank can be announced only in the first run of a test's own code" in run.text
+    assert "the ranks did not announce the same ends: rank 0 announced: rank 1 exits with status 7" in run.text
+    assert "rank 1: exited with status 7, as announced" in run.failure("test_survivor_fails")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytest_rerunfailures") is None, reason="needs pytest-rerunfailures")
+def test_an_announcement_counts_for_one_run_of_its_test(suite: Suite) -> None:
+    suite.plugin("rerunfailures")
+    suite.write(
+        "test_it.py",
+        _HEAD
+        + """
+    @pytest.mark.flaky(reruns=1)
+    @pytest.mark.parametrize("announces", [[True, False], [False, True]])
+    @distributed(2)
+    def test_rerun(faults, rank, announces, gather):
+        runs = f"runs{announces}"
+        run = gather(os.path.exists(runs))[0]
+        if announces[run]:
+            faults.expect_exit(1, status=7 if run else 8)
+        if rank == 0:
+            open(runs, "w").close()
+        gather(None)
+        if rank == 1:
+            os._exit(7)
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_rerun[announces0]": "RERUN FAILED", "test_rerun[announces1]": "RERUN PASSED"})

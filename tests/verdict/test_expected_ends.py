@@ -1,0 +1,202 @@
+"""Tests of announced ends: which outcomes they cover, and that they cover nothing else."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.core.rank_messages import EndKind, ExpectedEnd, Finished, PhaseReport
+from pytest_accel.core.rank_names import DEFAULT_GROUP
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.verdict.causes import Cause, CauseKind
+from pytest_accel.verdict.expected_ends import hang_time
+from pytest_accel.verdict.phase_verdict import Verdict
+from tests.verdict.phases import failed, hung, judged, passed, skipped, summary, terminated
+
+EXIT = ExpectedEnd(EndKind.EXIT, 1, 7)
+KILLED = ExpectedEnd(EndKind.EXIT, 1, -signal.SIGKILL)
+HANG = ExpectedEnd(EndKind.HANG, 1, after=2.0)
+DEVICE = ExpectedEnd(EndKind.DEVICE_ERROR, 1, text="assert triggered")
+UNEVEN = ExpectedEnd(EndKind.UNEVEN_COLLECTIVES)
+
+
+def ended(status: int | None, rank: int = 1, cause: ExitCause = ExitCause.EXITED) -> RankOutcome:
+    return RankOutcome(rank, "died", 1.0, exit=RankExit(cause, status))
+
+
+def device_error(text: str = "CUDA error: device-side assert triggered") -> RankOutcome:
+    outcome = failed(1, text)
+    assert outcome.report is not None
+    sent = outcome.report
+    return outcome._replace(report=PhaseReport(1, "call", sent.report, sent.at, sent.exception, (), text))
+
+
+STOPPED = RankOutcome(1, "hung", 9.0, hang=Hang(HangCause.EXPECTED, 2.0))
+OUTCOMES = {
+    "passes": passed(1),
+    "skips": skipped(1),
+    "fails": failed(1),
+    "exits with 7": ended(7),
+    "exits with 8": ended(8),
+    "is killed": ended(-signal.SIGKILL),
+    "is killed for its memory": ended(-signal.SIGKILL, cause=ExitCause.OUT_OF_MEMORY),
+    "is killed with its server": ended(None, cause=ExitCause.SERVER_ENDED),
+    "ends unknown": RankOutcome(1, "died", 1.0),
+    "calls pytest.exit": RankOutcome(1, "died", 1.0, text="asked for the end of the session"),
+    "hangs": STOPPED,
+    "times out": hung(1),
+    "is stopped": terminated(1, RankEvent(0, "failed")),
+    "has a device error": device_error(),
+    "has another device error": device_error("CUDA error: out of memory"),
+    "cannot run": RankOutcome(1, "unstarted"),
+    "has an outcome of a plugin": passed(1)._replace(ending="expected"),  # type: ignore[arg-type]
+}
+FITTING = {
+    EXIT: "exits with 7",
+    KILLED: "is killed",
+    HANG: "hangs",
+    DEVICE: "has a device error",
+}
+
+
+def announced(*outcomes: RankOutcome, ends: tuple[ExpectedEnd, ...]) -> Verdict:
+    """Return the verdict on the call if all ranks have announced `ends`."""
+    return judged(*outcomes, announced=[ends] * len(outcomes))
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+@pytest.mark.parametrize("end", FITTING)
+def test_only_the_announced_end_counts_as_passed(end: ExpectedEnd, name: str) -> None:
+    outcomes = [passed(0), OUTCOMES[name]]
+    verdict = announced(*outcomes, ends=(end,))
+    assert (verdict.outcome == "passed") == (FITTING[end] == name)
+    if verdict.outcome == "failed" and name != "is stopped":  # Then the message is about what has stopped it.
+        assert "announced: rank 1 " in verdict.message
+    assert verdict.outside_cause is None
+
+
+@pytest.mark.parametrize("end", FITTING)
+def test_an_announcement_counts_only_if_all_ranks_have_made_the_same(end: ExpectedEnd) -> None:
+    outcomes = [passed(0), OUTCOMES[FITTING[end]], passed(2)]
+    for ends in (
+        [(), (end,), (end,)],
+        [(end,), (), (end,)],
+        [(end,), (end,), ()],
+        [(end,), (end, UNEVEN), (end,)],
+        [(end,)],
+        [(end,), (ExpectedEnd(EndKind.EXIT, 1, 3),), (end,)],
+    ):
+        verdict = judged(*outcomes, announced=ends)
+        assert verdict.outcome == "failed"
+        assert len(ends) == 1 or "the ranks did not announce the same ends: " in verdict.message
+    every = [passed(0), passed(1), passed(2)]
+    assert judged(*every, announced=[(UNEVEN,), (), ()]).outcome == "failed"
+
+
+@pytest.mark.parametrize("when", ["setup", "teardown"])
+@pytest.mark.parametrize("end", FITTING)
+def test_an_announced_end_in_another_phase_than_the_call_is_a_failure(end: ExpectedEnd, when: str) -> None:
+    outcomes = [passed(0), OUTCOMES[FITTING[end]]]
+    verdict = judged(*outcomes, when=when, announced=[(end,), (end,)])  # type: ignore[arg-type]
+    assert verdict.outcome == "failed"
+
+
+def test_the_announcement_of_all_ends_is_a_failure() -> None:
+    ends = (ExpectedEnd(EndKind.EXIT, 0, 7), EXIT)
+    verdict = announced(ended(7, 0), ended(7), ends=ends)
+    text = "announced: rank 0 exits with status 7, rank 1 exits with status 7"
+    assert verdict.message == (
+        f"ranks 0-1 exited with status 7; the ends of all ranks are announced, and none is left to report: {text}"
+    )
+    assert announced(ended(7, 0), ends=ends[:1]).outcome == "failed"
+    hangs = (ExpectedEnd(EndKind.EXIT, 0, 7), HANG)
+    assert announced(ended(7, 0), STOPPED, ends=hangs).outcome == "failed"
+
+
+def test_two_ends_of_one_rank_or_ends_of_no_rank_are_a_failure() -> None:
+    assert announced(passed(0), ended(7), ends=(EXIT, KILLED)).outcome == "failed"
+    assert announced(passed(0), ended(7), ends=(EXIT, EXIT)).outcome == "failed"
+    verdict = announced(passed(0), passed(1), ends=(ExpectedEnd(EndKind.EXIT, 9, 7),))
+    assert verdict.message == "there is no rank 9; announced: rank 9 exits with status 7"
+
+
+def test_the_message_of_a_failure_says_what_was_announced_and_what_came() -> None:
+    verdict = announced(passed(0), ended(8), ends=(EXIT,))
+    assert verdict.message == "rank 1 exited with status 8; announced: rank 1 exits with status 7"
+    assert verdict.longrepr["reprcrash"]["message"] == verdict.message
+    assert verdict.cause == Cause(CauseKind.DIED, "status 8", (1,))
+    verdict = announced(passed(0), passed(1), ends=(KILLED,))
+    assert verdict.message == "rank 1 passed; announced: rank 1 is killed by SIGKILL"
+    assert verdict.cause == Cause(CauseKind.FAILED, "announced end", (1,))
+    verdict = announced(passed(0), skipped(1), ends=(HANG,))
+    assert verdict.message.endswith("; announced: rank 1 hangs")
+    verdict = announced(skipped(0), skipped(1), ends=(DEVICE,))
+    assert verdict.outcome == "failed"
+    assert verdict.message.endswith("rank 1 fails with an error of its device with the text 'assert triggered'")
+
+
+def test_a_survivor_is_judged_as_always() -> None:
+    verdict = announced(failed(0), ended(7), passed(2), ends=(EXIT,))
+    assert verdict.message == "rank 0: assert 0 == 1"
+    assert summary(verdict)[1] == [
+        "rank 0: failed at test_it.py:7",
+        "rank 1: exited with status 7, as announced",
+        "rank 2: passed",
+    ]
+    for other in (ended(7, 2), hung(2), skipped(2), RankOutcome(2, "unstarted")):
+        assert announced(passed(0), ended(7), other, ends=(EXIT,)).outcome == "failed"
+    verdict = announced(passed(0), ended(7), ended(7, 2), ends=(EXIT,))
+    assert (verdict.failed_ranks, verdict.ended_ranks) == ((2,), frozenset({1, 2}))
+    assert announced(skipped(0), ended(7), ends=(EXIT,)).outcome == "failed", "some skipped, and some ran"
+
+
+def test_an_announced_end_is_reported_with_the_call_only() -> None:
+    verdict = announced(passed(0), ended(7), STOPPED._replace(rank=2), passed(3), ends=(EXIT, HANG))
+    assert (verdict.outcome, verdict.ended_ranks) == ("failed", frozenset({1, 2})), "rank 2 was not announced"
+    verdict = announced(passed(0), ended(7), ends=(EXIT,))
+    assert (verdict.outcome, verdict.ended_ranks, verdict.retire) == ("passed", frozenset({1}), True)
+    later = judged(passed(0), ended(7), when="teardown", announced=[(EXIT,)] * 2, ended_before=verdict.ended_ranks)
+    assert later.outcome == "passed"
+    reported = announced(passed(0), device_error(), ends=(DEVICE,))
+    assert (reported.outcome, reported.ended_ranks) == ("passed", frozenset())
+    assert announced(device_error(), ends=(ExpectedEnd(EndKind.DEVICE_ERROR, 1),)).outcome == "passed"
+
+
+def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
+    def end_of_test(*numbers: int, **more: object) -> Verdict:
+        finished = {
+            rank: Finished(1, {DEFAULT_GROUP: ((0, 1), number)}, **more)  # type: ignore[arg-type]
+            for rank, number in enumerate(numbers)
+        }
+        ends = [(UNEVEN,), (UNEVEN,)]
+        return judged(passed(0), passed(1), when="teardown", finished=finished, announced=ends)
+
+    assert announced(passed(0), passed(1), ends=(UNEVEN,)).outcome == "passed"
+    verdict = end_of_test(1, 2)
+    assert verdict.outcome == "passed"
+    assert verdict.kill_reason is not None, "the ranks are replaced"
+    verdict = end_of_test(2, 2)
+    assert verdict.message == (
+        "the ranks issued equal numbers of collectives; announced: the ranks issue different numbers of collectives"
+    )
+    verdict = end_of_test(1, 2, late_teardown_error="late")
+    assert (verdict.outcome, verdict.message) == ("failed", "late")
+    finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank)}) for rank in (0, 1)}
+    half = judged(passed(0), passed(1), when="teardown", finished=finished, announced=[(UNEVEN,), ()])
+    assert half.outcome == "failed"
+
+
+def test_only_announced_ranks_may_hang() -> None:
+    other = ExpectedEnd(EndKind.HANG, 2, after=5.0)
+    assert hang_time([1], (HANG, other)) == 2
+    assert hang_time([1, 2], (HANG, other)) == 5
+    assert hang_time([1, 3], (HANG, other)) is None
+    assert hang_time([], (HANG,)) is None
+    assert hang_time([1], (EXIT,)) is None
+
+
+def test_an_exit_is_compared_as_a_whole() -> None:
+    assert announced(passed(0), ended(7)._replace(exit=exited(7)), ends=(EXIT,)).outcome == "passed"
+    assert announced(passed(0), passed(1)._replace(exit=exited(7)), ends=(EXIT,)).outcome == "failed"
