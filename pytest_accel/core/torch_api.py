@@ -285,6 +285,30 @@ def compiles_messages() -> bool:
     return bool(getattr(sys.modules.get("torch._dynamo.config"), "enable_p2p_compilation", False))
 
 
+def watch_operations(before: Callable[[str], None]) -> Any:
+    """Return a context manager in which `before` is called with the name of each operation of a process group.
+
+    The name is that of torch's dispatcher, such as ``allreduce_``. The operation is not issued if `before` raises an
+    error. `TorchDispatchMode` is not private, but its module is.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        pass
+
+    def dispatch(self: object, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True
+        namespace, _, name = str(func.overloadpacket).partition(".")
+        if namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            before(name)
+        return func(*args, **(kwargs or {}))
+
+    # Not in the body of the class: torch would wrap it, and import its whole compiler when it is called first.
+    skip_in_compiler(dispatch.__code__)
+    Watch.__torch_dispatch__ = dispatch  # type: ignore[method-assign, assignment]
+    return Watch()
+
+
 def skip_in_compiler(code: CodeType) -> None:
     """Make torch.compile compile neither a function with this `code` nor what it calls.
 

@@ -17,7 +17,15 @@ from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.settings.options import given
 
 _TITLE = "rerun"
-_REPEATED_OPTIONS = ("accel", "accel_cluster", "accel_order", "accel_share", "accel_timeout", "accel_fresh")
+_REPEATED_OPTIONS = (
+    "accel",
+    "accel_cluster",
+    "accel_order",
+    "accel_share",
+    "accel_timeout",
+    "accel_fresh",
+    "accel_jitter",
+)
 """Options of this plugin that change how a test runs. Values from the ini file need not be repeated."""
 
 _COLLECTING = {

@@ -120,6 +120,15 @@ def _selects_by_argument(config: pytest.Config) -> bool:
     return compares_arguments(getattr(config.option, "markexpr", ""))
 
 
+def _has_jitter(config: pytest.Config) -> bool:
+    return options.jitter(config) is not None
+
+
+def _has_faults(config: pytest.Config) -> bool:
+    """Return whether a test of this rank has used the fixture `faults`, or tests run with random delays."""
+    return f"{__name__}.faults.hooks" in sys.modules or _has_jitter(config)
+
+
 FEATURES = (
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts, "marks_of_file": _adopts}),
     Feature(
@@ -157,7 +166,10 @@ FEATURES = (
     Feature("plugins", {"configure_rank": _always, "redirected": _always}),
     Feature("properties", {"around_call": lambda config: "hypothesis" in sys.modules}),
     Feature("launch", {"make_launch": _always}),
-    Feature("faults", {"make_faults": _always}),
+    Feature(
+        "faults",
+        {"configure": _has_jitter, "configure_rank": _has_jitter, "make_faults": _always, "around_call": _has_faults},
+    ),
     Feature(
         "doctor",
         {"configure": lambda config: bool(config.getoption(options.INFO))},

@@ -52,6 +52,7 @@ SHARD = "accel_shard"
 DURATIONS = "accel_durations"
 ADVISE = "accel_advise"
 CI = "accel_ci"
+JITTER = "accel_jitter"
 
 
 class Settings(NamedTuple):
@@ -114,6 +115,9 @@ class Settings(NamedTuple):
     """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
     """Pairs of a plugin's name and True if ranks call all its hooks, False if ranks run without it."""
+
+    jitter: int | None = None
+    """Seed of random delays before collectives; None: there are none."""
 
     @property
     def names_devices(self) -> bool:
@@ -334,6 +338,15 @@ _OPTIONS: dict[str, _Option] = {
         "fixtures of the plugin)",
         "OWNER",
     ),
+    JITTER: _Option(
+        "jitter",
+        "int",
+        "an int >= 0",
+        option_types.rank,
+        "delay each rank for a random time of up to 20 ms before each collective and message, to find races; a failure "
+        "names this seed of the delays",
+        "SEED",
+    ),
     PRELOAD: _Option(
         "preload",
         "args",
@@ -479,6 +492,12 @@ def plan_request(config: pytest.Config) -> option_types.PlanRequest | None:
     """Return what ``--accel-plan`` asks for; None if the session should show no plan."""
     request: option_types.PlanRequest | None = config.getoption(PLAN, None)
     return request
+
+
+def jitter(config: pytest.Config) -> int | None:
+    """Return the seed of ``--accel-jitter``; None without this option. For a driver or a rank."""
+    seed: int | None = _find(config, JITTER, _OPTIONS[JITTER])
+    return seed
 
 
 def asks_for_advice(config: pytest.Config) -> bool:

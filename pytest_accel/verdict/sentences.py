@@ -236,7 +236,7 @@ def _describe_announced(end: ExpectedEnd) -> str:
             how = f"exits with status {end.status}" if end.status >= 0 else f"is killed by {signal_name(-end.status)}"
             return f"rank {end.rank} {how}"
         case EndKind.HANG:
-            return f"rank {end.rank} hangs"
+            return f"rank {end.rank} hangs for {end.after:g} s"
         case EndKind.DEVICE_ERROR:
             about = f" with the text {end.text!r}" if end.text else ""
             return f"rank {end.rank} fails with an error of its device{about}"

@@ -131,7 +131,7 @@ def test_the_message_of_a_failure_says_what_was_announced_and_what_came() -> Non
     assert verdict.message == "rank 1 passed; announced: rank 1 is killed by SIGKILL"
     assert verdict.cause == Cause(CauseKind.FAILED, "announced end", (1,))
     verdict = announced(passed(0), skipped(1), ends=(HANG,))
-    assert verdict.message.endswith("; announced: rank 1 hangs")
+    assert verdict.message.endswith("; announced: rank 1 hangs for 2 s")
     verdict = announced(skipped(0), skipped(1), ends=(DEVICE,))
     assert verdict.outcome == "failed"
     assert verdict.message.endswith("rank 1 fails with an error of its device with the text 'assert triggered'")

@@ -1,15 +1,21 @@
-"""The methods of the fixture `faults` that announce how ranks of a test end. Runs in ranks only."""
+"""The methods of the fixture `faults`: how ranks of a test end is announced, and faults are planned. In ranks only."""
 
 from __future__ import annotations
 
 import math
 import signal as signals
-from typing import TYPE_CHECKING
+from functools import partial
+from os import getpid, kill
+from time import sleep
+from typing import TYPE_CHECKING, NoReturn
 
 from pytest_accel.core.rank_messages import EndKind, ExpectedEnd
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.features.faults.injection import Fault
+from pytest_accel.verdict.sentences import announcement
 
 if TYPE_CHECKING:
+    from pytest_accel.features.faults.injection import Injector
     from pytest_accel.rank.context import RankContext
 
 _SILENT = (EndKind.EXIT, EndKind.HANG)
@@ -22,11 +28,18 @@ class Faults:
 
     Every rank must make the same announcements, in the same order, in the test's own code and before the event. Each
     call returns when all ranks have made it. An announced end that does not come fails the test.
+
+    A planned fault happens before a collective or message of the test: `at` is a function of `torch.distributed`
+    (``"all_reduce"``; None: any), and `n` the number of its call on that rank, from now on. Collectives of
+    DistributedDataParallel and DTensor count, too. They are seen at torch's dispatcher, with a `TorchDispatchMode`, in
+    the test's own thread. A planned fault that does not happen fails the test.
     """
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, context: RankContext, injector: Injector) -> None:
         self._context = context
+        self._injector = injector
         self._ends: list[ExpectedEnd] = []
+        self._exchanges = 0
 
     def expect_exit(self, rank: int, *, status: int | None = None, signal: str | int | None = None) -> None:
         """Announce that the process of `rank` exits with `status`, or that `signal` (``"SIGKILL"``) kills it."""
@@ -63,6 +76,35 @@ class Faults:
             raise ValueError("a test of one rank cannot issue different numbers of collectives")
         self._announce(ExpectedEnd(EndKind.UNEVEN_COLLECTIVES))
 
+    def kill(self, rank: int, at: str | None = None, n: int = 1) -> None:
+        """Plan that SIGKILL kills `rank`, and announce it as :meth:`expect_exit` does."""
+        __tracebackhide__ = True
+        self._injector.check()
+        fault = Fault("kill", at, n, _kill_this_process)
+        self.expect_exit(rank, signal="SIGKILL")
+        self._plan(rank, fault)
+
+    def delay(self, rank: int, seconds: float, at: str | None = None, n: int | None = None) -> None:
+        """Plan a delay of `seconds` on `rank`, before each call if `n` is None."""
+        __tracebackhide__ = True
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"seconds must be a finite number >= 0, got {seconds!r}")
+        self._plan(rank, Fault("delay", at, n, partial(sleep, seconds)))
+
+    def fail(self, rank: int, error: BaseException, at: str | None = None, n: int = 1) -> None:
+        """Plan that the call raises `error` on `rank`, in place of the collective or message."""
+        __tracebackhide__ = True
+        if not isinstance(error, BaseException):
+            raise TypeError(f"error must be an exception, got {error!r}")
+        self._plan(rank, Fault(f"fail with {type(error).__name__}", at, n, partial(_raise, error)))
+
+    def _plan(self, rank: int, fault: Fault) -> None:
+        __tracebackhide__ = True
+        self._injector.check()
+        self._check_rank(rank)
+        if rank == self._context.rank:
+            self._injector.plan(fault)
+
     def _announce(self, *ends: ExpectedEnd) -> None:
         """Tell the driver, then wait until the other ranks have told it the same. Raise ValueError if they differ."""
         __tracebackhide__ = True
@@ -71,22 +113,28 @@ class Faults:
         self._context.expect_ends(ends)
         self._ends += ends
         if self._context.spec.ranks > 1:
-            self._compare(repr(ends))
+            self._compare(announcement(ends))
 
     def _check(self, ends: tuple[ExpectedEnd, ...]) -> None:
         """Raise ValueError for ends that cannot be judged."""
         __tracebackhide__ = True
-        size = self._context.spec.ranks
         known = {end.rank for end in self._ends}
         for end in ends:
-            if end.kind is not EndKind.UNEVEN_COLLECTIVES and (type(end.rank) is not int or not 0 <= end.rank < size):
-                raise ValueError(f"the test has no rank {end.rank!r}; its ranks are {ranks_text(range(size))}")
+            if end.kind is not EndKind.UNEVEN_COLLECTIVES:
+                self._check_rank(end.rank)
             if end.rank in known:
                 what = "uneven collectives were" if end.rank is None else f"the end of rank {end.rank} was"
                 raise ValueError(f"{what} announced before in this test; announce one end for each rank")
         silent = {end.rank for end in (*self._ends, *ends) if end.kind in _SILENT}
-        if len(silent) == size:
+        if len(silent) == self._context.spec.ranks:
             raise ValueError("the ends of all ranks would be announced; at least one rank must be left to report")
+
+    def _check_rank(self, rank: object) -> None:
+        """Raise ValueError if the test has no such rank."""
+        __tracebackhide__ = True
+        ranks = range(self._context.spec.ranks)
+        if type(rank) is not int or rank not in ranks:
+            raise ValueError(f"the test has no rank {rank!r}; its ranks are {ranks_text(ranks)}")
 
     def _compare(self, own: str) -> None:
         """Exchange the announcement `own` through the world's store, which works without a process group."""
@@ -94,7 +142,8 @@ class Faults:
         context = self._context
         store, ranks = context.signed_store, range(context.spec.ranks)
         assert store is not None
-        turn = f"faults/{context.tests}/{len(self._ends)}"
+        self._exchanges += 1
+        turn = f"faults/{context.tests}/{self._exchanges}"
         store.set(f"{turn}/{context.rank}", own.encode())
         each = [store.get(f"{turn}/{rank}").decode() for rank in ranks]
         # Rank 0 serves the store: it must not end before the others have read.
@@ -102,7 +151,7 @@ class Faults:
         for rank in ranks if context.rank == 0 else ():
             store.get(f"{turn}/{rank}/read")
         if len(set(each)) > 1:
-            texts = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(each))
+            texts = "; ".join(f"rank {rank} {text}" for rank, text in enumerate(each))
             raise ValueError(f"the ranks must announce the same ends: {texts}")
 
 
@@ -112,3 +161,12 @@ def _signal_number(signal: str | int) -> int:
         return (signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)).value
     except (KeyError, ValueError):
         raise ValueError(f"there is no signal {signal!r}; name it as in 'SIGKILL'") from None
+
+
+def _kill_this_process() -> None:
+    kill(getpid(), signals.SIGKILL)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    __tracebackhide__ = True
+    raise error

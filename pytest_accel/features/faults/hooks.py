@@ -1,15 +1,68 @@
-"""Call of the kernel: the object that the fixture `faults` gives to a test."""
+"""Calls of the kernel: the object that the fixture `faults` gives to a test, and random delays (``--accel-jitter``)."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+import pytest
+
+from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.features.faults.announcements import Faults
+from pytest_accel.features.faults.injection import Injector
+from pytest_accel.settings.options import JITTER, flag, jitter
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
+    from pytest_accel.session import AccelSession
+
+_seed: int | None = None
+"""The seed of random delays in this rank; None: there are none."""
+_injector = Injector(0, None)
+"""The injector of the last test of this rank that could have faults."""
+
+
+def configure(session: AccelSession) -> None:
+    seed = jitter(session.config)
+    assert seed is not None
+    session.config.pluginmanager.register(_JitterHooks(seed), "accel-jitter")
+
+
+def configure_rank(config: pytest.Config) -> None:
+    global _seed
+    _seed = jitter(config)
+
+
+def around_call(context: RankContext) -> Injector:
+    return _injector_of(context)
 
 
 def make_faults(context: RankContext) -> Faults:
-    """Return the announcements of one test, of which there are none yet."""
-    return Faults(context)
+    """Return an object that has no announcements and plans no faults yet."""
+    return Faults(context, _injector_of(context))
+
+
+def _injector_of(context: RankContext) -> Injector:
+    """Return the injector of the running test, the same one for its fixture and for its call."""
+    global _injector
+    if _injector.test != context.tests:
+        # The delays of a test do not depend on the tests before it: its rerun alone has the same.
+        _injector = Injector(context.tests, None if _seed is None else f"{_seed}/{context.rank}")
+    return _injector
+
+
+class _JitterHooks:
+    """Names the seed of random delays in the header, and in each failure of a test that has run with them."""
+
+    def __init__(self, seed: int) -> None:
+        self._text = f"random delays before collectives: {flag(JITTER)} {seed}"
+
+    def pytest_report_header(self) -> str:
+        return f"accel: {self._text}"
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.failed and MARKED in item.stash:
+            report.sections.append(("jitter", self._text))
+        return report

@@ -115,7 +115,7 @@ def test_each_end_passes_only_if_it_was_announced(suite: Suite, which: str) -> N
     run.expect({f"test_{one}_{end}": _expected(one, end) for one, end in pairs} | {"test_last": "PASSED"})
     if which == "quick":
         assert "rank 1 exited with status 8; announced: rank 1 exits with status 7" in run.text
-        assert "rank 1 passed; announced: rank 1 hangs" in run.text
+        assert "rank 1 passed; announced: rank 1 hangs for 0.3 s" in run.text
 
 
 _MISUSES = """

@@ -1,0 +1,143 @@
+"""Faults that are injected before collectives and messages of a rank, and random delays. Runs in ranks only.
+
+The injector sees them at torch's dispatcher, through a `TorchDispatchMode` (`torch_api.watch_operations`), as torch's
+own `CommDebugMode` does. Each function of `torch.distributed` passes there, and so do the collectives of code in C++:
+those of DistributedDataParallel, of DTensor and of functional collectives. Methods of the process group that are
+replaced (`rank/pending_work.py`) would miss these. A mode belongs to one thread: operations of other threads are not
+seen, except those of autograd, which takes the modes along.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from threading import get_ident
+from time import sleep
+from typing import Any
+
+import pytest
+
+from pytest_accel.core import torch_api
+
+_LONGEST_DELAY = 0.02
+"""Seconds of the longest random delay: much longer than a collective, and tests with hundreds of them still end."""
+_OPERATIONS = {
+    **dict.fromkeys(("allreduce", "allreduce_coalesced", "all_reduce", "all_reduce_coalesced"), "all_reduce"),
+    **dict.fromkeys(("allgather", "allgather_coalesced"), "all_gather"),
+    **dict.fromkeys(("allgather_base", "allgather_into_tensor_coalesced"), "all_gather_into_tensor"),
+    **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_coalesced"), "all_gather_into_tensor"),
+    **dict.fromkeys(("all_gather_into_tensor_out", "all_gather_single"), "all_gather_into_tensor"),
+    "reduce_scatter": "reduce_scatter",
+    **dict.fromkeys(("reduce_scatter_base", "reduce_scatter_single"), "reduce_scatter_tensor"),
+    **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), "reduce_scatter_tensor"),
+    "alltoall": "all_to_all",
+    **dict.fromkeys(("alltoall_base", "all_to_all_single"), "all_to_all_single"),
+    **dict.fromkeys(("recv", "recv_any_source"), "recv"),
+    **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier", "send")},
+}
+"""The function of `torch.distributed` for each operation of torch's dispatcher, without underscores around its name."""
+_FUNCTIONS = frozenset(_OPERATIONS.values())
+_NEW_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+"""Functions that torch 2.13 has renamed, with their old names."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """A fault that happens on this rank before one operation, or before each."""
+
+    what: str
+    """A description for messages: ``delay``."""
+    at: str | None
+    """The function of `torch.distributed` before which it happens; None: any."""
+    number: int | None
+    """The number of the call, from 1; None: each call."""
+    act: Callable[[], None]
+    calls: int = 0
+    """Number of calls since the fault was planned."""
+
+    def __post_init__(self) -> None:
+        self.at = None if self.at is None else _NEW_NAMES.get(self.at, self.at)
+        if self.at is not None and self.at not in _FUNCTIONS:
+            raise ValueError(f"at must be one of {', '.join(sorted(_FUNCTIONS))}, got {self.at!r}")
+        if self.number is not None and (type(self.number) is not int or self.number < 1):
+            raise ValueError(f"n must be an int >= 1, or None for each call, got {self.number!r}")
+
+    @property
+    def has_come(self) -> bool:
+        return self.calls >= (self.number or 1)
+
+    def __str__(self) -> str:
+        number = "" if self.number is None else f" #{self.number}"
+        times = "once" if self.calls == 1 else f"{self.calls} times" if self.calls else "never"
+        return f"{self.what} at {self.at or 'operation'}{number} (called {times})"
+
+
+class Injector:
+    """Injects the faults of one test into its call on this rank. A `CallWrapper` of the test runner."""
+
+    failed_at: float | None = None
+
+    def __init__(self, test: int, seed: str | None) -> None:
+        """`test` is the number of the test in this rank; `seed` is that of random delays, None: there are none."""
+        self.test = test
+        self._seed = seed
+        self._random = Random(seed)
+        self._faults: list[Fault] = []
+        self._mode: Any = None
+        self._thread: int | None = None
+        """The thread that runs the call; None before and after the call."""
+
+    def active(self) -> Injector:
+        """Return this object, a context manager in which the call of the test runs."""
+        return self
+
+    def __enter__(self) -> None:
+        self._thread = get_ident()
+        if self._seed is not None and "torch" in sys.modules:
+            self._watch()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """End the injection. Fail the test if it has not failed, and a planned fault has not come."""
+        self._thread = None
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+        missing = [fault for fault in self._faults if not fault.has_come]
+        if missing and kind is None:
+            pytest.fail(f"planned faults have not come: {', '.join(map(str, missing))}", pytrace=False)
+
+    def check(self) -> None:
+        """Raise RuntimeError unless the thread that runs the test's own code has called this."""
+        __tracebackhide__ = True
+        if self._thread != get_ident():
+            raise RuntimeError(
+                "faults can be planned only by the test's own code, in its own thread, and if the test has the "
+                "argument 'faults'"
+            )
+
+    def plan(self, fault: Fault) -> None:
+        """Let `fault` happen on this rank."""
+        __tracebackhide__ = True
+        self.check()
+        self._faults.append(fault)
+        self._watch()
+
+    def _watch(self) -> None:
+        """See each operation from now on, until the end of the call."""
+        if self._mode is None:
+            self._mode = torch_api.watch_operations(self._before)
+            self._mode.__enter__()
+
+    def _before(self, operation: str) -> None:
+        __tracebackhide__ = True
+        name = _OPERATIONS.get(operation.strip("_"))
+        if name is None:  # For example, the wait for a collective.
+            return
+        if self._seed is not None:
+            sleep(self._random.uniform(0, _LONGEST_DELAY))
+        for fault in self._faults:
+            if fault.at in (None, name):
+                fault.calls += 1
+                if fault.number in (None, fault.calls):
+                    fault.act()

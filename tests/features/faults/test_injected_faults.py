@@ -1,0 +1,288 @@
+"""Tests of faults that are injected before collectives: kills, delays, errors, and random delays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.run import CAUSES
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_TESTS = """
+    import datetime
+    import threading
+    import time
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    distributed = pytest.mark.distributed
+    ONE = torch.ones(1)
+
+
+    @distributed(2)
+    def test_kill(faults, rank):
+        faults.kill(1, at="all_reduce", n=2)
+        dist.all_reduce(ONE)
+        dist.barrier()
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(ONE)
+
+
+    @distributed(2)
+    def test_kill_in_cpp(faults, rank):
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        faults.kill(1, at="all_reduce")  # That of the gradients, which torch starts in C++.
+        with pytest.raises(RuntimeError):
+            model(torch.ones(1, 2)).sum().backward()
+
+
+    @distributed(2)
+    def test_kill_that_does_not_come(faults, rank):
+        faults.kill(1, at="all_reduce", n=2)
+        dist.all_reduce(ONE)
+
+
+    @distributed(2)
+    def test_delay(faults, rank, gather):
+        faults.delay(1, 0.3, at="barrier")
+        began = time.monotonic()
+        dist.all_reduce(ONE)
+        dist.barrier()
+        dist.barrier()
+        assert time.monotonic() - began >= 0.6
+
+
+    @distributed(2)
+    def test_delay_that_does_not_come(faults, rank):
+        faults.delay(0, 0.3, at="reduce")
+        faults.delay(0, 0.3, n=3)
+        dist.all_reduce(ONE)
+
+
+    @distributed(2)
+    def test_error(faults, rank):
+        faults.fail(1, OSError("by hand"), at="all_gather", n=2)
+        parts = [torch.zeros(1), torch.zeros(1)]
+        dist.all_gather(parts, ONE)
+        if rank == 1:
+            with pytest.raises(OSError, match="by hand"):
+                dist.all_gather(parts, ONE)
+        dist.all_gather(parts, ONE)
+
+
+    @distributed(2)
+    def test_uncaught_error(faults, rank):
+        for one in (0, 1):
+            faults.fail(one, OSError("by hand"))
+        dist.all_reduce(ONE)
+
+
+    @distributed(2)
+    def test_after_errors(rank):
+        dist.all_reduce(ONE)
+
+
+    @distributed(2)
+    def test_values(faults, rank):
+        for plan in (faults.kill, lambda rank, **named: faults.delay(rank, 0.1, **named)):
+            for arguments in ({"rank": 2}, {"rank": 1, "at": "allreduce"}, {"rank": 1, "n": 0}):
+                with pytest.raises(ValueError):
+                    plan(**arguments)
+        with pytest.raises(ValueError):
+            faults.delay(1, -1)
+        with pytest.raises(TypeError, match="error must be an exception"):
+            faults.fail(1, "by hand")
+        errors = []
+
+        def plan():
+            with pytest.raises(RuntimeError, match="in its own thread"):
+                faults.delay(rank, 0.1)
+            errors.append(None)
+
+        thread = threading.Thread(target=plan)
+        thread.start()
+        thread.join()
+        assert errors == [None]
+
+
+    @pytest.fixture
+    def planned_in_setup(faults):
+        faults.delay(0, 0.1)
+
+
+    @distributed(2)
+    def test_in_setup(planned_in_setup):
+        pass
+    """
+
+
+def test_faults_are_injected_before_collectives(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    run = suite.run(CAUSES)
+    run.expect(
+        {
+            "test_kill": "PASSED",
+            "test_kill_in_cpp": "PASSED",
+            "test_kill_that_does_not_come": "FAILED failed: Failed; rank 1",
+            "test_delay": "PASSED",
+            "test_delay_that_does_not_come": "FAILED failed: Failed; rank 0",
+            "test_error": "PASSED",
+            "test_uncaught_error": "FAILED failed: OSError; ranks 0-1",
+            "test_after_errors": "PASSED",
+            "test_values": "PASSED",
+            "test_in_setup": "ERROR failed: RuntimeError; ranks 0-1",
+        }
+    )
+    assert "kill at all_reduce #2 (called once)" in run.failure("test_kill_that_does_not_come")
+    assert "announced: rank 1 is killed by SIGKILL" in run.failure("test_kill_that_does_not_come")
+    text = "planned faults have not come: delay at reduce (called never), delay at operation #3 (called once)"
+    assert text in run.failure("test_delay_that_does_not_come")
+
+
+_RECOVERIES = """
+    import datetime
+    import threading
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    distributed = pytest.mark.distributed
+
+
+    def join(store, epoch, rank, size, seconds=60):
+        store, timeout = dist.PrefixStore(f"epoch{epoch}", store), datetime.timedelta(seconds=seconds)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+    @distributed(3, init=False)
+    def test_survivors_form_a_new_group_and_finish(faults, rank, dist_store):
+        faults.kill(2, at="all_reduce", n=3)
+        total, step, size, epoch = torch.zeros(1), 0, 3, 0
+        join(dist_store, epoch, rank, size, 3)  # One survivor notices the death at once, the other one by the timeout.
+        while step < 5:
+            gradient = torch.ones(1)
+            try:
+                dist.all_reduce(gradient)
+            except RuntimeError:
+                dist.destroy_process_group()
+                size, epoch = 2, epoch + 1
+                join(dist_store, epoch, rank, size)
+                continue
+            total += gradient
+            step += 1
+        dist.destroy_process_group()
+        assert (total.item(), epoch) == (3 + 3 + 2 + 2 + 2, 1)
+
+
+    @distributed(2)
+    def test_the_timeout_of_a_group_ends_a_collective_that_hangs(faults, rank):
+        faults.expect_hang(1, after=0.2)
+        group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+        if rank == 1:
+            threading.Event().wait()
+        with pytest.raises(RuntimeError, match="(?i)timed out"):
+            dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+
+
+    def train(checkpoint, rank, steps):
+        state = torch.load(checkpoint) if checkpoint.exists() else {"step": 0, "weight": torch.zeros(1)}
+        while state["step"] < steps:
+            mean = torch.full((1,), float(state["step"]))
+            dist.all_reduce(mean)
+            state = {"step": state["step"] + 1, "weight": state["weight"] + mean / dist.get_world_size()}
+            if rank == 0:
+                torch.save(state, checkpoint.with_name("new"))
+                checkpoint.with_name("new").rename(checkpoint)
+        return state
+
+
+    @distributed(2, init=False)
+    def test_training_resumes_from_its_checkpoint_after_a_kill(faults, rank, shared_tmp_path, dist_store):
+        faults.kill(1, at="all_reduce", n=4)
+        checkpoint = shared_tmp_path / "checkpoint"
+        join(dist_store, 0, rank, 2)
+        with pytest.raises(RuntimeError):
+            train(checkpoint, rank, 6)
+        dist.destroy_process_group()
+        assert torch.load(checkpoint)["step"] == 3
+        join(dist_store, 1, 0, 1)
+        state = train(checkpoint, 0, 6)
+        dist.destroy_process_group()
+        assert state["weight"].item() == 0 + 1 + 2 + 3 + 4 + 5
+    """
+
+
+def test_survivors_recover_from_a_fault(suite: Suite) -> None:
+    suite.write("test_it.py", _RECOVERIES)
+    run = suite.run()
+    assert run.count() == {"PASSED": 3}
+
+
+_RACE = """
+    import threading
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed(3)
+    def test_race(rank, shared_tmp_path):
+        pair, answer = dist.new_group([0, 2]), shared_tmp_path / "answer"
+        dist.barrier()
+        if rank != 1:
+            dist.all_reduce(torch.ones(1), group=pair)
+            answer.touch()
+        else:
+            threading.Event().wait(0.008)  # Without delays, the others are done by now.
+            assert answer.exists()
+    """
+
+
+def test_random_delays_find_a_race_and_name_their_seed(suite: Suite) -> None:
+    suite.write("test_it.py", _RACE)
+    suite.ini("accel_leaks = off")
+    for seed in range(20):
+        run = suite.run("--accel-jitter", str(seed))
+        assert f"accel: random delays before collectives: --accel-jitter {seed}" in run.text
+        if run.result("test_race") != "PASSED":
+            break
+    run.expect({"test_race": "FAILED"})
+    assert f"random delays before collectives: --accel-jitter {seed}" in run.failure("test_race")
+    assert f"--accel-jitter {seed} --accel-" in run.failure("test_race"), "the command of the rerun"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["environment", "ini"])
+def test_the_seed_of_random_delays_has_three_forms(suite: Suite, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way == "ini":
+        suite.ini("accel_jitter = 7")
+    else:
+        monkeypatch.setenv("PYTEST_ACCEL_JITTER", "7")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+        @pytest.mark.distributed(2)
+        def test_delayed(rank):
+            assert type(_get_current_dispatch_mode()).__name__ == "Watch"
+            dist.all_reduce(torch.ones(1))
+            assert rank == 0
+        """,
+    )
+    run = suite.run("-n1")
+    assert "assert 1 == 0" in run.text
+    assert run.text.count("random delays before collectives: --accel-jitter 7") == 2, "the header and the failure"
