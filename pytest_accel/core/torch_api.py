@@ -293,9 +293,6 @@ def watch_operations(before: Callable[[str], None]) -> Any:
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Watch(TorchDispatchMode):
-        pass
-
     def dispatch(self: object, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
         namespace, _, name = str(func.overloadpacket).partition(".")
@@ -303,10 +300,11 @@ def watch_operations(before: Callable[[str], None]) -> Any:
             before(name)
         return func(*args, **(kwargs or {}))
 
-    # Not in the body of the class: torch would wrap it, and import its whole compiler when it is called first.
     skip_in_compiler(dispatch.__code__)
-    Watch.__torch_dispatch__ = dispatch  # type: ignore[method-assign, assignment]
-    return Watch()
+    watch: Any = type("Watch", (TorchDispatchMode,), {})
+    # torch wraps a method that the class has when it is made, and imports its compiler when the wrapper is called.
+    watch.__torch_dispatch__ = dispatch
+    return watch()
 
 
 def skip_in_compiler(code: CodeType) -> None:

@@ -76,6 +76,7 @@ _HANGS = {
     HangCause.UNREAD: "did not read the driver's message",
     HangCause.OTHER_RANK: "stopped",
     HangCause.DEADLOCK: "in a deadlock",
+    HangCause.EXPECTED: "still running",
 }
 """Words for a rank that hung, beside the message that says more."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
