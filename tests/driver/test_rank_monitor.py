@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pickle import dumps
 from typing import cast
 
 import pytest
 
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.rank_messages import EndKind, EndsExpected, ExpectedEnd, PhaseReport
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -39,3 +43,29 @@ def test_a_failed_connection_closes_those_to_the_other_ranks(monkeypatch: pytest
     for descriptor in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+
+
+def test_ends_are_announced_only_in_the_call_of_the_running_test(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver, sender = Pipe()
+    rank = RankConnection(rank=0, pid=0, is_remote=False, call=pytest.fail, connection=driver, pidfd=None)
+    monkeypatch.setattr(RankConnection, "open", lambda grant, number: rank)
+    grant = WorldGrant(WorldSpec(1, WorldKey("cpu", None, 1, grouped=True)), (0,), str(tmp_path), False, 0.0, ())
+    monitor = RankMonitor(grant, cast(PoolClient, None), WorldCondition(), cast(DebuggerRelay, None))
+    end = ExpectedEnd(EndKind.EXIT, 0, 7)
+
+    def announced_after(message: object) -> tuple[ExpectedEnd, ...]:
+        sender.send_bytes(dumps((message, EndsExpected(1, (end,)))))
+        assert monitor.pump(monotonic() + 60)
+        return rank.announced
+
+    monitor.serial = 1
+    assert announced_after(EndsExpected(2, (end,))) == ()
+    assert announced_after(PhaseReport(1, "setup", {"outcome": "passed"}, 0.0)) == (end,)
+    assert announced_after(EndsExpected(2, (end,))) == (end, end)
+    assert announced_after(PhaseReport(1, "call", {"outcome": "passed"}, 0.0)) == (end, end)
+    rank.begin()
+    assert rank.announced == ()
+    monitor.close()
+    sender.close()
