@@ -40,7 +40,7 @@ WITHOUT_FLAG = [
     *("accel_preload", "accel_rank_plugins", "accel_keep_processes"),
 ]
 """The settings that have no option of their own."""
-MOST_OPTIONS = 24  # More are a wall. Settings that describe a suite or its CI need no option.
+MOST_OPTIONS = 25  # More are a wall. Settings that describe a suite or its CI need no option.
 OLD_OPTIONS = (
     *("devices", "debug", "per-worker", "retry-dead", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
     *("within", "logs", "trace", "census"),

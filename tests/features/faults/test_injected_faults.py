@@ -242,7 +242,7 @@ _RACE = """
             dist.all_reduce(torch.ones(1), group=pair)
             answer.touch()
         else:
-            threading.Event().wait(0.015)  # Without delays, the others are done by now.
+            threading.Event().wait(0.013)  # Without delays, the others are done by now.
             assert answer.exists()
     """
 
