@@ -265,7 +265,7 @@ def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def faults(request: pytest.FixtureRequest) -> Faults:
-    """Return an object that announces how ranks of this test end on purpose; see `Faults`."""
+    """Return an object that announces how ranks of this test end on purpose, and plans faults; see `Faults`."""
     made: Faults = features.call_one("make_faults", request.config, _rank_context(request))
     return made
 

@@ -66,6 +66,8 @@ class Faults:
         class, which torch has since 2.8.
         """
         __tracebackhide__ = True
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, got {text!r}")
         ranks = range(self._context.spec.ranks) if rank is None else (rank,)
         self._announce(*(ExpectedEnd(EndKind.DEVICE_ERROR, one, text=text) for one in ranks))
 

@@ -95,14 +95,16 @@ class Injector:
 
     def __enter__(self) -> None:
         self._thread = get_ident()
+        self._faults.clear()  # A plugin may run the test again.
         if self._seed is not None and "torch" in sys.modules:
             self._watch()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """End the injection. Fail the test if it has not failed, and a planned fault has not come."""
         self._thread = None
-        if self._mode is not None:
-            self._mode.__exit__(None, None, None)
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)
         missing = [fault for fault in self._faults if not fault.has_come]
         if missing and kind is None:
             pytest.fail(f"planned faults have not come: {', '.join(map(str, missing))}", pytrace=False)

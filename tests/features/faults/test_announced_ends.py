@@ -230,6 +230,8 @@ _MISUSES = """
                 faults.expect_exit(1, **named)
         with pytest.raises(ValueError):
             faults.expect_exit(1, status=7, signal="SIGKILL")
+        with pytest.raises(TypeError):
+            faults.expect_device_error(1, 7)
         for after in (0, -1, float("inf"), float("nan")):
             with pytest.raises(ValueError):
                 faults.expect_hang(1, after=after)
