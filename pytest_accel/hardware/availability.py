@@ -68,7 +68,7 @@ class Guard:
     use, makes a test wait for a bounded time and is reported (`missing`): the cause may be processes of other programs,
     or the session's own main process.
 
-    `session` is the pid of the session's main process. `waits` is ``--accel-busy wait``: a device that other processes
+    `session` is the pid of the session's main process. `waits` is ``accel_busy = wait``: a device that other processes
     use may not be leased until they have finished.
     """
 

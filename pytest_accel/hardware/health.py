@@ -68,7 +68,7 @@ class Health:
 class HealthVendor(Protocol):
     """Additional method of a :class:`~pytest_accel.core.device.Vendor` whose driver reports who uses a device.
 
-    ``--accel-busy`` uses it, and so does the pool, to wait until the memory of a device is free again.
+    ``accel_busy`` uses it, and so does the pool, to wait until the memory of a device is free again.
     """
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:

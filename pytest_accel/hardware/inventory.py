@@ -69,7 +69,7 @@ class Inventory:
     outer: str = ""
     """The test inside which this session runs, and its devices, one sentence; empty if it does not run inside one."""
     busy: tuple[str, ...] = ()
-    """Devices left out because others use them (``--accel-busy skip``), with their users, one sentence each."""
+    """Devices left out because others use them (``accel_busy = skip``), with their users, one sentence each."""
 
 
 class Machine:
@@ -77,7 +77,7 @@ class Machine:
 
     `spec` is ``--accel``. `only` is ``--accel-ids``: ids or indices of devices that the inherited mask leaves, in
     the order that the session uses. `order` is ``--accel-order``; its indices count the same devices. `environ` is the
-    environment that the session inherited (None: that of this process). `skip_busy` is ``--accel-busy skip``: devices
+    environment that the session inherited (None: that of this process). `skip_busy` is ``accel_busy = skip``: devices
     that others use are left out, if the vendor can find out. `held` are the devices of the rank inside which this
     session runs: others are left out, except for pretended ones, which this session shares with nobody. If an id or
     index does not exist, the first access to `session` raises ValueError.

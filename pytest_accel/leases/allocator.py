@@ -55,7 +55,7 @@ class Allocator:
         *,
         waits_for_busy: bool,
     ) -> None:
-        """`slots` is the number of CPU slots. `waits_for_busy` is True for ``--accel-busy wait``.
+        """`slots` is the number of CPU slots. `waits_for_busy` is True for ``accel_busy = wait``.
 
         ``on_wanted(number)`` and ``on_lost(number, why)`` are called like those of :class:`Broker`.
         """

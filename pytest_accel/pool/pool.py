@@ -68,7 +68,7 @@ class Pool:
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        `waits_for_busy` is True for ``--accel-busy wait``. ``workers(ranks)`` makes what the suite's hooks see of the
+        `waits_for_busy` is True for ``accel_busy = wait``. ``workers(ranks)`` makes what the suite's hooks see of the
         ranks of a new world. The layout of `machines` is read whenever a world is placed. `record` gets the
         events of the pool. `start_job` starts the worlds that a launcher starts.
         """

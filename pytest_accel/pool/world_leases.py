@@ -119,7 +119,7 @@ class WorldLeases:
         *,
         waits_for_busy: bool,
     ) -> None:
-        """`slots` is the number of CPU slots. `waits_for_busy` is True for ``--accel-busy wait``.
+        """`slots` is the number of CPU slots. `waits_for_busy` is True for ``accel_busy = wait``.
 
         `on_failure` gets the traceback of an error that has ended a thread of another machine's leases.
         """

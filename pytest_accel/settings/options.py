@@ -386,7 +386,7 @@ _LOG_HELP = (
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
 _WITHOUT_FLAG = (
-    *(SCHEDULE, PER_WORKER, RETRY_DEAD, LEAKS, CI, MARKS),
+    *(BUSY, SCHEDULE, PER_WORKER, RETRY_DEAD, LEAKS, CI, MARKS),
     *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES),
 )
 """Settings without a command line option of their own: they describe a suite or its CI (``-o accel_leaks=fail``)."""

@@ -27,7 +27,7 @@ def test_a_gpu_that_another_process_uses_is_busy(inner: Inner) -> None:
     ) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == "up\n"
-        run = inner.run("--accel=cuda", "--accel-busy=skip", "-rs")
+        run = inner.run("--accel=cuda", "-o", "accel_busy=skip", "-rs")
         user.communicate("\n")
     run.assert_outcomes(skipped=1)
     run.stdout.fnmatch_lines(["accel: cuda, no devices*; left out as busy: *"])

@@ -219,7 +219,7 @@ def test_a_session_names_the_holder_of_the_device_that_it_waited_for(
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     pytester.makepyfile("import pytest\n\n\n@pytest.mark.devices\ndef test_it(): ...\n")
-    options = ("--accel=cuda", "--accel-busy=wait", "--accel-wait=0.2", "-p", "accel")
+    options = ("--accel=cuda", "-o", "accel_busy=wait", "--accel-wait=0.2", "-p", "accel")
     run = pytester.runpytest_subprocess(*options)
     run.assert_outcomes(errors=1)
     run.stdout.fnmatch_lines(
