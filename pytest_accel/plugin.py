@@ -136,9 +136,7 @@ def pytest_load_initial_conftests(
             early_start.start_server(early_config)
         for option in options.FILES:
             if (path := options.output_path(early_config, option)) is not None:
-                from pytest_accel.core import whole_file
-
-                whole_file.remove(path)  # If a conftest fails, no later hook is called.
+                options.remove_output(path, option)  # If a conftest fails, no later hook is called.
     try:
         return (yield)
     except BaseException:
@@ -153,7 +151,9 @@ def _start_log(early_config: pytest.Config, path: str | None) -> None:
 
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         alone = not launcher_env.is_xdist_worker() and launcher_env.find_here() is None
-        log.start_session(early_config, path, replace=alone)
+        if path is not None and alone and not log.is_on():
+            options.remove_output(path, options.LOG)
+        log.start_session(early_config, path)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.core import whole_file
-
 if TYPE_CHECKING:
     from pytest_accel.core.record_events import Event
 
@@ -43,10 +41,10 @@ class _Lines(logging.Formatter):
 _logger = logging.Logger("pytest")
 
 
-def start_session(config: pytest.Config, path: str | None, *, replace: bool) -> None:
+def start_session(config: pytest.Config, path: str | None) -> None:
     """Begin to write the steps of a pytest process, until it ends; `path` is the file of ``--accel-log``, if given.
 
-    With `replace`, remove an older file of that path. Raise ``pytest.UsageError`` if the file cannot be opened.
+    Raise ``pytest.UsageError`` if the file cannot be opened.
 
     No-op for a session inside of a process that writes its steps already, such as one of pytester or of a fork server:
     its end must not close the file.
@@ -59,8 +57,6 @@ def start_session(config: pytest.Config, path: str | None, *, replace: bool) -> 
             # An absolute path: the processes of the session may have other working directories.
             os.environ[VARIABLE] = os.path.realpath(config.invocation_params.dir / wanted)
             config.add_cleanup(lambda: _restore(before))
-        if path is not None and replace:
-            whole_file.remove(os.environ[VARIABLE])
         start(os.environ.get("PYTEST_XDIST_WORKER", "main process"))
     except OSError as error:
         raise pytest.UsageError(f"--accel-log {os.environ[VARIABLE]}: cannot be opened: {error.strerror}") from None

@@ -43,6 +43,8 @@ def parse_kind(text: str) -> KindSpec:
             check_kind(name)
         except ValueError:
             raise ValueError(f"--accel {text!r}: allowed are auto, none, {', '.join(kinds())}") from None
+        if name == "sim" and not colon:
+            raise ValueError(f"--accel {text!r}: say how many devices: sim:8, or sim:FILE.toml")
     elif colon:
         raise ValueError(f"--accel {text!r}: {name} takes nothing after a colon")
     return KindSpec(name, argument if colon else None)

@@ -374,17 +374,23 @@ _OPTIONS: dict[str, _Option] = {
 
 FILES = {
     RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices; `python -m "
-    "pytest_accel trace`, `report` and `census` read such files",
+    "pytest_accel trace`, `report`, `summary` and `census` read such files",
     REPORT: "write an HTML page about the session to this file: tests on devices over time, waits, failures, skips "
     "(needs Bokeh: pytest-accel[report])",
 }
 """The options with the path of a file to write, and their help."""
+BEGINNINGS = {RECORD: b"{", REPORT: b"<", LOG: b"012"}
+"""The possible first bytes of such a file, and of that of ``--accel-log``, whose lines begin with the time."""
 _LOG_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
     "PYTEST_ACCEL_LOG does the same for agents on other machines"
 )
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
+_OTHER_VARIABLES = frozenset(
+    f"PYTEST_ACCEL_{name}" for name in ("LOCK_DIR", "LOG", "PLACE", "SECRET", "SESSION", "TESTRUNUID")
+)
+"""Variables of the plugin that are no settings; their modules have their meaning."""
 _WITHOUT_FLAG = (
     *(BUSY, SCHEDULE, PER_WORKER, RETRY_DEAD, LEAKS, CI, MARKS),
     *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES),
@@ -518,6 +524,16 @@ def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
     return None if request is None else request.machine
 
 
+def remove_output(path: str, option: str) -> None:
+    """Remove an earlier file of `option`. Raise ``pytest.UsageError`` if `path` is another file."""
+    from pytest_accel.core import whole_file
+
+    try:
+        whole_file.remove(path, BEGINNINGS[option])
+    except FileExistsError as error:
+        raise pytest.UsageError(f"{flag(option)} {path}: {error.strerror}; name a new file, or remove it") from None
+
+
 def output_path(config: pytest.Config, option: str) -> str | None:
     """Return the path of the file of `option`, one of `FILES`; None without this option.
 
@@ -532,6 +548,7 @@ def settings(config: pytest.Config) -> Settings:
     values: dict[str, Any] = {
         definition.field: _find(config, option, definition) for option, definition in _OPTIONS.items()
     }
+    _check_variables()
     explicit = {field: value for field, value in values.items() if value is not None}
     return Settings(info=config.getoption(INFO), **explicit)
 
@@ -604,6 +621,19 @@ def _find(config: pytest.Config, option: str, definition: _Option) -> Any:
         # pytest cannot convert the value. The class of the error depends on pytest's version; its text has the value.
         raise pytest.UsageError(f"{source}: must be {name_kinds(definition.allowed)}: {error}") from None
     return None if value is None else _read(definition, value, source)
+
+
+def _check_variables() -> None:
+    """Raise ``pytest.UsageError`` for a variable that sets nothing: a misspelt requirement must not be silent."""
+    for variable in os.environ:
+        if variable.startswith("PYTEST_ACCEL_") and variable not in _OTHER_VARIABLES:
+            known = list(map(environment_variable, _OPTIONS))
+            if variable not in known:
+                from difflib import get_close_matches
+
+                close = get_close_matches(variable, known, 1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise pytest.UsageError(f"environment variable {variable}: there is no such setting{hint}")
 
 
 def _from_environment(option: str, definition: _Option) -> Any:

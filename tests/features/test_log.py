@@ -46,7 +46,7 @@ def in_order(steps: list[str], *beginnings: str) -> bool:
 
 def test_the_log_has_the_steps_of_workers_fork_servers_and_ranks(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
-    suite.write("steps.log", "an older file")
+    suite.write("steps.log", "09:00:00.000 an older file")
     run = suite.run("-n1", "--accel-log=steps.log")
     run.expect({"test_ranks": "PASSED", "test_unmarked": "PASSED"})
 

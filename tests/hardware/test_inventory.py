@@ -48,6 +48,7 @@ def test_a_wrong_kind_lists_the_allowed_values(text: str) -> None:
     ("text", "message"),
     [
         ("auto:1", "--accel 'auto:1': auto takes nothing after a colon"),
+        ("sim", "--accel 'sim': say how many devices: sim:8, or sim:FILE.toml"),
         ("none:", "--accel 'none:': none takes nothing after a colon"),
         ("rocm:", "--accel rocm:: rocm takes nothing after a colon"),
         *((f"cpu:{n}", f"--accel cpu:{n}: allowed are cpu and cpu:N, with N from 1") for n in ("", "0", "x", "-1")),

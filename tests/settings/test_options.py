@@ -469,3 +469,12 @@ def test_the_ini_and_toml_examples_of_the_reference_give_the_same_settings(pytes
         (pytester.path / file).write_text(snippet, encoding="utf-8")
         assert settings(pytester) == Settings(order="pci", timeout=60.0, preload=("numpy", "torch.nn"))
         (pytester.path / file).unlink()
+
+
+def test_a_variable_that_is_no_setting_is_an_error(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a misspelt requirement of a CI job would not be noticed."""
+    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", "/nowhere")
+    settings(pytester)
+    monkeypatch.setenv("PYTEST_ACCEL_REQIRE", "cuda:2")
+    about = "environment variable PYTEST_ACCEL_REQIRE: there is no such setting"
+    assert usage_error(pytester) == f"{about}; did you mean PYTEST_ACCEL_REQUIRE?"

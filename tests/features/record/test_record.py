@@ -369,7 +369,17 @@ def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite) -> None:
 
 def test_an_old_record_is_removed_if_pytest_fails_to_start(suite: Suite) -> None:
     """If a conftest fails, pytest exits before it calls any hook of a session."""
-    suite.write("record.jsonl", "old")
+    suite.write("record.jsonl", "{}")
     suite.write("conftest.py", "1 / 0")
     assert suite.run("--accel-record=record.jsonl").ret == pytest.ExitCode.USAGE_ERROR
     assert not (suite.path / "record.jsonl").exists()
+
+
+@pytest.mark.parametrize("option", ["--accel-record", "--accel-report", "--accel-log"])
+def test_a_test_file_is_not_overwritten_if_a_value_was_forgotten(suite: Suite, option: str) -> None:
+    path = suite.write("test_it.py", "def test_it():\n    pass\n")
+    text = path.read_text()
+    run = suite.run(option, "test_it.py")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {option} test_it.py: it exists and has other content, which would be lost; name a new" in run.errors
+    assert path.read_text() == text
