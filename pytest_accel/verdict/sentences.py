@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pytest_accel.core.frames import PACKAGE, Folders
-from pytest_accel.core.rank_exit import ExitCause, RankExit
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.rank_messages import (
     CallSite,
     EndKind,
@@ -216,6 +216,8 @@ def failure_message(
         message = f"{who} failed in the {when} phase: {first}"
         return message, [message, *rest]
     phase = f" in the {when} phase" if when != "call" else ""
+    if when == "call" and root.exit == exited(0):  # Status 0 alone would read like a success.
+        phase = " before it had finished the test"
     be = "was" if len(ranks) == 1 else "were"
     text = _first_line(root) if root.exit is None else describe_exit(root.exit, be)
     message = f"{who} {text}{_place(root, folders)}{phase}"

@@ -19,7 +19,7 @@ from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import OutsideCause
 from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups, UnmetMessages
 from tests.flight_records import entry, record
-from tests.verdict.phases import FOLDERS, STACK, hung, judged
+from tests.verdict.phases import FOLDERS, STACK, hung, judged, passed
 
 OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
 
@@ -364,3 +364,9 @@ def test_an_interrupt_says_where_the_ranks_are() -> None:
     ]
     silent = Interrupted("test_it", {}, {0: "", 1: ""}, Findings())
     assert sentences.interrupted_lines(silent, FOLDERS) == ["ranks 0-1: do not respond to signals"]
+
+
+@pytest.mark.parametrize(("status", "more"), [(0, " before it had finished the test"), (7, "")])
+def test_a_rank_that_exits_with_status_0_does_not_read_like_a_success(status: int, more: str) -> None:
+    verdict = judged(passed(0), RankOutcome(1, "died", 1.0, exit=exited(status)))
+    assert verdict.message == f"rank 1 exited with status {status}{more}"
