@@ -140,6 +140,10 @@ class _Option(NamedTuple):
     metavar: str | None = None
 
 
+_IN_TOML = {"bool": " (true or false in TOML)", "string": " (a string in TOML)"}
+"""The form that an ini value must have in native TOML, by the type of the setting."""
+
+
 def _switch(field: str, help_text: str) -> _Option:
     """Return the definition of a setting that is on or off."""
     return _Option(field, "bool", "on or off", option_types.boolean, help_text)
@@ -214,7 +218,7 @@ _OPTIONS: dict[str, _Option] = {
         "string",
         f"a time >= 0 such as {option_types.TIMES}",
         option_types.time,
-        f"how long a test may wait for its devices: {option_types.TIMES} (default: as long as it takes)",
+        f"how long a test may wait for its devices, before it is an error: {option_types.TIMES} (default: no limit)",
         "TIME",
     ),
     TIMEOUT: _Option(
@@ -321,7 +325,7 @@ _OPTIONS: dict[str, _Option] = {
         "ray or ray:HOST:PORT",
         option_types.cluster,
         "run the tests that need devices or several machines on a Ray cluster: this machine's (ray), or the one "
-        "whose head listens at HOST:PORT (needs Ray: pytest-accel[ray])",
+        "whose head listens there (ray:HOST:PORT; needs Ray: pytest-accel[ray])",
         "CLUSTER",
     ),
     CI: _switch(
@@ -619,7 +623,8 @@ def _find(config: pytest.Config, option: str, definition: _Option) -> Any:
         value = config.getini(option)
     except (ValueError, TypeError, pytest.UsageError) as error:
         # pytest cannot convert the value. The class of the error depends on pytest's version; its text has the value.
-        raise pytest.UsageError(f"{source}: must be {name_kinds(definition.allowed)}: {error}") from None
+        toml = _IN_TOML.get(definition.ini_type, "")
+        raise pytest.UsageError(f"{source}: must be {name_kinds(definition.allowed)}{toml}: {error}") from None
     return None if value is None else _read(definition, value, source)
 
 

@@ -742,7 +742,7 @@ def stacks(
     found = (
         ("stacks", own),
         ("stacks of other threads", threads),
-        ("stacks at that time", seen),
+        ("stacks when another rank died", seen),
         ("native frames", findings.native),
     )
     return [

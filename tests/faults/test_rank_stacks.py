@@ -58,7 +58,7 @@ def test_a_death_and_a_hang_show_the_stacks_in_every_traceback_style(suite: Back
     if style in ("line", "no"):
         return
     report = run.failure("test_death")
-    _, _, stacks = report.partition("[ranks 0-1] stacks at that time")
+    _, _, stacks = report.partition("[ranks 0-1] stacks when another rank died")
     # The ranks create their files in the line in which they wait. The functions in it are built in and have no frames.
     line = re.escape("while not os.stat(stack).st_size: os.close(os.open(path, os.O_CREAT))")
     assert re.search(rf"^> +{line}$", stacks, re.MULTILINE)

@@ -363,7 +363,8 @@ def test_an_ini_value_that_pytest_cannot_convert_is_an_error(
 ) -> None:
     write_ini(pytester, option, text)
     message = usage_error(pytester)
-    assert message.startswith(f"ini option {option}: must be {allowed}: ")
+    toml = " (true or false in TOML)" if option == "accel_fresh" else ""
+    assert message.startswith(f"ini option {option}: must be {allowed}{toml}: ")
     assert text in message
 
 

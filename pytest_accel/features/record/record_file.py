@@ -117,7 +117,7 @@ def _parse_record(content: bytes, name: str) -> list[Recorded]:
         try:
             recorded = _parse(line)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise RecordError(f"{name}, line {number}: {error}") from None
+            raise RecordError(f"{name} is not a record of --accel-record: line {number}: {error}") from None
         if recorded is not None:
             events.append(recorded)
     if not events:
