@@ -294,7 +294,7 @@ def test_the_readme_stays_short() -> None:
 
 
 def test_files_and_tests_that_the_documentation_names_exist() -> None:
-    page = ROOT / "docs" / "reference" / "launchers.md"
+    page = ROOT / "docs" / "project" / "architecture.md"
     named = set(re.findall(r"`(test_\w+)", page.read_text(encoding="utf-8")))
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))}
