@@ -62,7 +62,7 @@ class PoolOpened(Struct, frozen=True, omit_defaults=True, tag_field="event"):
 
 
 class MachineFound(Struct, frozen=True, omit_defaults=True, tag_field="event"):
-    """A machine of the session. A session without a launcher has only the machine 0, of which there is no event."""
+    """A machine of the session. Machine 0 has no event in a session without a launcher, since there is no other."""
 
     machine: int
     """Its number; 0 is the controller's machine."""

@@ -36,7 +36,7 @@ _OWNERS = ("own", "project")
 
 
 class PlanRequest(NamedTuple):
-    """What ``--accel-plan`` asks for."""
+    """The value of ``--accel-plan``."""
 
     machine: tuple[str, int] | None = None
     """Kind and number of the devices that the plan assumes; None: those of this machine."""

@@ -25,8 +25,12 @@ def agreed(announced: Sequence[Sequence[ExpectedEnd]]) -> tuple[ExpectedEnd, ...
     ends = tuple(announced[0]) if announced else ()
     if any(tuple(one) != ends for one in announced):
         return ()
-    silent = {end.rank for end in ends if end.kind in _SILENT}
-    return () if silent >= set(range(len(announced))) else ends
+    return () if leave_nobody(ends, len(announced)) else ends
+
+
+def leave_nobody(ends: Sequence[ExpectedEnd], size: int) -> bool:
+    """Return whether none of `size` ranks would be left to report if the test ended so."""
+    return {end.rank for end in ends if end.kind in _SILENT} >= set(range(size))
 
 
 def is_expected(outcome: RankOutcome, ends: Sequence[ExpectedEnd]) -> bool:

@@ -145,7 +145,7 @@ def _try_port(port: int) -> str | None:
 
 
 def _call(addresses: Sequence[str], port: int) -> str:
-    """Return `NetworkFacts.answer` for `port` of a machine with these `addresses`, all of which a session tries."""
+    """Return `NetworkFacts.answer` for `port` of a machine with these `addresses`. A session tries them all, too."""
     answer = ""
     for address in addresses:
         try:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 from pytest_accel.core.rank_messages import EndKind, ExpectedEnd
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.faults.injection import Fault
+from pytest_accel.verdict.expected_ends import leave_nobody
 from pytest_accel.verdict.sentences import announcement
 
 if TYPE_CHECKING:
     from pytest_accel.features.faults.injection import Injector
     from pytest_accel.rank.context import RankContext
 
-_SILENT = (EndKind.EXIT, EndKind.HANG)
-"""The ends of ranks that do not report."""
 _LARGEST_STATUS = 255
 
 
@@ -127,8 +126,7 @@ class Faults:
             if end.rank in known:
                 what = "uneven collectives were" if end.rank is None else f"the end of rank {end.rank} was"
                 raise ValueError(f"{what} announced before in this test; announce one end for each rank")
-        silent = {end.rank for end in (*self._ends, *ends) if end.kind in _SILENT}
-        if len(silent) == self._context.spec.ranks:
+        if leave_nobody((*self._ends, *ends), self._context.spec.ranks):
             raise ValueError("the ends of all ranks would be announced; at least one rank must be left to report")
 
     def _check_rank(self, rank: object) -> None:

@@ -15,7 +15,7 @@ from pytest_accel.core.terminal_lines import escaped
 from pytest_accel.core.units import count_text, format_memory
 
 Jobs = Mapping[str, TestsCounted]
-"""What became of the tests of each job of a pipeline, by the name of its record."""
+"""The outcomes of the tests of each job of a pipeline, by the name of its record."""
 RAN = (Status.FAILED, Status.ERROR, Status.XPASSED, Status.PASSED, Status.XFAILED)
 """The statuses of a test that was started and has a verdict."""
 

@@ -80,7 +80,7 @@ _QUICK = {
     ("device", "fail"),
     ("uneven", "exit"),
 }
-"""The wrong announcements of which no test takes long."""
+"""The wrong announcements whose tests end at once."""
 
 
 def _expected(announced: str, end: str) -> str:
