@@ -63,6 +63,7 @@ def _rank_context(request: pytest.FixtureRequest) -> RankContext:
         in_rank=context is not None,
         grouped=context is not None and context.spec.grouped,
         initialized=context is not None and context.default_group is not None,
+        fake=context is not None and context.spec.key.fake_size is not None,
     )
     if error is not None:
         raise error
@@ -136,7 +137,7 @@ def node_rank(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="session")
 def world_size(request: pytest.FixtureRequest) -> int:
     """Return the number of ranks."""
-    return _rank_context(request).spec.ranks
+    return _rank_context(request).spec.key.group_size
 
 
 @pytest.fixture(scope="session")

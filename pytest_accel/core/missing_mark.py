@@ -14,15 +14,17 @@ _OF_RANKS = frozenset(
 )
 """Fixtures that have a value only in the ranks of a distributed test."""
 _OF_DEFAULT_GROUP = frozenset(("process_group", "device_mesh"))
+_OF_OTHER_RANKS = frozenset(("dist_store", "world_store", "gather", "faults"))
+"""Fixtures that need the processes of the other ranks. A fake process group has none."""
 _TEXT = "accel_missing_mark"
 """Attribute of the exception with its text without a place."""
 
 
-def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: bool) -> BaseException | None:
+def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: bool, fake: bool) -> BaseException | None:
     """Return the exception to raise for a test that uses `fixture`; None if the test's marks suffice.
 
     `in_rank` is true if the test has a mark of this package, `grouped` if it is distributed, and `initialized` if its
-    ranks have a default process group.
+    ranks have a default process group, and `fake` if this group is a fake one.
     """
     needed = f"the fixture {fixture!r} needs"
     distributed = f"{needed} @pytest.mark.distributed on the test"
@@ -34,6 +36,8 @@ def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: boo
         text = f"{distributed}; @pytest.mark.devices alone makes no ranks"
     elif fixture in _OF_DEFAULT_GROUP and not initialized:
         text = f"{needed} a process group, which @pytest.mark.distributed(init=False) leaves to the test"
+    elif fake and fixture in _OF_OTHER_RANKS:
+        text = f'{needed} the other ranks, and @pytest.mark.distributed(backend="fake") runs one process'
     else:
         return None
     error: BaseException = pytest.fail.Exception(text, pytrace=False)

@@ -15,7 +15,7 @@ class Needs(NamedTuple):
     devices: int = 0
     """Number of accelerators that all ranks of the test use together; a shared device counts for each rank."""
     world_size: int = 1
-    """Number of processes that run the test."""
+    """Number of processes that run the test; 1 for a rank of a fake process group."""
     nodes: int = 1
     """Minimum number of machines."""
     ranks_per_node: int = 1

@@ -18,6 +18,7 @@ class WorldKey:
     need: DeviceNeed | None
     """Devices to lease for the whole world; None: the ranks run on the CPU, without a lease."""
     ranks: int
+    """Number of processes."""
     grouped: bool
     """True if the ranks form a distributed world; False: one process that only has devices."""
     backend: str | None = None
@@ -32,11 +33,20 @@ class WorldKey:
     """Minimum number of machines that the ranks must be on."""
     server: int = 0
     """Number of the fork server for a world that is not `grouped`."""
+    fake_size: int | None = None
+    """Size of the fake process group of which the world's one process is a rank; None: each rank is a process."""
 
     @property
     def about(self) -> str:
         """Short description of the world, for display."""
+        if self.fake_size is not None:
+            return f"one process of a fake group of {self.fake_size}"
         return f"{self.ranks} on {self.kind}" if self.grouped else self.kind
+
+    @property
+    def group_size(self) -> int:
+        """Number of ranks of the default process group."""
+        return self.ranks if self.fake_size is None else self.fake_size
 
     @property
     def used_kind(self) -> str:
@@ -66,3 +76,8 @@ class WorldKey:
 def backend_names(backend: str | None) -> list[str]:
     """Return the names in ``cpu:gloo,cuda:nccl``, a `backend` of `torch.distributed.init_process_group`."""
     return [part.rpartition(":")[2].lower() for part in backend.split(",")] if backend else []
+
+
+def is_fake(backend: str | None) -> bool:
+    """Return whether all process groups of `backend` are torch's fake ones, which exchange nothing."""
+    return set(backend_names(backend)) == {"fake"}

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.needs import Needs
-from pytest_accel.core.world_key import WorldKey, backend_names
+from pytest_accel.core.world_key import WorldKey, backend_names, is_fake
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
@@ -21,6 +21,14 @@ from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
 
 _SHARING_BACKENDS = {"gloo", "mpi"}
+_OF_FAKE_GROUP: dict[str, object] = {
+    "nodes": 1,
+    "kind": "cpu",
+    "devices_per_rank": 1,
+    "visible": "world",
+    "launcher": None,
+}
+"""The arguments of ``distributed`` of which ``backend="fake"`` allows one value only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,8 @@ def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: i
 
 def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resources, *, fresh: bool) -> WorldKey:
     """Return the key of a world of ranks, of which each needs `need`; `ranks` are the arguments of ``distributed``."""
+    if is_fake(ranks.get("backend")):
+        return _fake_group_key(need, ranks, fresh=fresh)
     size: int = ranks.pop("world_size")
     machines: int = ranks.pop("nodes", 1)
     per_rank: int = ranks.pop("devices_per_rank", 1)
@@ -155,6 +165,25 @@ def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resour
         fresh=fresh,
         **ranks,
     )
+
+
+def _fake_group_key(need: DeviceNeed | None, ranks: dict[str, Any], *, fresh: bool) -> WorldKey:
+    """Return the key of a world of one process, which is a rank of a fake process group.
+
+    The process has no devices, also in a session that has some: a test that passes on one device would say nothing of
+    the devices of all other ranks.
+    """
+    head = f"@pytest.mark.distributed(backend={ranks['backend']!r}"
+    reason = "a fake process group runs one process, on the CPU and without devices"
+    if need is not None:
+        raise marks.MarkError(f"@pytest.mark.devices with {head}): drop one of the two, since {reason}")
+    for argument, only in _OF_FAKE_GROUP.items():
+        value = ranks.pop(argument, only)
+        if value != only:
+            raise marks.MarkError(
+                f"{head}, {argument}={value!r}): {argument} must be {only!r}, since {reason}; got {value!r}"
+            )
+    return WorldKey("cpu", None, 1, grouped=True, fresh=fresh, fake_size=ranks.pop("world_size"), **ranks)
 
 
 def _default_share(kind: str, resources: Resources) -> Share | None:

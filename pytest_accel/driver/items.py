@@ -117,8 +117,14 @@ class MarkedItem(MarkedTest):
     def _fail_without_mark(self) -> None:
         """Fail the test, which is about to be skipped, if a fixture would fail it on a machine with the devices."""
         for fixture in fixtures_from(self.item, FIXTURES):
-            initialized = self.key.grouped and self.key.init
-            error = missing_mark(fixture, in_rank=True, grouped=self.key.grouped, initialized=initialized)
+            key = self.key
+            error = missing_mark(
+                fixture,
+                in_rank=True,
+                grouped=key.grouped,
+                initialized=key.grouped and key.init,
+                fake=key.fake_size is not None,
+            )
             if error is not None:
                 name_place(error, self.item)
                 raise error

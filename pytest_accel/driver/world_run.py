@@ -106,6 +106,8 @@ class WorldRun:
         )
         if spec.grouped:
             self._add_properties([("accel_ranks", spec.ranks)])
+        if spec.key.fake_size is not None:
+            self._add_properties([("accel_fake_ranks", spec.key.fake_size)])
         if spec.devices:
             self._add_properties([("accel_devices", ",".join(device.id for device in spec.devices))])
 
@@ -120,6 +122,7 @@ class WorldRun:
             outcomes=outcomes,
             place=self._test.place,
             about=self._test.key.about,
+            is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
             findings=world.findings,
             failed_before="failed" in self._outcomes.values(),

@@ -32,6 +32,7 @@ Moment = Literal[
     "around_call",
     "make_launch",
     "make_faults",
+    "open_fake_group",
     "make_recorders",
     "connect_cluster",
     "start_job",
@@ -53,6 +54,8 @@ Moment = Literal[
 - ``around_call(context)``: a rank is about to call a test. Returns a `rank.runner.CallWrapper`.
 - ``make_launch(request, tmp_path_factory)``: returns the value of the fixture `launch`.
 - ``make_faults(context)``: returns the value of the fixture `faults` in a rank.
+- ``open_fake_group(context, store_port)``: a rank of a fake process group is to be prepared for tests. Returns
+  its store.
 - ``make_recorders(session)``: the pool is made. Returns a `Recorder` for the events of the session.
 - ``connect_cluster(session)``: returns the cluster whose machines run the tests.
 - ``start_job(spec, callbacks, lock, launcher, world, on_end)``: starts the ranks of a world with a launcher; see
@@ -129,6 +132,10 @@ def _has_faults(config: pytest.Config) -> bool:
     return f"{__name__}.faults.hooks" in sys.modules or _has_jitter(config)
 
 
+def _has_fake_group(config: pytest.Config) -> bool:
+    return f"{__name__}.fake_group.hooks" in sys.modules
+
+
 FEATURES = (
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts, "marks_of_file": _adopts}),
     Feature(
@@ -170,6 +177,7 @@ FEATURES = (
         "faults",
         {"configure": _has_jitter, "configure_rank": _has_jitter, "make_faults": _always, "around_call": _has_faults},
     ),
+    Feature("fake_group", {"open_fake_group": _always, "around_call": _has_fake_group}),
     Feature(
         "doctor",
         {"configure": lambda config: bool(config.getoption(options.INFO))},

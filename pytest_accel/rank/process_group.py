@@ -168,10 +168,15 @@ def _prepare_without_torch(context: RankContext, store_port: StorePort) -> None:
         )
     if spec.addresses:
         raise BackendError(f"a test on several machines needs {MISSING_TORCH}: install torch, or use one machine")
+    open_folder_store(context, store_port)
+
+
+def open_folder_store(context: RankContext, store_port: StorePort) -> None:
+    """Open a store for the plugin's own values that needs no port, and close the world's."""
     if store_port.listening is not None:
         store_port.listening.close()
-    folder = store_folder(context.session.directory, spec.world)
-    context.signed_store = SignedStore(FolderStore(folder), spec.secret, folder)
+    folder = store_folder(context.session.directory, context.spec.world)
+    context.signed_store = SignedStore(FolderStore(folder), context.spec.secret, folder)
 
 
 def _check_backend(backend: str, device_type: str) -> None:

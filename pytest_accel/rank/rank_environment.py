@@ -27,14 +27,14 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
 
 def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
     """Return the variables that ``env://`` and torchrun define."""
-    size = str(spec.ranks)
+    size = str(spec.key.group_size)
     neighbours = spec.neighbours(rank)
     return {
         "RANK": str(rank),
         "WORLD_SIZE": size,
         # If each rank has its own mask, its device is number 0, as under torchrun's --virtual-local-rank.
         "LOCAL_RANK": "0" if spec.key.visible == "rank" else str(neighbours.index(rank)),
-        "LOCAL_WORLD_SIZE": str(len(neighbours)),
+        "LOCAL_WORLD_SIZE": size if spec.key.fake_size is not None else str(len(neighbours)),
         "GROUP_RANK": str(spec.machine_rank(rank)),
         "GROUP_WORLD_SIZE": str(spec.machine_count),
         "ROLE_NAME": "default",

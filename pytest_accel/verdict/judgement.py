@@ -58,6 +58,8 @@ class Phase(Struct, frozen=True, kw_only=True):
     """File and line of the test, shown for failures that have no traceback."""
     about: str
     """A description of the world in a few words."""
+    is_fake: bool = False
+    """True if the test has one process of a fake process group."""
     folders: Folders = Folders()
     """The folders by which paths are shown."""
     findings: Findings = NOTHING
@@ -364,6 +366,8 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         _put_above(longrepr, f"{label} of {phase.about}")
         lines = sentences.summary(root, outcomes, phase.folders)
         longrepr["sections"] = [*longrepr["sections"], ("all ranks", "\n".join(lines), "-")]
+    elif phase.is_fake:
+        _put_above(longrepr, phase.about)
     longrepr["sections"] += _diagnosis(phase, root)
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""

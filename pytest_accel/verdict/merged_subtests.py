@@ -137,6 +137,7 @@ def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
             outcomes=outcomes,
             place=phase.place,
             about=phase.about,
+            is_fake=phase.is_fake,
             folders=phase.folders,
             is_subtest=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from pytest_accel.core.device import Device, DeviceNeed, Share
 from pytest_accel.core.marks import MarkError, Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
+from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 from pytest_accel.pool.placement import HERE, ForkServer, Layout, RankMachine
@@ -207,6 +208,39 @@ def test_arguments_reach_the_key_and_the_need() -> None:
     assert key(filters).need == DeviceNeed(
         2, kind="cuda", memory=5, capability=(9, 0), name="*H100*", share=QUARTER, near="nvlink"
     )
+
+
+def test_a_fake_group_is_a_world_of_one_process_on_the_cpu() -> None:
+    found = plan(distributed(4096, backend="fake", kind="cpu", nodes=1, init=False, env={"A": "1"}))
+    assert found.key == WorldKey(
+        "cpu", None, 1, grouped=True, backend="fake", init=False, env=(("A", "1"),), fake_size=4096
+    )
+    assert (found.key.ranks, found.key.group_size, found.missing) == (1, 4096, None)
+    needs = needs_of(found, resources())
+    assert (needs.world_size, needs.devices, needs.backend, needs.fits) == (1, 0, (), True)
+    assert key(distributed(4, backend="cpu:fake,cuda:fake")).fake_size == 4
+    assert key(distributed(4, backend="cpu:gloo,cuda:fake")).fake_size is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "only"),
+    [
+        *(("nodes", 2, 1), ("kind", "cuda", "cpu"), ("devices_per_rank", 2, 1)),
+        *(("visible", "rank", "world"), ("launcher", "mpirun", None)),
+    ],
+)
+def test_arguments_that_need_several_processes_do_not_fit_a_fake_group(
+    argument: str, value: object, only: object
+) -> None:
+    text = f"@pytest.mark.distributed(backend='fake', {argument}={value!r}): {argument} must be {only!r}, since a fake "
+    with pytest.raises(MarkError, match=re.escape(text)):
+        plan(distributed(8, backend="fake", **{argument: value}))
+
+
+def test_the_devices_mark_does_not_fit_a_fake_group() -> None:
+    text = "@pytest.mark.devices with @pytest.mark.distributed(backend='fake'): drop one of the two, since a fake "
+    with pytest.raises(MarkError, match=re.escape(text)):
+        plan(devices(1, kind="cpu"), distributed(8, backend="fake"))
 
 
 def test_the_timeout_is_part_of_the_plan() -> None:
