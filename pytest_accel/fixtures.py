@@ -81,12 +81,6 @@ def _torch_context(request: pytest.FixtureRequest) -> RankContext:
     return context
 
 
-@pytest.fixture
-def accel_world_size(request: pytest.FixtureRequest) -> int:
-    """Internal: the parameter of a test with a list of world sizes. Tests use `world_size`."""
-    return int(request.param)
-
-
 @pytest.fixture(scope="session")
 def accel(request: pytest.FixtureRequest) -> Accel:
     """Return this rank's lease: its devices, their kind and ids, and the mask of this process."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel import features, late_marks
-from pytest_accel.core.marks import WORLD_SIZE_PARAMETER, ForeignArgumentsError, MarkError, Marks
+from pytest_accel.core.marks import DividedItem, ForeignArgumentsError, MarkError, Marks, Variant, own_world_size
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
-from pytest_accel.core.stash_keys import MARKED, OWNERS
+from pytest_accel.core.stash_keys import MARKED, VARIANT
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
@@ -67,8 +67,6 @@ class Redirector:
                 foreign[item] = f"{item.nodeid}: {error}; {hint}"
             except (MarkError, VendorError) as error:
                 errors[item] = f"{item.nodeid}: {error}"
-                if self._session.config.stash[OWNERS].used:  # Then no test that was collected before has its sizes.
-                    errors[item] += "; if the project lists marks of pytest-accel, set accel_marks = own"
         if redirected and self._session.is_worker and self._session.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"
             errors |= {one.item: text for one in redirected}
@@ -100,10 +98,11 @@ class Redirector:
 
     def plan(self, item: pytest.Item, marks: Marks) -> ItemPlan:
         """Return the plan of `item`, which has `marks`. Raise `MarkError` or `VendorError` if `marks` are wrong."""
-        callspec = getattr(item, "callspec", None)
-        params = callspec.params if callspec is not None else {}
-        size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
-        return plan_item(marks, size, self._resources, fresh=_is_forked(item), turn=self._turn)
+        divided: DividedItem | None = item.stash.get(VARIANT, None)
+        variant = Variant() if divided is None else divided.variant
+        if variant.world_size is None:
+            variant = variant._replace(world_size=own_world_size(item))
+        return plan_item(marks, variant, self._resources, fresh=_is_forked(item), turn=self._turn)
 
     def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
         """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""

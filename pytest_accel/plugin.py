@@ -15,14 +15,15 @@ from pytest_accel import features, hooks
 from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import (
     MARKER_LINES,
-    WORLD_SIZE_PARAMETER,
     MarkError,
     MarkFinder,
     MarkOwners,
+    Variant,
     deselected_marks,
     has_marks,
     marks_in,
-    world_sizes,
+    own_world_size,
+    variants,
 )
 from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.source_files import record_conftest, record_file, text_of
@@ -34,11 +35,11 @@ from pytest_accel.core.stash_keys import (
     OWNERS,
     RANK_PLUGIN,
     SESSION,
+    VARIANT,
     is_rank,
 )
 from pytest_accel.fixtures import (
     accel,
-    accel_world_size,
     device,
     device_mesh,
     devices,
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "accel",
-    "accel_world_size",
     "device",
     "device_mesh",
     "devices",
@@ -189,13 +189,15 @@ def pytest_configure(config: pytest.Config) -> None:
         # Rules need the marks also where the project has its own.
         if adopts or not any(line.startswith(f"{name}(") for name in owners.of_project):
             config.addinivalue_line("markers", line)
-    config.pluginmanager.register(ParametrizeHooks(owners), "accel-parametrize")
+    variant_hooks = VariantHooks(owners)
+    if not in_rank:
+        config.pluginmanager.register(variant_hooks, "accel-variants")
     config.pluginmanager.register(PlaceRecorder(), "accel-places")
     if in_rank:
         features.call("configure_rank", config, config)
         return
     session = _session(config)
-    config.pluginmanager.register(CollectionHooks(session), "accel-collection")
+    config.pluginmanager.register(CollectionHooks(session, variant_hooks), "accel-collection")
     config.pluginmanager.register(DeviceErrorHooks(session), "accel-device-errors")
     config.pluginmanager.register(UnmarkedFailureHooks(), "accel-unmarked-failures")
     config.pluginmanager.register(LateMarkHooks(), "accel-late-marks")
@@ -234,40 +236,50 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         session.close(gracefully=False)  # No-op after a clean shutdown.
 
 
-class ParametrizeHooks:
-    """Parametrizes a test whose mark has a list of world sizes. Registered in every process."""
+class VariantHooks:
+    """Divides a test whose mark has lists into a test for each world size and backend. Not used in ranks."""
 
     def __init__(self, owners: MarkOwners) -> None:
         self._owners = owners
-        self._finder = MarkFinder(owners)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        mark = self._finder.find(metafunc.definition).distributed
-        if mark is None and "distributed" in self._owners.by_rule and has_marks(metafunc.definition):
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Divide the items before the wrapper of ``--lf``, and pytest's own code, compare their names."""
+        report = yield
+        if not isinstance(collector, pytest.Session | pytest.Directory) and report.result:
+            report.result = self.divide(report.result, selectable=True)
+        return report
+
+    def divide(self, nodes: list[Any], *, selectable: bool = False) -> list[Any]:
+        """Return `nodes` with the variants of each item in place of it. `selectable` is that of a `DividedItem`."""
+        finder, may_be_foreign = MarkFinder(self._owners), "distributed" in self._owners.by_rule
+        found: dict[pytest.Item, list[Variant]] = {}
+        for node in nodes:
+            mark = finder.find(node).distributed
+            if mark is None and may_be_foreign:
+                mark = self._used_mark(node)
+            # Most tests have no mark, and `isinstance` takes as long as all before.
+            if mark is None or not isinstance(node, pytest.Item) or VARIANT in node.stash:
+                continue
+            with suppress(MarkError):  # Wrong marks are reported together after collection.
+                found[node] = variants(mark, has_own_sizes=own_world_size(node) is not None)
+        found = {item: chosen for item, chosen in found.items() if chosen}
+        if not found:
+            return nodes
+        from pytest_accel import item_variants
+
+        return list(item_variants.divide(nodes, found, selectable=selectable))
+
+    def _used_mark(self, item: pytest.Item) -> pytest.Mark | None:
+        """Return the mark ``distributed`` of `item` if it is the project's, but the test uses it as the plugin's."""
+        if has_marks(item):
             from pytest_accel.foreign_marks import MarkUse
 
-            if MarkUse(self._owners).name(metafunc.definition) == "distributed":
-                mark = MarkFinder().find(metafunc.definition).distributed
-        if mark is None:
-            return
-        try:
-            sizes = world_sizes(mark)
-        except MarkError:
-            return  # Wrong marks are reported together after collection.
-        if sizes is not None and not _has_own_sizes(metafunc):
-            metafunc.fixturenames.append(WORLD_SIZE_PARAMETER)
-            ids = [f"world_size={size}" for size in sizes]
-            metafunc.parametrize(WORLD_SIZE_PARAMETER, sizes, ids=ids, indirect=True)
-
-
-def _has_own_sizes(metafunc: pytest.Metafunc) -> bool:
-    """Return whether the test parametrizes `world_size` itself, and so chooses among the sizes of the mark."""
-    for mark in metafunc.definition.iter_markers("parametrize"):
-        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
-        if "world_size" in ([name.strip() for name in names.split(",")] if isinstance(names, str) else names):
-            return True
-    return False
+            if MarkUse(self._owners).name(item) == "distributed":
+                return MarkFinder().find(item).distributed
+        return None
 
 
 class DeviceErrorHooks:
@@ -365,8 +377,9 @@ class CollectionHooks:
     Registers the hooks that run marked items when it finds the first, so that other sessions do not import these hooks.
     """
 
-    def __init__(self, session: AccelSession) -> None:
+    def __init__(self, session: AccelSession, variant_hooks: VariantHooks) -> None:
         self._session = session
+        self._variants = variant_hooks
         self._owners: MarkOwners = session.config.stash[OWNERS]
         option = session.config.option
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan"))
@@ -398,8 +411,9 @@ class CollectionHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
+        self._note_use(items)
+        self._divide(items)  # Marks may have been added after their collector had ended.
         collected = items.copy()
-        self._note_use(collected)
         features.call("collected", self._session.config, self._session.config, items)
         result = yield
         self._note_use(collected)  # Hooks may have added marks.
@@ -423,7 +437,7 @@ class CollectionHooks:
         before = session.items.copy()
         result = yield
         if session.items != before:
-            self._redirect(session.items, None)
+            self._redirect(session.items, None, divides=False)  # An xdist worker has sent its list of tests.
         if self._owners.by_rule and self._runs_tests:
             from pytest_accel.foreign_marks import MarkUse
 
@@ -443,7 +457,18 @@ class CollectionHooks:
 
             MarkUse(self._owners).note(items)
 
-    def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None) -> None:
+    def _divide(self, items: list[pytest.Item]) -> bool:
+        """Divide items that have got marks with lists since they were collected; return whether there are any."""
+        divided = self._variants.divide(items)
+        if divided is items:
+            return False
+        from pytest_accel.core.shims import count_more_items
+
+        count_more_items(self._session.config, len(divided) - len(items))
+        items[:] = divided
+        return True
+
+    def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None, *, divides: bool = True) -> None:
         """Make new marked items run in worlds, and register the hooks that run them.
 
         Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to other parts than this one.
@@ -451,6 +476,8 @@ class CollectionHooks:
         config = self._session.config
         finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
+        if found and divides and self._divide(items):
+            found = {item: marks for item in items if any(marks := finder.find(item))}
         if not found and not features.needed("select", config):
             return
         if self._redirector is None:

@@ -10,19 +10,20 @@ import pytest
 
 from pytest_accel.core.device import Near, Share
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, Marks, marks_in, read, world_sizes
+from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, Marks, Variant, marks_in, read, variants
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3
 KINDS = ", ".join(kinds())
-DEVICES_ARGUMENTS = "n, kind, memory, capability, name, share, near, fresh"
+DEVICES_ARGUMENTS = "n, at_least, kind, memory, capability, name, share, near, fresh"
 DISTRIBUTED_ARGUMENTS = (
-    "world_size, nodes, backend, kind, devices_per_rank, init, timeout, fresh, visible, env, launcher"
+    "world_size, at_least, nodes, backend, kind, devices_per_rank, init, timeout, fresh, visible, env, launcher"
 )
 MEMORY = 'a positive size such as "40GiB", a positive int of bytes or None'
 SHARE = 'a fraction > 0 and <= 1, a positive size such as "8GiB" or None'
-SIZES = "an int >= 1 or a non-empty list of them"
+SIZES = 'an int >= 1, "all" or a non-empty list of them'
 TIME = 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h" or None'
+_COLLECTED = "the world_size with which the test was collected"
 ENV = "a mapping of variable names (str) to values (str) or None"
 
 
@@ -34,15 +35,15 @@ def distributed(*args: Any, **kwargs: Any) -> pytest.Mark:
     return pytest.mark.distributed.with_args(*args, **kwargs).mark
 
 
-def refusal(marks: Marks, world_size: Any = None) -> str:
+def refusal(marks: Marks, world_size: object = None) -> str:
     with pytest.raises(MarkError) as caught:
-        read(marks, world_size)
+        read(marks, Variant(world_size))
     return str(caught.value)
 
 
 def test_no_mark_has_no_arguments() -> None:
     # Without a mark, the value of a parameter called world_size is ignored.
-    assert read(Marks()) == read(Marks(), 3) == ({}, {})
+    assert read(Marks()) == read(Marks(), Variant(3)) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,8 @@ def test_no_mark_has_no_arguments() -> None:
         (devices(), {}),
         (devices(3), {"n": 3}),
         (devices(n=3), {"n": 3}),
+        (devices("all"), {"n": "all"}),
+        (devices("all", at_least=2), {"n": "all", "at_least": 2}),
         (devices(kind="sim"), {"kind": "sim"}),
         (devices(memory="40GiB"), {"memory": 40 * GIB}),
         (devices(memory=1000), {"memory": 1000}),
@@ -74,6 +77,8 @@ def test_the_arguments_of_devices_are_read(mark: pytest.Mark, arguments: dict[st
         (distributed(), {"world_size": 2}),
         (distributed(4), {"world_size": 4}),
         (distributed(world_size=1), {"world_size": 1}),
+        (distributed("all"), {"world_size": "all"}),
+        (distributed("all", at_least=4, nodes=2), {"world_size": "all", "at_least": 4, "nodes": 2}),
         (distributed(4, nodes=2), {"world_size": 4, "nodes": 2}),
         (distributed(nodes=2), {"world_size": 2, "nodes": 2}),
         (distributed(nodes=None), {"world_size": 2}),
@@ -140,7 +145,8 @@ def values(argument: str, allowed: str, *bad: object) -> list[tuple[str, str, ob
 @pytest.mark.parametrize(
     ("argument", "allowed", "value"),
     [
-        *values("n", "an int >= 1", 0, -1, True, 1.0, "2", None, [2]),
+        *values("n", 'an int >= 1 or "all"', 0, -1, True, 1.0, "2", "ALL", None, [2], ["all"]),
+        *values("at_least", "an int >= 1", 0, True, "all", None),
         *values("kind", f"one of {KINDS} or None", "gpu", "CUDA", "auto", "", 3),
         *values("memory", MEMORY, 0, -1, True, 1.5, "40", "40 parsecs", "", [1]),
         *values("capability", 'a version such as "9.0" or None', 9.0, 9, "nine", "", "9.", (9, 0)),
@@ -160,9 +166,12 @@ def test_bad_argument_of_devices(argument: str, allowed: str, value: object) -> 
 @pytest.mark.parametrize(
     ("argument", "allowed", "value"),
     [
-        *values("world_size", SIZES, 0, -2, True, 2.0, "2", None, [], (), [2, 0], [2, True], [[2]], {2}),
+        *values("world_size", SIZES, 0, -2, True, 2.0, "2", "ALL", None, [], (), [2, 0], [2, True], [[2]], {2}),
+        *values("at_least", "an int >= 1", 0, True, "all", None),
         *values("nodes", "an int >= 1 or None", 0, -1, True, 2.0, "2", [1]),
-        *values("backend", "a non-empty str or None", "", " ", 1),
+        *values(
+            "backend", "a non-empty str, a non-empty list of them or None", "", " ", 1, [], ["gloo", 3], [["gloo"]]
+        ),
         *values("kind", f"one of {KINDS} or None", "cuda:0", "gpu", 0),
         *values("devices_per_rank", "an int >= 1", 0, -1, False, 2.0, None),
         *values("init", "True or False", 0, "no", None),
@@ -185,7 +194,7 @@ def test_bad_argument_of_distributed(argument: str, allowed: str, value: object)
     [
         (
             Marks(devices(0)),
-            "@pytest.mark.devices(n=0): n must be an int >= 1, got 0",
+            '@pytest.mark.devices(n=0): n must be an int >= 1 or "all", got 0',
         ),
         (
             Marks(devices(1, 2)),
@@ -212,6 +221,24 @@ def test_bad_argument_of_distributed(argument: str, allowed: str, value: object)
             "@pytest.mark.distributed(world_size=[2, 4, 2]): world_size must name each size once, got [2, 4, 2]",
         ),
         (
+            Marks(None, distributed(backend=["gloo", "gloo"])),
+            "@pytest.mark.distributed(backend=['gloo', 'gloo']): backend must name each backend once, "
+            "got ['gloo', 'gloo']",
+        ),
+        (
+            Marks(devices(2, at_least=2)),
+            "@pytest.mark.devices(at_least=2): at_least is for n='all', got n=2",
+        ),
+        (
+            Marks(None, distributed([2, 4], at_least=2)),
+            "@pytest.mark.distributed(at_least=2): at_least is for world_size='all', got world_size=2 or 4",
+        ),
+        (
+            Marks(devices("all"), distributed()),
+            "@pytest.mark.devices(n='all') with @pytest.mark.distributed: n must be an int here, since it is the "
+            "number of devices of each rank; distributed('all') makes as many ranks as there are devices",
+        ),
+        (
             Marks(None, distributed(nodes=3)),
             "@pytest.mark.distributed(nodes=3): nodes must be an int >= 1 and at most world_size, which is 2, got 3",
         ),
@@ -225,37 +252,36 @@ def test_wrong_calls_are_errors(marks: Marks, text: str) -> None:
     assert refusal(marks) == text
 
 
-def test_the_sizes_of_a_mark_are_listed() -> None:
-    assert world_sizes(distributed()) is None
-    assert world_sizes(distributed(4)) is None
-    assert world_sizes(distributed([1, 2])) == [1, 2]
-    assert world_sizes(distributed(world_size=(4,))) == [4]
+def test_the_lists_of_a_mark_make_variants() -> None:
+    assert variants(distributed()) == variants(distributed(4, backend="gloo")) == variants(devices(2)) == []
+    assert variants(distributed([1, 2])) == [Variant(1), Variant(2)]
+    assert variants(distributed(world_size=(4,))) == [Variant(4)]
+    assert variants(distributed("all")) == []
+    both = variants(distributed([2, "all"], backend=["gloo", "nccl"]))
+    ids = [variant.id for variant in both]
+    assert ids == [f"world_size={size}-backend={backend}" for size in (2, "all") for backend in ("gloo", "nccl")]
+    assert [variant.id for variant in variants(distributed(backend=["gloo"]))] == ["backend=gloo"]
+    assert variants(distributed([1, 2], backend=["gloo"]), has_own_sizes=True) == [Variant(None, "gloo")]
     with pytest.raises(MarkError, match="must name each size once"):
-        world_sizes(distributed([1, 1]))
+        variants(distributed([1, 1]))
 
 
-def test_a_list_takes_its_size_from_the_parameter() -> None:
-    found = read(Marks(None, distributed([1, 4], backend="gloo")), 4)
-    assert found == ({}, {"world_size": 4, "backend": "gloo"})
-
-
-def test_a_list_of_sizes_needs_the_parameter() -> None:
-    assert refusal(Marks(None, distributed([1, 2]))) == (
-        "@pytest.mark.distributed(world_size=[1, 2]): a list parametrizes only on functions, classes and modules of "
-        "plain pytest tests, name one world size here"
-    )
+def test_a_list_takes_its_value_from_the_variant() -> None:
+    found = read(Marks(None, distributed([1, "all"], backend=["gloo", "mpi"])), Variant("all", "mpi"))
+    assert found == ({}, {"world_size": "all", "backend": "mpi"})
 
 
 @pytest.mark.parametrize(
     ("mark", "param", "text"),
     [
-        (distributed(), 4, "(world_size=2): the test's own parameter world_size must be 2 as in the mark, got 4"),
+        (distributed(), 4, f"(world_size=2): {_COLLECTED} must be 2 as in the mark, got 4"),
         (
             distributed([1, 2]),
             True,
-            "(world_size=[1, 2]): the test's own parameter world_size must be 1 or 2 as in the mark, got True",
+            f"(world_size=[1, 2]): {_COLLECTED} must be 1 or 2 as in the mark, got True",
         ),
-        (distributed(2), "2", "(world_size=2): the test's own parameter world_size must be 2 as in the mark, got '2'"),
+        (distributed(2), "2", f"(world_size=2): {_COLLECTED} must be 2 as in the mark, got '2'"),
+        (distributed([1, 2]), None, f"(world_size=[1, 2]): {_COLLECTED} must be 1 or 2 as in the mark, got None"),
     ],
 )
 def test_a_parameter_that_contradicts_the_mark(mark: pytest.Mark, param: object, text: str) -> None:
@@ -263,34 +289,28 @@ def test_a_parameter_that_contradicts_the_mark(mark: pytest.Mark, param: object,
 
 
 def test_a_parameter_that_repeats_the_mark() -> None:
-    assert read(Marks(None, distributed(3)), 3) == ({}, {"world_size": 3})
+    assert read(Marks(None, distributed(3)), Variant(3)) == ({}, {"world_size": 3})
 
 
 def test_registration_lines_give_the_signatures() -> None:
     devices_line, distributed_line = MARKER_LINES
     assert devices_line.startswith(
-        "devices(n=1, *, kind=None, memory=None, capability=None, name=None, share=None, near=None, fresh=False): "
+        "devices(n=1, *, at_least=1, kind=None, memory=None, capability=None, name=None, share=None, near=None, "
+        "fresh=False): "
     )
     assert distributed_line.startswith(
-        "distributed(world_size=2, *, nodes=None, backend=None, kind=None, devices_per_rank=1, init=True, "
+        "distributed(world_size=2, *, at_least=1, nodes=None, backend=None, kind=None, devices_per_rank=1, init=True, "
         "timeout=None, fresh=False, visible='world', env=None, launcher=None): "
     )
 
 
 CONFTEST = """
 import pytest
-from pytest_accel.core.marks import MARKER_LINES, MarkFinder, world_sizes
-
-finder = MarkFinder()
+from pytest_accel.core.marks import MARKER_LINES
 
 def pytest_configure(config):
     for line in MARKER_LINES:
         config.addinivalue_line("markers", line)
-
-def pytest_generate_tests(metafunc):
-    mark = finder.find(metafunc.definition).distributed
-    if mark is not None and (sizes := world_sizes(mark)) is not None:
-        metafunc.parametrize("world_size", sizes, ids=[f"world_size={size}" for size in sizes])
 """
 
 
@@ -428,62 +448,6 @@ def test_a_mark_that_a_hook_adds_late_is_found(pytester: pytest.Pytester) -> Non
     assert finder.find(item) == Marks(devices(2))
 
 
-def test_lists_parametrize_functions_classes_and_modules(pytester: pytest.Pytester) -> None:
-    tests = """
-pytestmark = pytest.mark.distributed([1, 2])
-
-def test_module(world_size): pass
-
-@pytest.mark.distributed([4])
-class TestClass:
-    def test_class(self, world_size): pass
-
-    @pytest.mark.parametrize("x", "ab")
-    @pytest.mark.distributed([3, 5], backend="gloo")
-    def test_method(self, x, world_size): pass
-
-    @pytest.mark.distributed(7)
-    def test_single(self, world_size): pass
-"""
-    finder = MarkFinder()
-    sizes = {}
-    for item in collect(pytester, tests):
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        _, ranks = read(finder.find(item), params.get("world_size"))
-        sizes[item.name] = ranks["world_size"]
-    assert sizes == {
-        "test_module[world_size=1]": 1,
-        "test_module[world_size=2]": 2,
-        "test_class[world_size=4]": 4,
-        "test_method[world_size=3-a]": 3,
-        "test_method[world_size=3-b]": 3,
-        "test_method[world_size=5-a]": 5,
-        "test_method[world_size=5-b]": 5,
-        "test_single": 7,
-    }
-
-
-@pytest.mark.parametrize(
-    ("tests", "hooks"),
-    [
-        ("class TestCase(unittest.TestCase):\n    @pytest.mark.distributed([1, 2])\n    def test_it(self): pass", ""),
-        (
-            "@pytest.mark.parametrize('x', [pytest.param(1, marks=pytest.mark.distributed([1, 2]))])\n"
-            "def test_it(x): pass",
-            "",
-        ),
-        (
-            "def test_it(): pass",
-            "def pytest_itemcollected(item):\n    item.add_marker(pytest.mark.distributed([1, 2]))\n",
-        ),
-    ],
-    ids=["unittest", "param", "hook"],
-)
-def test_a_list_of_sizes_that_cannot_parametrize_is_an_error(pytester: pytest.Pytester, tests: str, hooks: str) -> None:
-    (item,) = collect(pytester, tests, hooks)
-    assert "name one world size here" in refusal(MarkFinder().find(item))
-
-
 def test_pytest_shows_the_marks(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     shown = pytester.runpytest_inprocess("--markers").stdout.str()
@@ -495,16 +459,18 @@ def test_pytest_shows_the_marks(pytester: pytest.Pytester) -> None:
 def test_the_examples_of_the_reference(pytester: pytest.Pytester) -> None:
     snippets = re.findall(r"```python\n(.*?)```", REFERENCE.read_text(encoding="utf-8"), re.DOTALL)
     finder = MarkFinder()
-    needs = {}
+    needs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for item in collect(pytester, "\n".join(snippets)):
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        needs[item.name] = read(finder.find(item), params.get("world_size"))
-    assert needs["test_sampler[world_size=4]"] == ({}, {"world_size": 4, "backend": "gloo"})
+        marks = finder.find(item)
+        chosen = [] if marks.distributed is None else variants(marks.distributed)
+        needs |= {f"{item.name} {variant.id}": read(marks, variant) for variant in chosen or [Variant()]}
+    needs = {name.rstrip(): need for name, need in needs.items()}
+    assert needs["test_sampler world_size=4"] == ({}, {"world_size": 4, "backend": "gloo"})
     assert needs["test_four_ranks_with_two_devices_each"] == (
         {"n": 2, "memory": 16 * GIB},
         {"world_size": 4, "devices_per_rank": 2},
     )
-    assert len(needs) == 10
+    assert len(needs) == 16
     assert ({}, {}) not in needs.values()
 
 

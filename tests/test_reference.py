@@ -74,7 +74,7 @@ def test_each_public_name_is_documented_once() -> None:
 def test_the_reference_names_every_fixture_with_its_scope(pytester: pytest.Pytester) -> None:
     shown = pytester.runpytest_inprocess("--fixtures", "-p", "no:asyncio").stdout.str()
     own = re.findall(r"^(\w+)(?: \[(\w+) scope\])? -- .*\bpytest_accel/fixtures\.py:", shown, re.MULTILINE)
-    scopes = {name: scope or "function" for name, scope in own if name != "accel_world_size"}
+    scopes = {name: scope or "function" for name, scope in own}
     assert scopes["launch"] == "function"
     assert {name: cells[0] for name, cells in rows("fixtures.md").items() if name in scopes} == scopes
 

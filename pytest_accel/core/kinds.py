@@ -171,6 +171,11 @@ _TABLE = (
 KINDS = {kind.name: kind for kind in _TABLE}
 """The kinds of this package by name, in the order in which ``auto`` tries them."""
 OWN_KINDS = tuple(KINDS)
+KINDS_OF_BACKEND = {"nccl": ("cuda", "rocm"), "xccl": ("xpu",)}
+"""The kinds that a backend of torch serves, for those that do not serve the CPU (``Backend.backend_capability``).
+
+torch for ROCm has RCCL under the name of NCCL.
+"""
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _NO_KINDS = ("auto", "none")
 

@@ -5,6 +5,7 @@ Every session imports this module, so it imports only what every session needs a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +17,8 @@ from pytest_accel.core.kinds import ALL_KINDS, check_kind, name_kinds
 if TYPE_CHECKING:
     from pytest_accel.core.device import Share
 
-WORLD_SIZE_PARAMETER = "accel_world_size"
-"""Name of the parameter that a list of world sizes in a mark adds to a test."""
+ALL = "all"
+"""The number of devices or ranks of a test that takes as many as the session has."""
 
 
 class MarkError(Exception):
@@ -40,6 +41,32 @@ class Marks(NamedTuple):
     distributed: pytest.Mark | None = None
 
 
+class Variant(NamedTuple):
+    """One of the tests that a mark with lists makes of a test: an entry of each list."""
+
+    world_size: object = None
+    """The world size; None if the mark has a single one. Else a size of the list, or the value of the test's parameter
+    ``world_size``, which may be anything."""
+    backend: str | None = None
+    """The backend; None if the mark has no list of them."""
+
+    @property
+    def id(self) -> str:
+        """The part of the test's id for this variant: ``world_size=2-backend=gloo``."""
+        values = (("world_size", self.world_size), ("backend", self.backend))
+        return "-".join(f"{name}={value}" for name, value in values if value is not None)
+
+
+class DividedItem(NamedTuple):
+    """An item that was made of a test for one of its variants. Stored in the stash of the item (`VARIANT`)."""
+
+    variant: Variant
+    name: str
+    nodeid: str
+    selectable: bool
+    """True if the command line can select the item by its name, False if only the test of which it was made."""
+
+
 # Arguments
 
 
@@ -59,10 +86,19 @@ def _count(value: object) -> int:
     raise ValueError(value)
 
 
-def _sizes(value: object) -> int | list[int]:
-    if isinstance(value, (list, tuple)) and value:
-        return [_count(size) for size in value]
-    return _count(value)
+def _count_or_all(value: object) -> int | str:
+    return ALL if isinstance(value, str) and value == ALL else _count(value)
+
+
+def _or_list(read: Callable[[Any], Any]) -> Callable[[object], Any]:
+    """Return a function that reads one value as `read` does, and a non-empty list or tuple of such values as a list."""
+
+    def read_each(value: object) -> object:
+        if isinstance(value, (list, tuple)) and value:
+            return [read(one) for one in value]
+        return read(value)
+
+    return read_each
 
 
 def _boolean(value: object) -> bool:
@@ -136,11 +172,13 @@ def _environment(value: object) -> tuple[tuple[str, str], ...]:
 
 _KIND = _Argument(None, f"one of {ALL_KINDS}", _kind)
 _FRESH = _Argument(False, "True or False", _boolean)
+_AT_LEAST = _Argument(1, "an int >= 1", _count)
 
 # The first argument of each mark may be given by position.
 _ARGUMENTS: dict[str, dict[str, _Argument]] = {
     "devices": {
-        "n": _Argument(1, "an int >= 1", _count),
+        "n": _Argument(1, 'an int >= 1 or "all"', _count_or_all),
+        "at_least": _AT_LEAST,
         "kind": _KIND,
         "memory": _Argument(None, 'a positive size such as "40GiB", a positive int of bytes', _memory),
         "capability": _Argument(None, 'a version such as "9.0"', _capability),
@@ -150,9 +188,10 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "fresh": _FRESH,
     },
     "distributed": {
-        "world_size": _Argument(2, "an int >= 1 or a non-empty list of them", _sizes),
+        "world_size": _Argument(2, 'an int >= 1, "all" or a non-empty list of them', _or_list(_count_or_all)),
+        "at_least": _AT_LEAST,
         "nodes": _Argument(None, "an int >= 1", _count),
-        "backend": _Argument(None, "a non-empty str", _text),
+        "backend": _Argument(None, "a non-empty str, a non-empty list of them", _or_list(_text)),
         "kind": _KIND,
         "devices_per_rank": _Argument(1, "an int >= 1", _count),
         "init": _Argument(True, "True or False", _boolean),
@@ -171,7 +210,7 @@ the others on to the fields with the same names: of `DeviceNeed` for ``devices``
 
 _EFFECTS = {
     "devices": "run the test in one process that sees exactly n devices, all of which fit the filters.",
-    "distributed": "run the whole test in every one of world_size ranks; a list of world sizes parametrizes.",
+    "distributed": "run the whole test in every one of world_size ranks; a list runs it once for each entry.",
 }
 
 
@@ -243,10 +282,17 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
             allowed = name_kinds(definition.allowed) + (" or None" if definition.default is None else "")
             text = f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
             raise ForeignArgumentsError(mark.name, text) from None
-    sizes = _size_of(checked)
-    if isinstance(sizes, list) and len(set(sizes)) < len(sizes):
-        raise MarkError(f"{head}(world_size={sizes!r}): world_size must name each size once, got {sizes!r}")
-    fewest = min(sizes) if isinstance(sizes, list) else sizes
+    for argument, what in (("world_size", "size"), ("backend", "backend")):
+        listed = checked.get(argument)
+        if isinstance(listed, list) and len(set(listed)) < len(listed):
+            raise MarkError(f"{head}({argument}={listed!r}): {argument} must name each {what} once, got {listed!r}")
+    counts = _as_list(checked.get(first, table[first].default))
+    if "at_least" in checked and ALL not in counts:
+        given_count = " or ".join(map(str, counts))
+        raise MarkError(
+            f"{head}(at_least={checked['at_least']}): at_least is for {first}={ALL!r}, got {first}={given_count}"
+        )
+    fewest = min((count for count in counts if count != ALL), default=math.inf)
     if (nodes := checked.get("nodes", 1)) > fewest:
         raise MarkError(
             f"{head}(nodes={nodes!r}): nodes must be an int >= 1 and at most world_size, which is {fewest}, "
@@ -269,32 +315,43 @@ def mark_text(mark: pytest.Mark) -> str:
     return f"{mark.name}({', '.join(arguments)})"
 
 
-def _size_of(checked: Mapping[str, Any]) -> int | list[int]:
-    size: int | list[int] = checked.get("world_size", _ARGUMENTS["distributed"]["world_size"].default)
-    return size
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
-def world_sizes(mark: pytest.Mark) -> list[int] | None:
-    """Return the sizes by which a ``distributed`` mark parametrizes its test, or None if it names a single size.
+def variants(mark: pytest.Mark, *, has_own_sizes: bool = False) -> list[Variant]:
+    """Return the variants into which the lists of a ``distributed`` mark divide a test; none if it has no list.
 
-    Raise :class:`MarkError` if any argument of the mark is not allowed.
+    `has_own_sizes` is True for a test with a parameter ``world_size``, which chooses among the sizes of the mark. Raise
+    :class:`MarkError` if any argument of the mark is not allowed.
     """
-    size = _size_of(check(mark))
-    return size if isinstance(size, list) else None
+    checked = check(mark)
+    sizes, backends = checked.get("world_size"), checked.get("backend")
+    sizes = sizes if isinstance(sizes, list) and not has_own_sizes else [None]
+    backends = backends if isinstance(backends, list) else [None]
+    found = [Variant(size, backend) for size in sizes for backend in backends]
+    return [] if found == [Variant()] else found
 
 
-def read(marks: Marks, world_size_parameter: object = None) -> tuple[dict[str, Any], dict[str, Any]]:
+def read(marks: Marks, variant: Variant = Variant()) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: B008 - immutable.
     """Return the given arguments of ``devices`` and of ``distributed``; nothing for a mark that the test lacks.
 
-    ``distributed`` always has one `world_size`. `world_size_parameter` is the value of the test's own parameter
-    ``world_size``; None if it has no such parameter. If the test has both marks, both have the kind and number of each
-    rank's devices, if either gives it. Raise :class:`MarkError` for an argument that is not allowed, and for marks that
-    contradict each other.
+    ``distributed`` always has one `world_size`, and at most one `backend`: `variant` has those that are chosen from
+    lists. If the test has both marks, both have the kind and number of each rank's devices, if either gives it. Raise
+    :class:`MarkError` for an argument that is not allowed, and for marks that contradict each other.
     """
     devices, ranks = ({} if mark is None else check(mark) for mark in marks)
     if marks.distributed is not None:
-        ranks["world_size"] = _one_world_size(_size_of(ranks), world_size_parameter)
+        default = _ARGUMENTS["distributed"]["world_size"].default
+        ranks["world_size"] = _chosen("world_size", ranks.get("world_size", default), variant.world_size)
+        if "backend" in ranks:
+            ranks["backend"] = _chosen("backend", ranks["backend"], variant.backend)
         if marks.devices is not None:
+            if devices.get("n") == ALL:
+                raise MarkError(
+                    "@pytest.mark.devices(n='all') with @pytest.mark.distributed: n must be an int here, since it is "
+                    "the number of devices of each rank; distributed('all') makes as many ranks as there are devices"
+                )
             for argument, same in (("kind", "kind"), ("n", "devices_per_rank")):
                 value = _common_value(devices, argument, ranks, same)
                 if value is not None:
@@ -302,21 +359,16 @@ def read(marks: Marks, world_size_parameter: object = None) -> tuple[dict[str, A
     return devices, ranks
 
 
-def _one_world_size(value: int | list[int], parameter: object) -> int:
-    head = f"@pytest.mark.distributed(world_size={value!r})"
-    if parameter is None:
-        if isinstance(value, list):
-            raise MarkError(
-                f"{head}: a list parametrizes only on functions, classes and modules of plain pytest tests, "
-                "name one world size here"
-            )
+def _chosen(argument: str, value: Any, choice: object) -> Any:
+    """Return the one value of an argument of ``distributed`` that applies to a test: `choice`, if there is a list."""
+    allowed = _as_list(value)
+    if choice is None and not isinstance(value, list):
         return value
-    sizes = value if isinstance(value, list) else [value]
-    if isinstance(parameter, int) and not isinstance(parameter, bool) and parameter in sizes:
-        return parameter
+    if isinstance(choice, (int, str)) and not isinstance(choice, bool) and choice in allowed:
+        return choice
     raise MarkError(
-        f"{head}: the test's own parameter world_size must be {' or '.join(map(str, sizes))} as in the mark, "
-        f"got {parameter!r}"
+        f"@pytest.mark.distributed({argument}={value!r}): the {argument} with which the test was collected must be "
+        f"{' or '.join(map(str, allowed))} as in the mark, got {choice!r}"
     )
 
 
@@ -467,6 +519,12 @@ class MarkFinder:
         if devices is None and distributed is None:
             return inherited
         return Marks(devices or inherited.devices, distributed or inherited.distributed)
+
+
+def own_world_size(item: pytest.Item) -> object:
+    """Return the value of a parameter ``world_size`` of the test itself; None if it has no such parameter."""
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("world_size")
 
 
 def has_marks(item: pytest.Item) -> bool:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pytest_accel.core.stash_keys import VARIANT
+
 
 class NodePlace(NamedTuple):
     """The place of a node among the children of its collector.
@@ -134,11 +136,11 @@ def are_copies(item: pytest.Item, other: pytest.Item) -> bool:
 
 
 def give_new_stash(item: pytest.Item) -> None:
-    """Replace the stash of a copied item, which it shares with the original, by one that has its place only."""
-    place = item.stash.get(_PLACE, None)
-    item.stash = pytest.Stash()
-    if place is not None:
-        item.stash[_PLACE] = place
+    """Replace the stash of a copied item, which it shares with the original, by one with its place and variant only."""
+    shared, item.stash = item.stash, pytest.Stash()
+    for key in (_PLACE, VARIANT):
+        if key in shared:
+            item.stash[key] = shared[key]
 
 
 def _place(node: pytest.Item | pytest.Collector) -> NodePlace:

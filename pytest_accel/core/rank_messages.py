@@ -53,6 +53,8 @@ class RunTest(Struct, frozen=True):
     """The test that this world is expected to run next."""
     last: bool = False
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
+    variant: tuple[str, str] | None = None
+    """Name and node id in the driver, if lists in its mark have divided the test (`DividedItem`)."""
 
 
 class RunCall(Struct, frozen=True):

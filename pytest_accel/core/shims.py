@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import os
@@ -326,6 +327,57 @@ def _request_without_fixtures() -> Any:
             raise LookupError(f"the fixture {argname!r} of {name} is set up in the test's ranks, not in this process")
 
     return NoFixturesRequest
+
+
+def copy_item(item: Any, name: str, nodeid: str) -> Any:
+    """Return a copy of the test `item` with another name and node id. The caller gives it a stash of its own."""
+    from _pytest.mark.structures import NodeKeywords
+    from _pytest.unittest import TestCaseFunction
+
+    copied = copy.copy(item)
+    copied.own_markers = item.own_markers.copy()
+    copied.extra_keyword_matches = item.extra_keyword_matches.copy()
+    copied.user_properties = item.user_properties.copy()
+    copied._report_sections = item._report_sections.copy()
+    copied.name = name
+    _set_id(copied, nodeid)
+    copied.keywords = NodeKeywords(copied)
+    own = getattr(item.keywords, "_markers", item.keywords)
+    copied.keywords.update({key: value for key, value in own.items() if key != item.name})
+    vars(copied).pop("location", None)  # The cache of a property.
+    if isinstance(item, TestCaseFunction):  # pytest would look up the method by the item's name.
+        copied._getinstance = functools.partial(copied.parent.obj, copied.originalname)
+    if hasattr(copied, "_initrequest"):
+        copied._initrequest()
+    return copied
+
+
+def count_more_items(config: pytest.Config, number: int) -> None:
+    """Add `number` items, which no collector has returned, to the count of collected items that the terminal shows."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if hasattr(reporter, "_numcollected"):
+        reporter._numcollected += number
+
+
+def rename(item: pytest.Item, name: str, nodeid: str) -> None:
+    """Give `item` another name and node id; only the id if it is a method of a `TestCase`, which runs by its name."""
+    from _pytest.unittest import TestCaseFunction
+
+    own = vars(item)
+    instance = own.get("_instance")
+    # Another test needs another instance of its class. A function that a plugin has put in place may hold this one.
+    if item.nodeid != nodeid and instance is not None and getattr(own.get("_obj"), "__self__", None) is instance:
+        del own["_instance"], own["_obj"]
+    _set_id(item, nodeid)
+    if not isinstance(item, TestCaseFunction):
+        item.name = name
+
+
+def _set_id(item: Any, nodeid: str) -> None:
+    if hasattr(item, "_id"):  # Since pytest 9.2.
+        item._id = type(item._id).parse(nodeid)
+    else:
+        item._nodeid = nodeid
 
 
 def left_out_conftests(hooks: Any) -> frozenset[object]:

@@ -18,6 +18,8 @@ LAUNCHED: pytest.StashKey[Any] = pytest.StashKey()
 """The `LaunchedSession`, on the config of a driver that a launcher has started as one of several processes."""
 MARKED: pytest.StashKey[Any] = pytest.StashKey()
 """The `MarkedItem`, on an item that runs in a world."""
+VARIANT: pytest.StashKey[Any] = pytest.StashKey()
+"""The `DividedItem`, on an item that was made of a test with lists in its mark; None on that test itself."""
 EARLY_SERVER: pytest.StashKey[Any] = pytest.StashKey()
 """The `EarlyServer`, on the config of a controller that has started its fork server before the conftests."""
 RECORDERS: pytest.StashKey[Any] = pytest.StashKey()

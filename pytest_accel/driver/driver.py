@@ -85,7 +85,9 @@ class Driver:
         world = self._ensure_world(marked)
         following = marked.following.node if marked.following else None
         step("%s: begins in world %d", marked.item.nodeid, world.number)
-        world.send(marked.node, marked.item.location, following, last=marked.last)
+        divided = marked.divided
+        variant = None if divided is None else (divided.name, divided.nodeid)
+        world.send(marked.node, marked.item.location, following, last=marked.last, variant=variant)
         return world
 
     def _can_keep(self, world: World, following: MarkedTest) -> bool:

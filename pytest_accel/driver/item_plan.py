@@ -1,19 +1,25 @@
-"""The plan of a marked test, made of its marks and of what the session has. Pure: all I/O is in `Resources`."""
+"""The plan of a marked test, made of its marks and of what the session has. Pure: all I/O is in `Resources`.
+
+The number ``"all"`` becomes the largest one with which the session can run the test.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
+from pytest_accel.core.kinds import KINDS_OF_BACKEND
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.world_key import WorldKey, backend_names, is_fake
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
-from pytest_accel.hardware.shares import fraction
+from pytest_accel.hardware.shares import WHOLE, fraction, parts
+from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.placement import HERE, Layout
@@ -64,6 +70,8 @@ class Resources:
     """Launcher that has started the processes of `layout`; None: there is only this process."""
     hypothetical: bool = False
     """True if `machine` is one that ``--accel-plan`` assumes. The properties of its devices are unknown."""
+    slots: Callable[[], int] = cpu_slots
+    """Returns how many ranks may run on the CPU of this machine at once."""
 
     def inventory(self, kind: str) -> Inventory:
         """Return the devices of `kind` on this machine; those of the session if `kind` is ``none``."""
@@ -71,26 +79,76 @@ class Resources:
 
 
 def plan_item(
-    found: marks.Marks, world_size: object, resources: Resources, *, fresh: bool = False, turn: int = 0
+    found: marks.Marks, variant: marks.Variant, resources: Resources, *, fresh: bool = False, turn: int = 0
 ) -> ItemPlan:
-    """Return the plan of a test with the marks `found`.
+    """Return the plan of a test with the marks `found`, or of one `variant` of it.
 
-    `world_size` is the value of the test's parameter of this name, or None. `fresh` requests new processes whatever the
-    marks say. `turn` is the number of tests for one process that were planned before. Raise `MarkError` if the marks
-    are wrong, and `VendorError` if the devices of a kind cannot be looked up.
+    `fresh` requests new processes whatever the marks say. `turn` is the number of tests for one process that were
+    planned before. Raise `MarkError` if the marks are wrong, and `VendorError` if the devices of a kind cannot be
+    looked up.
     """
-    devices, ranks = marks.read(found, world_size)
+    devices, ranks = marks.read(found, variant)
     timeout: float | None = ranks.pop("timeout", None)
     requests = [fresh, resources.settings.fresh, devices.pop("fresh", False), ranks.pop("fresh", False)]
-    need = None if found.devices is None else DeviceNeed(devices.pop("n", 1), **devices)
+    at_least = max(devices.pop("at_least", 1), ranks.pop("at_least", 1), ranks.get("nodes", 1))
+    number = devices.pop("n", 1)
+    need = None if found.devices is None else DeviceNeed(1 if number == marks.ALL else number, **devices)
     if need is not None and resources.hypothetical:
         need = without_figures(need)
     if found.distributed is not None:
-        key = _group_key(need, ranks, resources, fresh=any(requests))
-    else:
+        number = ranks.pop("world_size")
+
+    def key_of(number: int) -> WorldKey:
+        if found.distributed is not None:
+            return _group_key(need, {**ranks, "world_size": number}, resources, fresh=any(requests))
         assert need is not None
-        key = _process_key(need, resources, fresh=any(requests), turn=turn)
-    return ItemPlan(key, timeout, _missing(key, resources), _number_of_devices(key, resources))
+        return _process_key(replace(need, count=number), resources, fresh=any(requests), turn=turn)
+
+    if number == marks.ALL:
+        key, missing = _largest(key_of, at_least, resources)
+    else:
+        key = key_of(number)
+        missing = _missing(key, resources)
+    # A mark that names the kind, too, contradicts itself on every machine, and its ranks say so.
+    if missing is None and variant.backend is not None and "kind" not in ranks:
+        missing = _backend_missing(key)
+    return ItemPlan(key, timeout, missing, _number_of_devices(key, resources))
+
+
+def _largest(key_of: Callable[[int], WorldKey], at_least: int, resources: Resources) -> tuple[WorldKey, str | None]:
+    """Return the key for the largest number, `at_least` or more, that the session can run; else why there is none.
+
+    `key_of` returns the key for a number of devices or ranks. If no number is possible, the key is that for `at_least`.
+    """
+    most = _limit(key_of(2), resources)
+    for number in range(most, at_least - 1, -1):
+        key = key_of(number)
+        if _missing(key, resources) is None:
+            return key, None
+    key = key_of(at_least)
+    missing = _missing(key, resources)
+    if missing is None and key.need is None and most < at_least:
+        missing = f"needs at least {at_least} ranks, each with a CPU core; there {'is' if most == 1 else 'are'} {most}"
+    return key, missing
+
+
+def _limit(key_of_two: WorldKey, resources: Resources) -> int:
+    """Return a number of devices or ranks above which the session can run none; `key_of_two` is the key for two.
+
+    Without devices, the launched processes are the limit, or else the CPU cores: more ranks would be slower.
+    """
+    layout, need = resources.layout, key_of_two.need
+    capacity = layout.capacity if key_of_two.grouped else math.inf
+    if need is None:
+        return resources.slots() if capacity == math.inf else int(capacity)
+    found = [resources.inventory(key_of_two.kind)]
+    if key_of_two.grouped:
+        others = (resources.remote_inventory(machine, key_of_two.kind) for machine in range(1, len(layout.machines)))
+        found += [inventory for inventory in others if not isinstance(inventory, str)]
+    devices = [device for inventory in found for device in inventory.devices]
+    # Ranks that may use one device together find several places on it.
+    places = sum(WHOLE // (parts(need.share, device) or WHOLE) if need.sets > 1 else 1 for device in devices)
+    return int(min(capacity, places // (need.count // 2)))
 
 
 def _number_of_devices(key: WorldKey, resources: Resources) -> int | None:
@@ -227,9 +285,19 @@ def _missing(key: WorldKey, resources: Resources) -> str | None:
     if any(machines):
         return _missing_on_several(key, machines, resources)
     missing = shortfall(key.need, resources.inventory(key.kind))
-    if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1:
+    if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1 and key.ranks > 1:
         missing += "; ranks share a device under backend='gloo' only"
     return missing
+
+
+def _backend_missing(key: WorldKey) -> str | None:
+    """Return why no ranks of `key` can use its backend; None if they can, or if that is not known."""
+    for name in backend_names(key.backend) if key.grouped and key.init else ():
+        kinds = KINDS_OF_BACKEND.get(name)
+        if kinds is not None and key.kind not in kinds:
+            here = "on the CPU" if key.kind == "cpu" else f"on {key.kind} devices"
+            return f"needs {' or '.join(kinds)} devices for the backend {name}; ranks run {here} in this session"
+    return None
 
 
 def _launcher_missing(launcher: str, resources: Resources) -> str | None:

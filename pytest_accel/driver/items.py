@@ -165,5 +165,8 @@ class MarkedItem(MarkedTest):
             remote_exceptions.replay_warnings(self.item, verdict.warnings)
         self._subtests.send(report)
         if verdict is not None and verdict.longrepr is not None and report.failed and self._run is not None:
-            command = repro_command.command(self.item, self.node, self._run.spec, self._driver.session_kind)
+            names = self.node.names
+            if self.divided is not None and self.divided.selectable:
+                names = (*names[:-1], self.divided.name)
+            command = repro_command.command(self.item, names, self._run.spec, self._driver.session_kind)
             repro_command.append(report, command, self.item.config.option)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.marks import Marks
+from pytest_accel.core.marks import DividedItem, Marks
 from pytest_accel.core.node_refs import NodeRef, reference
 from pytest_accel.core.source_files import sources_of
+from pytest_accel.core.stash_keys import VARIANT
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
 
@@ -39,6 +40,12 @@ class MarkedTest:
     @property
     def node(self) -> NodeRef:
         return reference(self.item)
+
+    @property
+    def divided(self) -> DividedItem | None:
+        """The division by which the item was made; None if its mark has no lists."""
+        divided: DividedItem | None = self.item.stash.get(VARIANT, None)
+        return divided
 
     @property
     def place(self) -> tuple[str, int]:

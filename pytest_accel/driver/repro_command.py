@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.settings.options import given
@@ -46,15 +45,16 @@ _FLAG_OF_SETTING = {
 """Flags that pytest turns into settings of the ini file: setting, and flag."""
 
 
-def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str | None) -> str:
+def command(item: pytest.Item, names: tuple[str, ...], spec: WorldSpec, session_kind: str | None) -> str:
     """Return the command line, to be run in the folder from which the session was started.
 
-    The world size needs no option: it is in the mark, or part of the test's name. Devices are named only if they are of
+    `names` select the test in its file. The world size needs no option: it is in the mark, or part of the test's name,
+    or follows from the devices. Devices are named only if they are of
     the session's kind and of this machine, because ``--accel-ids`` selects such devices.
     """
     config = item.config
-    path = os.path.relpath(node.path, config.invocation_params.dir)
-    words = ["pytest", "::".join((path, *node.names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
+    path = os.path.relpath(item.path, config.invocation_params.dir)
+    words = ["pytest", "::".join((path, *names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
     # Other tests may have shown that the marks are the plugin's; they do not run again.
     if config.stash[OWNERS].used:
         owners = config.stash[OWNERS].decided

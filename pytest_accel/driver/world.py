@@ -211,7 +211,15 @@ class World:
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def send(self, node: NodeRef, location: Location, following: NodeRef | None, *, last: bool) -> None:
+    def send(
+        self,
+        node: NodeRef,
+        location: Location,
+        following: NodeRef | None,
+        *,
+        last: bool,
+        variant: tuple[str, str] | None = None,
+    ) -> None:
         """Have every rank set up the test `node` now. A rank that has passed the setup waits to begin the call.
 
         No-op if a rank cannot run the test.
@@ -222,7 +230,7 @@ class World:
         self.used = self._busy = True
         self._monitor.begin(monotonic())
         self._deadlock.begin()
-        self._send(RunTest(self._monitor.serial, node, location, following, last))
+        self._send(RunTest(self._monitor.serial, node, location, following, last, variant))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""

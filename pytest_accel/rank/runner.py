@@ -33,7 +33,7 @@ from pytest_accel.core.rank_messages import (
 )
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch_warning
-from pytest_accel.core.shims import forget_sections, is_subtest
+from pytest_accel.core.shims import forget_sections, is_subtest, rename
 from pytest_accel.core.stash_keys import DEVICE_PEAKS, EXPECTED_DEVICE_ERROR, OWNERS
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.rank import device_memory, flight_recorder, group_state, torch_devices
@@ -175,6 +175,8 @@ class TestRunner:
             item = self._collector.find(session, request.node)
             for device in self._measured_devices:
                 device_memory.reset_peak_memory(device)
+            if request.variant is not None:
+                rename(item, *request.variant)
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)

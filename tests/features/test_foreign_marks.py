@@ -243,8 +243,8 @@ def test_a_fixture_and_a_copy_of_the_signature_show_that_a_mark_is_the_plugins(s
     suite.write("test_before.py", sizes.replace("(rank)", "()"))
     suite.write("test_it.py", sizes)
     run = suite.run()
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "if the project lists marks of pytest-accel, set accel_marks = own" in run.text + run.errors
+    assert run.count() == {"PASSED": 4}
+    assert run.result("test_before.py::test_sizes[world_size=2]") == "PASSED"
 
     # pytest lists the project's mark only, and that of the plugin which the project has not registered.
     markers = suite.run("--markers", quiet=True).text
@@ -293,7 +293,7 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
     for text in (
         "test_keyword: @pytest.mark.distributed(num_gpus=2): there is no argument num_gpus, allowed are world_size, ",
         "test_several: @pytest.mark.devices('feeder', 'household'): at most one argument may be positional, n, got 2",
-        "test_list: @pytest.mark.devices(n=['desktop', 'mobile']): n must be an int >= 1, got ['desktop', 'mobile']",
+        "test_list: @pytest.mark.devices(n=['desktop', 'mobile']): n must be an int >= 1 or \"all\", got ['desktop', ",
     ):
         assert text in run.text
     assert "if the mark is the project's own, set accel_marks = distributed:project" in run.text

@@ -248,7 +248,7 @@ def test_list():
     raise AssertionError("ran")
 
 
-@pytest.mark.distributed([1, 2])
+@pytest.mark.distributed([1, 2], at_least=2)
 class TestCase(unittest.TestCase):
     def test_sizes(self):
         raise AssertionError("ran")
@@ -283,11 +283,11 @@ def test_wrong_marks_are_usage_errors(suite: Suite, options: tuple[str, ...]) ->
     output = run.text + run.errors
     assert run.ret == pytest.ExitCode.USAGE_ERROR, output
     for text in (
-        "test_wrong.py::test_number: @pytest.mark.devices(n=0): n must be an int >= 1, got 0",
+        'test_wrong.py::test_number: @pytest.mark.devices(n=0): n must be an int >= 1 or "all", got 0',
         "test_wrong.py::test_word: @pytest.mark.distributed(visible='all'): visible must be one of world, rank, got",
         "test_wrong.py::test_unknown: @pytest.mark.distributed(wrld=1): there is no argument wrld",
         "test_wrong.py::test_list: @pytest.mark.distributed(world_size=[2, 0]): world_size must be an int >= 1",
-        "test_wrong.py::TestCase::test_sizes: @pytest.mark.distributed(world_size=[1, 2]): a list parametrizes only",
+        "test_wrong.py::TestCase::test_sizes: @pytest.mark.distributed(at_least=2): at_least is for world_size='all'",
         "test_wrong.py::test_contradiction: @pytest.mark.devices(kind='cuda')",
         "test_wrong.py::test_share: ",
         "test_wrong.py::test_near: ",

@@ -77,7 +77,6 @@ class Adoption:
         """Lines of the rules that match a test."""
         self._has_collected = False
         """True after the collection in this process, or in an xdist worker that has sent its findings."""
-        self._marked_by_rule: list[tuple[pytest.Item, pytest.Mark]] = []
         self._not_adopted: dict[str, None] = {}
         """Lines for the summary: each class that is not adopted, and why. A dict keeps the order without duplicates."""
 
@@ -91,40 +90,46 @@ class Adoption:
             marks.add("distributed")
         return marks
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Apply rules before a list of world sizes parametrizes the test. Its items do not inherit these marks."""
-        self._apply_rules(metafunc.definition)
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Apply rules whose mark has lists before these divide the tests, so that the command line has their ids."""
+        report = yield
+        for node in report.result or ():
+            if isinstance(node, pytest.Item):
+                self._apply_rules(node, only_lists=True)
+        return report
 
     @pytest.hookimpl(trylast=True)
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Add marks after conftests have added theirs in this hook, and before ``-m`` selects tests."""
-        self._marked_by_rule += [(item, mark) for mark in self._apply_rules(item)]
+        self._apply_rules(item)
         if self._harness:
             self._adopt_torch_test(item)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_collection_modifyitems(self) -> Generator[None, None, None]:
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         """Remove the mark of a rule if the test has another of that name: a conftest may have added it in this hook."""
         self._has_collected = True
         try:
             yield
         finally:
-            marked, self._marked_by_rule = self._marked_by_rule, []
-            for item, mark in marked:
-                if any(other is not mark for other in self._own_marks(item, mark.name)):
-                    item.own_markers.remove(mark)
+            of_rules = {id(rule.mark.mark) for rule in self._rules}
+            for item in items:
+                for mark in [mark for mark in item.own_markers if id(mark) in of_rules]:
+                    if any(other is not mark for other in self._own_marks(item, mark.name)):
+                        item.own_markers.remove(mark)
 
-    def _apply_rules(self, item: pytest.Item) -> list[pytest.Mark]:
-        """Add the marks of all rules that match `item` and whose mark it lacks; return the added marks."""
-        added = []
+    def _apply_rules(self, item: pytest.Item, *, only_lists: bool = False) -> None:
+        """Add the marks of all rules that match `item` and whose mark it lacks; with `only_lists`, those with lists."""
+        added: set[str] = set()
         for rule in self._rules:
             if rule.matches(item.nodeid):
                 self._matched.add(rule.line)
-                if next(self._own_marks(item, rule.mark.name), None) is None:
-                    item.add_marker(rule.mark)
-                    added.append(rule.mark.mark)
-        return added
+                name = rule.mark.name
+                if name not in added and next(self._own_marks(item, name), None) is None:
+                    added.add(name)
+                    if rule.has_lists or not only_lists:
+                        item.add_marker(rule.mark)
 
     def _own_marks(self, item: pytest.Item, name: str) -> Iterator[pytest.Mark]:
         """Yield the marks `name` of `item`, the closest first, that are not the project's own."""
@@ -141,7 +146,7 @@ class Adoption:
         if self._on_harness is not None:
             self._on_harness(harness)
         try:
-            size = _world_size(test_class, item.name)
+            size = _world_size(test_class, getattr(item, "originalname", item.name))
         except Exception as error:
             self._not_adopted[f"{item.nodeid.rpartition('::')[0]} is not adopted: {error}"] = None
             return

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
-from pytest_accel.core.marks import MarkFinder, as_keywords
+from pytest_accel.core.marks import ALL, MarkFinder, as_keywords
 from pytest_accel.core.stash_keys import DEVICE_PEAKS, MARKED, OWNERS
 from pytest_accel.core.units import count_text, format_memory, parse_memory
 from pytest_accel.features.planning.plan_text import clock
@@ -265,7 +265,7 @@ def _less_of_devices(group: Sequence[Measurement], peak: int, tests: int) -> lis
     reasons = []
     given = min(len(one.peaks[0]) for one in group)
     needed = max(position + 1 for one in group for position, size in enumerate(one.peaks[0]) if size)
-    if needed < given:
+    if needed < given and group[0].arguments.get("n") != ALL:
         reasons.append(f"torch has allocated nothing on the last {given - needed} of {given} devices: n={needed}")
     size = _with_margin(peak)
     asked = group[0].arguments.get("memory")

@@ -18,7 +18,7 @@ import pytest
 from pytest_accel.core.node_refs import NodeRef, reference
 from pytest_accel.core.record_events import DevicesThere, MissingNeed, Outcome, Recorder, Status, TestsCounted
 from pytest_accel.core.shims import reason_of_skip
-from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.core.stash_keys import MARKED, VARIANT
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
@@ -110,7 +110,9 @@ class CollectionCensus:
         selected = [(item, self._own_id(item)) for item in session.items]
         # Some plugins remove tests from the list and do not report it.
         removed = self._collected.keys() - set(map(id, session.items))
-        left_out = (*self._deselected, *(self._collected[number][0] for number in removed))
+        # A test that was divided into variants is not left out.
+        gone = (item for number in removed if (item := self._collected[number][0]).stash.get(VARIANT, True))
+        left_out = (*self._deselected, *gone)
         deselected = set(map(self._own_id, left_out))
         own_ids = {item.nodeid: own for item, _ in selected if (own := self._without_group(item)) != item.nodeid}
         self._hand_over(CollectedTests([own for _, own in selected], sorted(deselected), own_ids).pack())

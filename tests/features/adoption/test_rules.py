@@ -70,8 +70,8 @@ def test_a_pattern_matches_the_documented_tests(pattern: str, matched: bool) -> 
         ("tests/*: devices(1 + one)", "each argument must be a literal, got '1 + one'"),
         ("tests/*: devices(__import__('os').getpid())", "each argument must be a literal, got \"__import__('os')"),
         ("tests/*: devices(**{'n': 1})", "each argument must be a literal, got '**{'n': 1}'"),
-        ("tests/*: distributed(0)", "world_size must be an int >= 1 or a non-empty list of them, got 0"),
-        ("tests/*: devices(size=2)", "there is no argument size, allowed are n, kind"),
+        ("tests/*: distributed(0)", 'world_size must be an int >= 1, "all" or a non-empty list of them, got 0'),
+        ("tests/*: devices(size=2)", "there is no argument size, allowed are n, at_least, kind"),
     ],
 )
 def test_an_invalid_line_is_an_error(line: str, message: str) -> None:
@@ -99,6 +99,7 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
         "test_sizes.py",
         """
         import os
+        import unittest
 
         import pytest
 
@@ -130,6 +131,14 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
 
         def test_by_hook():
             assert group_size() == 3
+
+
+        class TestCase(unittest.TestCase):
+            def test_method(self):
+                assert group_size() in (1, 2)
+
+            def test_first_rule(self):
+                assert group_size() == 3
         """,
     )
     suite.write(
@@ -154,14 +163,17 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
             test_sizes.py::test_one_case[x]: distributed(2)
             test_sizes.py::test_visible: devices(2)
             test_sizes.py::test_by_hook: distributed(2)
+            test_sizes.py::TestCase::test_first_rule: distributed(3)
+            test_sizes.py::TestCase: distributed([1, 2])
         """
     )
 
     for options in ((), ("-n", "2")):
         run = suite.run(*options)
-        assert run.count() == {"PASSED": 9}, run.text
+        assert run.count() == {"PASSED": 12}, run.text
         assert run.result("test_each_size[world_size=1]") == "PASSED"
         assert "adoption" not in run.text
+    assert suite.run("test_sizes.py::TestCase::test_method[world_size=2]").count() == {"PASSED": 1}
 
 
 @pytest.mark.long

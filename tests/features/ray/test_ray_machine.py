@@ -8,13 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.marks import Marks, Variant
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.driver.item_plan import Resources, plan_item
 from pytest_accel.features.order.test_demand import Demand
 from pytest_accel.features.planning.forecast import SuiteOnMachine
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, RayMachine, RayNode
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+from pytest_accel.settings.options import Settings
 
 NODES = (
     RayNode("0", "head", "10.0.0.1", {"CPU": 8.0}, {}),
@@ -39,6 +42,19 @@ def test_all_nodes_are_one_machine() -> None:
     assert found.of("sim") is found.session
     assert found.of("cuda").devices == ()
     assert found.of("cpu").kind == "cpu"
+
+
+def test_all_ranks_fit_on_the_nodes_when_distributed_evenly() -> None:
+    resources = Resources(machine("sim:4"), Settings(), lambda launcher: None, lambda node, kind: "not asked")
+
+    def number(marks: Marks) -> int:
+        key = plan_item(marks, Variant(), resources).key
+        assert key.need is not None
+        return key.need.count
+
+    assert number(Marks(distributed=pytest.mark.distributed("all").mark)) == 5
+    assert number(Marks(distributed=pytest.mark.distributed("all", nodes=2).mark)) == 5
+    assert number(Marks(devices=pytest.mark.devices("all").mark)) == 4
 
 
 @pytest.mark.parametrize(

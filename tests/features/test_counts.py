@@ -1,0 +1,82 @@
+"""Tests of marks that ask for as many devices or ranks as the session has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.hardware.vendors.cpu import cpu_slots
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_TESTS = """
+    import os
+
+    import pytest
+
+
+    def note(name, number):
+        if os.environ.get("RANK", "0") == "0":
+            with open("numbers.log", "a") as file:
+                print(name, number, file=file)
+
+
+    @pytest.mark.devices("all")
+    def test_devices(accel, devices):
+        assert len(devices) == len(accel.devices)
+        note("devices", len(devices))
+
+
+    @pytest.mark.distributed("all")
+    def test_ranks(world_size):
+        note("ranks", world_size)
+
+
+    @pytest.mark.distributed("all", devices_per_rank=2)
+    def test_pairs(world_size, devices):
+        note("pairs", world_size)
+
+
+    @pytest.mark.devices(share=0.5)
+    @pytest.mark.distributed([1, "all"], backend="gloo")
+    def test_shares(world_size):
+        note("shares", world_size)
+
+
+    @pytest.mark.distributed("all", kind="cpu", backend="gloo")
+    def test_cores(world_size):
+        note("cores", world_size)
+
+
+    @pytest.mark.devices("all", at_least=4)
+    def test_four(devices):
+        note("four", len(devices))
+    """
+
+
+@pytest.mark.parametrize("options", [pytest.param((), id="plain"), pytest.param(("-n", "2"), id="xdist")])
+def test_all_devices_of_the_session_are_used(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("--accel", "sim:4", "--accel-ids", "sim-0,sim-1,sim-3", *options)
+    assert run.count() == {"PASSED": 6, "SKIPPED": 1}, run.text
+    numbers = ["devices 3", "ranks 3", "pairs 1", "shares 1", "shares 6", f"cores {cpu_slots()}"]
+    assert sorted(suite.read("numbers.log")) == sorted(numbers)
+    assert "1  needs 4 sim devices; there are 3: 3 x sim" in run.text
+
+
+def test_select_and_plan_know_the_number(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    selected = suite.run("--accel", "sim:4", "--accel-select", "world_size == 4 or devices == 4")
+    assert selected.outcomes().keys() == {"test_devices", "test_ranks", "test_pairs", "test_four"}
+    planned = suite.run("--accel-plan", "sim:8", quiet=True)
+    assert "8 devices    test_it.py::test_devices" in planned.text
+
+
+def test_without_devices_all_is_skipped_or_the_cores(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("--accel", "none", "test_it.py::test_devices", "test_it.py::test_ranks")
+    run.expect({"test_devices": "SKIPPED", "test_ranks": "PASSED"})
+    assert suite.read("numbers.log") == [f"ranks {cpu_slots()}"]
+    assert "1  needs 1 device; there is no accelerator in this session" in run.text

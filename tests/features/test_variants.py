@@ -1,0 +1,350 @@
+"""Tests of marks with lists: each entry makes a test, wherever the mark is, and whichever process or plugin sees it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.features.record.commands import counted_tests
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_NOTE = """
+    import os
+    import unittest
+
+    import pytest
+
+
+    def note(*words):
+        if os.environ["RANK"] == "0":
+            with open("ran.log", "a") as file:
+                print(os.environ["PYTEST_CURRENT_TEST"].split("::", 1)[1].split(" ")[0], *words, file=file)
+"""
+_CASES = f"""{_NOTE}
+
+    @pytest.mark.distributed([1, 2], init=False)
+    class TestBase(unittest.TestCase):
+        @classmethod
+        def setUpClass(cls):
+            cls.size = os.environ["WORLD_SIZE"]
+
+        @pytest.fixture(autouse=True)
+        def use_name(self, request):
+            self.name = request.node.name
+
+        def test_class(self):
+            assert self.id().endswith(".test_class") and self.name == "test_class"
+            note(self.size)
+
+        @pytest.mark.distributed([2, 3], init=False)
+        def test_method(self):
+            note(self.size)
+
+
+    class TestDerived(TestBase):
+        def test_method(self):
+            note(self.size)
+
+
+    @pytest.mark.distributed([1, 2], init=False)
+    @pytest.mark.parametrize("x", [pytest.param("a", marks=pytest.mark.distributed([2, 3], init=False)), "b", "c"])
+    def test_param(x, request, world_size):
+        assert request.node.name == f"test_param[world_size={{world_size}}-{{x}}]"
+        note(world_size)
+
+
+    @pytest.mark.parametrize("x", ["a", pytest.param("b", marks=pytest.mark.distributed([1, 2], init=False))])
+    def test_one_param(x):
+        if x == "b":
+            note(os.environ["WORLD_SIZE"])
+
+
+    @pytest.mark.parametrize("world_size", [2, 1])
+    @pytest.mark.distributed([1, 2, 4], backend=["gloo"], init=False)
+    def test_own(world_size):
+        note(world_size)
+"""
+_CASE_IDS = [
+    *(f"TestBase::test_class[world_size={size}] {size}" for size in (1, 2)),
+    *(f"TestBase::test_method[world_size={size}] {size}" for size in (2, 3)),
+    *(f"TestDerived::test_class[world_size={size}] {size}" for size in (1, 2)),
+    *(f"TestDerived::test_method[world_size={size}] {size}" for size in (1, 2)),
+    *(f"test_one_param[world_size={size}-b] {size}" for size in (1, 2)),
+    *(f"test_own[backend=gloo-{size}] {size}" for size in (1, 2)),
+    *(f"test_param[world_size={size}-a] {size}" for size in (2, 3)),
+    *(f"test_param[world_size={size}-{x}] {size}" for size in (1, 2) for x in "bc"),
+]
+
+
+@pytest.mark.parametrize("options", [pytest.param((), id="plain"), pytest.param(("-n", "2"), id="xdist")])
+def test_lists_make_tests_of_methods_and_parameters(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write("test_it.py", _CASES)
+    run = suite.run("--accel", "none", *options)
+    assert run.count() == {"PASSED": len(_CASE_IDS) + 1}, run.text
+    assert sorted(suite.read("ran.log")) == sorted(_CASE_IDS)
+
+
+def test_variants_are_selected_by_their_ids(suite: Suite) -> None:
+    suite.write("test_it.py", _CASES)
+
+    def collected(*options: str) -> list[str]:
+        return re.findall(r"<(?:Function|TestCaseFunction) (.*)>", suite.run("--collect-only", *options).text)
+
+    assert collected("test_it.py::TestDerived::test_method[world_size=2]") == ["test_method[world_size=2]"]
+    # Those of one world size come one after the other.
+    variants = ["2-a", "2-b", "2-c", "3-a", "1-b", "1-c"]
+    assert collected("test_it.py::test_param") == [f"test_param[world_size={one}]" for one in variants]
+    assert collected("test_it.py::test_one_param") == [
+        "test_one_param[a]",
+        *("test_one_param[world_size=1-b]", "test_one_param[world_size=2-b]"),
+    ]
+    assert collected("-k", "world_size and 3 and a") == ["test_method[world_size=3]", "test_param[world_size=3-a]"]
+    assert suite.run("test_it.py::TestBase::test_class[world_size=3]").ret == pytest.ExitCode.USAGE_ERROR
+
+
+_HOOKS = """
+    import pytest
+
+
+    class CaseFile(pytest.File):
+        def collect(self):
+            for _ in range(2):
+                yield Case.from_parent(self, name="case")
+
+
+    class Case(pytest.Item):
+        def runtest(self):
+            import os
+
+            with open(f"case-{self.name}-{os.environ['RANK']}", "x"):
+                pass
+
+
+    def pytest_collect_file(file_path, parent):
+        return CaseFile.from_parent(parent, path=file_path) if file_path.suffix == ".cases" else None
+
+
+    def pytest_itemcollected(item):
+        if item.name.startswith("test_collected"):
+            item.add_marker(pytest.mark.distributed([1, 2], init=False))
+
+
+    def pytest_collection_modifyitems(items):
+        for item in items:
+            if item.name == "test_modified" or isinstance(item, Case):
+                item.add_marker(pytest.mark.distributed([1, 2], init=False))
+"""
+
+
+def test_lists_in_marks_of_hooks_divide_tests(suite: Suite) -> None:
+    """No two tests share an id, also if an earlier item has that of a variant."""
+    suite.write("conftest.py", _HOOKS)
+    suite.write("all.cases", "")
+    suite.write(
+        "test_it.py",
+        f"""{_NOTE}
+
+    @pytest.mark.parametrize("x", ["a", "world_size=2"])
+    def test_collected(x, request):
+        assert request.node.name == f"test_collected[world_size={{os.environ['WORLD_SIZE']}}-{{x}}]"
+        note()
+
+
+    def test_modified(request, tmp_path):
+        assert tmp_path.name.startswith("test_modified_world_size")
+        note()
+        assert os.environ["WORLD_SIZE"] == "1"
+
+
+    @pytest.mark.parametrize("x", ["world_size=2"])
+    def test_plain(x):
+        pass
+    """,
+    )
+    run = suite.run("--accel-record", "record.json")
+    collected = {f"test_collected[world_size={size}-{x}]": "PASSED" for size in (1, 2) for x in ("a", "world_size=2")}
+    modified = {"test_modified[world_size=1]": "PASSED", "test_modified[world_size=2]": "FAILED"}
+    cases = dict.fromkeys([f"case[world_size={size}]" for size in ("1", "1_1", "2", "2_1")], "PASSED")
+    run.expect({**collected, **modified, **cases, "test_plain[world_size=2]": "PASSED"})
+    assert f"collected {len(collected) + len(modified) + len(cases) + 1} items" in run.text
+    assert sorted(suite.read("ran.log")) == sorted([*collected, *modified])
+    assert len(list(suite.path.glob("case-*"))) == 2 * (1 + 2)
+    # The record does not count the divided tests as left out.
+    counted = counted_tests(str(suite.path / "record.json")).tests
+    statuses = {name.partition("::")[2]: outcome.status.value for name, outcome in counted.items()}
+    assert statuses == {name: word.lower() for name, word in run.outcomes().items()}
+
+    # The command line knows such a test as a whole.
+    (command,) = re.findall(r"-+ rerun -+\n(.*)\n", run.text)
+    assert command.startswith("pytest test_it.py::test_modified -p")
+    assert suite.run("test_it.py::test_modified").count() == {"PASSED": 1, "FAILED": 1}
+    assert suite.run("-k", "collected and world_size and 1 and not 2").count() == {"PASSED": 1}
+
+
+def test_the_rerun_command_of_a_variant_runs_this_variant(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import unittest
+
+        import pytest
+
+
+        class TestCase(unittest.TestCase):
+            @pytest.mark.distributed([1, "all"], init=False)
+            def test_it(self):
+                import os
+
+                assert os.environ["WORLD_SIZE"] == "1"
+        """,
+    )
+    run = suite.run("--accel", "sim:3")
+    run.expect({"test_it[world_size=1]": "PASSED", "test_it[world_size=all]": "FAILED"})
+    assert "ranks 0-2 of 3 on sim" in run.text
+    (command,) = re.findall(r"-+ rerun -+\npytest (.*)\n", run.text)
+    again = suite.run(*[word.strip("'") for word in command.split()])
+    again.expect({"test_it[world_size=all]": "FAILED"})
+    assert "ranks 0-2 of 3 on sim" in again.text
+
+
+def test_variants_in_one_world_have_fixtures_and_instances_of_their_own(suite: Suite) -> None:
+    """Both run in the same ranks, one after the other, and there they are the same item of pytest."""
+    suite.write(
+        "test_it.py",
+        f"""{_NOTE}
+
+    @pytest.fixture
+    def own(request):
+        note("setup")
+        yield []
+        note("teardown")
+
+
+    class TestClass:
+        @pytest.fixture(scope="class")
+        @classmethod
+        def shared(cls):
+            return []
+
+        @pytest.mark.distributed([2, "all"], init=False)
+        def test_it(self, own, shared):
+            assert not own and not hasattr(self, "used")
+            self.used = True
+            own.append(1)
+            shared.append(1)
+            note(len(shared))
+    """,
+    )
+    assert suite.run("--accel", "sim:2").count() == {"PASSED": 2}
+    ids = [f"TestClass::test_it[world_size={size}]" for size in ("2", "all")]
+    assert suite.read("ran.log") == [
+        f"{id} {word}" for number, id in enumerate(ids, 1) for word in ("setup", str(number), "teardown")
+    ]
+
+
+def test_lists_work_beside_other_ways_to_run_a_test(suite: Suite) -> None:
+    suite.all_plugins()
+    suite.ini("asyncio_mode = auto")
+    suite.write(
+        "conftest.py",
+        """
+        import copy
+
+
+        def pytest_collection_modifyitems(items):
+            items += [copy.copy(item) for item in items if item.originalname == "test_copied"]
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import unittest
+
+        import pytest
+        from hypothesis import given, settings, strategies
+
+        pytestmark = pytest.mark.distributed([1, 2], init=False)
+
+
+        def test_copied():
+            assert "RANK" in os.environ
+
+
+        async def test_async():
+            assert "RANK" in os.environ
+
+
+        @settings(max_examples=2)
+        @given(strategies.integers())
+        def test_property(x):
+            assert "RANK" in os.environ
+
+
+        class TestCase(unittest.IsolatedAsyncioTestCase):
+            async def test_coroutine(self):
+                assert "RANK" in os.environ
+
+            def test_subtests(self):
+                for size in "12":
+                    with self.subTest(size=size):
+                        self.assertEqual(size, os.environ["WORLD_SIZE"])
+        """,
+    )
+    run = suite.run("-p", "no:cacheprovider", "--reruns", "1", "--junitxml", "report.xml")
+    words = {name.rpartition("::")[2]: words for name, words in run.results.items()}
+    for test in ("test_async", "test_property", "test_coroutine"):
+        assert [words[f"{test}[world_size={size}]"] for size in (1, 2)] == [["PASSED"], ["PASSED"]], run.text
+    assert [words[f"test_copied[world_size={size}]"] for size in (1, 2)] == [["PASSED", "PASSED"]] * 2
+    for size in (1, 2):
+        assert words[f"test_subtests[world_size={size}]"][-1] == "FAILED"
+        assert f'name="test_subtests[world_size={size}]"' in "\n".join(suite.read("report.xml"))
+
+
+@pytest.mark.parametrize("options", [pytest.param((), id="plain"), pytest.param(("-n", "2"), id="xdist")])
+def test_a_backend_that_the_devices_cannot_use_is_skipped(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, backend=["gloo", "nccl", "xccl"])
+        def test_it():
+            import torch.distributed as dist
+
+            assert dist.get_backend() == "gloo"
+        """,
+    )
+    run = suite.run("--accel", "none", *options)
+    run.expect({f"test_it[backend={name}]": word for name, word in _BACKENDS.items()})
+    assert "1  needs cuda or rocm devices for the backend nccl; ranks run on the CPU in this session" in run.text
+    assert "1  needs xpu devices for the backend xccl; ranks run on the CPU in this session" in run.text
+
+
+_BACKENDS = {"gloo": "PASSED", "nccl": "SKIPPED", "xccl": "SKIPPED"}
+
+
+def test_a_hook_that_changes_the_list_of_a_divided_test_is_an_error(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.add_marker(pytest.mark.distributed([2, 4]), append=False)
+        """,
+    )
+    suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed([1, 2])\ndef test_it():\n    pass\n")
+    run = suite.run()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert (
+        "test_it.py::test_it[world_size=1]: @pytest.mark.distributed(world_size=[2, 4]): the world_size with which the "
+        "test was collected must be 2 or 4 as in the mark, got 1" in run.text + run.errors
+    )
