@@ -104,6 +104,11 @@ def plan_item(
         assert need is not None
         return _process_key(replace(need, count=number), resources, fresh=any(requests), turn=turn)
 
+    if number == marks.ALL and is_fake(ranks.get("backend")):
+        raise marks.MarkError(
+            f"@pytest.mark.distributed(world_size={marks.ALL!r}, backend={ranks['backend']!r}): world_size must be an "
+            "int, since no machine limits the size of a fake process group"
+        )
     if number == marks.ALL:
         key, missing = _largest(key_of, at_least, resources)
     else:

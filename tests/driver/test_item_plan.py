@@ -238,6 +238,11 @@ def test_arguments_that_need_several_processes_do_not_fit_a_fake_group(
         plan(distributed(8, backend="fake", **{argument: value}))
 
 
+def test_a_fake_group_needs_a_number() -> None:
+    with pytest.raises(MarkError, match=r"world_size='all', backend='fake'\): world_size must be an int, since no "):
+        plan(distributed("all", backend="fake"))
+
+
 def test_the_devices_mark_does_not_fit_a_fake_group() -> None:
     text = "@pytest.mark.devices with @pytest.mark.distributed(backend='fake'): drop one of the two, since a fake "
     with pytest.raises(MarkError, match=re.escape(text)):
