@@ -120,7 +120,7 @@ class PhaseReport(Struct, frozen=True):
     exception: ExceptionSketch | None = None
     collectives: tuple[CollectiveCall, ...] = ()
     device_error: str = ""
-    """First line of the error of a device with which the phase has failed; empty if it has not failed with one."""
+    """Text of the error of a device with which the phase has failed; empty if it has not failed with one."""
 
 
 class EndKind(Enum):

@@ -326,18 +326,25 @@ def watch_operations(before: Callable[[str], None]) -> Any:
 
     The name is that of torch's dispatcher, such as ``allreduce_``. The operation is not issued if `before` raises an
     error. `TorchDispatchMode` is not private, but its module is.
+
+    torch.compile compiles nothing in other modes than torch's own, which `is_infra_mode` says since torch 2.5. Compiled
+    code passes its collectives through the dispatcher, too, and operations on fake tensors do not come here.
+
+    `supports_higher_order_operators`: not in torch 2.8. Without it, operators such as `flex_attention` raise
+    NotImplementedError in the mode, as in any mode, unless they are compiled.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def dispatch(self: object, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
-        namespace, _, name = str(func.overloadpacket).partition(".")
+        namespace, _, name = str(getattr(func, "overloadpacket", "")).partition(".")  # Higher-order operators have none.
         if namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
             before(name)
         return func(*args, **(kwargs or {}))
 
     skip_in_compiler(dispatch.__code__)
-    watch: Any = type("Watch", (TorchDispatchMode,), {})
+    names = {"is_infra_mode": classmethod(lambda cls: True), "supports_higher_order_operators": True}
+    watch: Any = type("Watch", (TorchDispatchMode,), names)
     # torch wraps a method that the class has when it is made, and imports its compiler when the wrapper is called.
     watch.__torch_dispatch__ = dispatch
     return watch()

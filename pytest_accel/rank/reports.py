@@ -22,7 +22,7 @@ from pytest_accel.core.shims import report_to_data, shorten_frames
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.core.truncation import cut, cut_failure
 from pytest_accel.rank.context import RankContext
-from pytest_accel.rank.raised_errors import first_line, is_of_device
+from pytest_accel.rank.raised_errors import is_of_device
 
 _WRAPPERS = ("torch.distributed.c10d_logger", "torch.utils._contextlib", "torch._compile")
 """Modules whose functions only wrap others: for logging, for ``torch.no_grad`` and the like, for the compiler."""
@@ -44,7 +44,7 @@ class RankReports:
         self.late_error: RuntimeError | None = None
         """The error of work on a device that the test has not waited for."""
         self.device_error = ""
-        """First line of the error of a device with which the next report has failed; empty if there is none."""
+        """Text of the error of a device with which the next report has failed; empty if there is none."""
 
     def begin(self) -> None:
         """Begin a test."""
@@ -88,7 +88,7 @@ class RankReports:
         failure = call.excinfo.value
         self.exception = sketch(failure)
         if failure is self.late_error or is_of_device(failure):
-            self.device_error = first_line(failure)
+            self.device_error = str(failure)
         if (explanation := self._explain(failure)) is not None:
             torch_errors.add_headline(report.longrepr, explanation)
         report.accel_place = failure_place(call.excinfo, report.longrepr, folders_of(item.config))  # type: ignore[attr-defined]

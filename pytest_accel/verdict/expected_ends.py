@@ -7,11 +7,15 @@ Whatever differs from the announcements in any way is judged as if there were no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import structs
 
 from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.rank_messages import EndKind, ExpectedEnd
+from pytest_accel.core.rank_messages import EndKind, ExceptionSketch, ExpectedEnd, Finished
 from pytest_accel.diagnostics.rank_state import HangCause, RankOutcome
+from pytest_accel.verdict.causes import error_consequence
+from pytest_accel.verdict.mismatches import Unawaited
 
 _SILENT = (EndKind.EXIT, EndKind.HANG)
 """The ends of ranks that do not report."""
@@ -59,6 +63,33 @@ def unfulfilled(outcomes: Sequence[RankOutcome], ends: Sequence[ExpectedEnd]) ->
     """Return those of `ends` that are about one rank and have not come. `outcomes` are those of `marked`."""
     expected = {outcome.rank for outcome in outcomes if outcome.expected}
     return [end for end in ends if end.kind is not EndKind.UNEVEN_COLLECTIVES and end.rank not in expected]
+
+
+def without_broken_groups(finished: Mapping[int, Finished], ends: Sequence[ExpectedEnd]) -> dict[int, Finished]:
+    """Return the last messages of the ranks without the process groups that have a rank that was to end.
+
+    The other ranks of such a group notice the end at different times. So their numbers of collectives and messages
+    differ in any way.
+    """
+    gone = {end.rank for end in ends}
+    return {
+        rank: structs.replace(
+            left, collectives={name: one for name, one in left.collectives.items() if gone.isdisjoint(one[0])}
+        )
+        for rank, left in finished.items()
+    }
+
+
+def without_consequences(waiting: Sequence[Unawaited], ends: Sequence[ExpectedEnd]) -> list[Unawaited]:
+    """Return those collectives without a wait that neither wait for a rank that was to end nor have lost it.
+
+    torch starts such collectives itself, as in the backward pass of a model, and no test can wait for them.
+    """
+    uneven = all(end.kind is EndKind.UNEVEN_COLLECTIVES for end in ends)  # Then no rank is gone, but some are waiting.
+    failed = [one for one in waiting if one.error is not None]
+    if uneven:
+        return failed
+    return [one for one in failed if error_consequence(ExceptionSketch("", "RuntimeError", one.error or "")) is None]
 
 
 def hang_time(pending: Collection[int], ends: Sequence[ExpectedEnd]) -> float | None:

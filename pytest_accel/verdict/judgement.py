@@ -34,7 +34,6 @@ from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, is_consequence, outside_cause, wrong_outcomes
 from pytest_accel.verdict.mismatches import (
     Mismatch,
-    UnequalCollectives,
     are_pending,
     compare_collectives,
     compare_groups,
@@ -118,6 +117,7 @@ def judge(phase: Phase) -> Verdict:
         # If ranks end the phase, or a subtest, differently, one may have sent a message that its receiver has not read.
         # A wider fixture may have done so, too, and the next test that uses this world need not have this fixture.
         retire=(phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
+        or is_announced
         or are_pending(phase.finished),
     )
 
@@ -186,18 +186,21 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     finished = phase.finished.values()
     leaks = sentences.leak_lines(phase.finished)
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
-    found: list[Mismatch] = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
-    found += unmet_messages(phase.finished)
+    uneven = compare_collectives(phase.finished)
+    found: list[Mismatch] = [*uneven, *compare_groups(phase.finished), *unmet_messages(phase.finished)]
     kill_reason = next(iter(sentences.mismatch_lines(found, phase.folders)), None)
-    announced = [one for one in expected_ends.agreed(phase.announced) if one.kind is EndKind.UNEVEN_COLLECTIVES]
+    waiting = unawaited_collectives(phase.finished)
     missed = []
-    if announced:
-        if not any(isinstance(one, UnequalCollectives) for one in found):
+    if ends := expected_ends.agreed(phase.announced):
+        announced = [one for one in ends if one.kind is EndKind.UNEVEN_COLLECTIVES]
+        if announced and not uneven:
             missed = [sentences.missed_ends(announced, phase.outcomes, phase.folders)]
-        found = [one for one in found if not isinstance(one, UnequalCollectives)]
+        intact = expected_ends.without_broken_groups(phase.finished, ends)
+        found = [*([] if announced else compare_collectives(intact)), *compare_groups(intact), *unmet_messages(intact)]
+        waiting = expected_ends.without_consequences(waiting, ends)
     mismatch = sentences.mismatch_lines(found, phase.folders)
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
-    unawaited = [] if mismatch else sentences.unawaited_lines(unawaited_collectives(phase.finished), phase.folders)
+    unawaited = [] if mismatch else sentences.unawaited_lines(waiting, phase.folders)
     problems = missed + mismatch + unawaited
     problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:

@@ -227,6 +227,42 @@ def test_each_outcome_on_some_ranks_has_the_expected_verdict(
     suite.expect_nothing_left()
 
 
+_ANNOUNCE = """
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def announce(request, faults):
+    request.node.announce = faults.expect_exit
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if pyfuncitem.name != "test_last":
+        pyfuncitem.announce(1, status=77)
+    return (yield)
+"""
+
+
+@pytest.mark.long
+def test_each_outcome_is_a_failure_if_another_one_was_announced(suite: BackgroundSuite) -> None:
+    for name, text in suite_files(2, frozenset({1}), plain=False).items():
+        suite.write(name, text)
+    suite.write("conftest.py", _ANNOUNCE)
+    run = suite.run("--accel", "none", CAUSES)
+    outcomes = run.outcomes()
+    assert outcomes.pop("test_last") == "PASSED"
+    assert len(outcomes) == sum(len(SITES | FILE_SITES) if one.everywhere else 1 for one in OUTCOMES.values())
+    for test, words in outcomes.items():
+        assert words.split()[0] in ("FAILED", "ERROR"), test
+        name = test.removeprefix("test_call_")
+        if name in OUTCOMES:  # At other sites, the driver may see the end before it judges the call.
+            cause = OUTCOMES[name].cause or "failed: announced end"
+            assert run.causes[test] == cause + ("" if OUTCOMES[name].skips else "; rank 1")
+            assert OUTCOMES[name].skips or "announced: rank 1 exits with status 77" in run.failure(test)
+    suite.expect_nothing_left()
+
+
 _MPIRUN = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2")
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
 

@@ -7,7 +7,17 @@ import signal
 import pytest
 
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.core.rank_messages import EndKind, ExpectedEnd, Finished, PhaseReport
+from pytest_accel.core.rank_messages import (
+    CallSite,
+    EndKind,
+    ExpectedEnd,
+    Finished,
+    Leak,
+    LeakKind,
+    PhaseReport,
+    UnawaitedCollective,
+    When,
+)
 from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.verdict.causes import Cause, CauseKind
@@ -37,28 +47,44 @@ STOPPED = RankOutcome(1, "hung", 9.0, hang=Hang(HangCause.EXPECTED, 2.0))
 OUTCOMES = {
     "passes": passed(1),
     "skips": skipped(1),
+    "calls pytest.xfail": skipped(1, wasxfail="reason: by hand"),
     "fails": failed(1),
+    "raises SystemExit": failed(1, "7"),
+    "comes back from a fork": RankOutcome(1, "failed", 1.0, text="a copy came back"),
+    "exits with 0": ended(0),
     "exits with 7": ended(7),
     "exits with 8": ended(8),
     "is killed": ended(-signal.SIGKILL),
+    "is killed by SIGSEGV": ended(-signal.SIGSEGV),
+    "is killed by SIGABRT": ended(-signal.SIGABRT),
+    "is killed by SIGTERM": ended(-signal.SIGTERM),
     "is killed for its memory": ended(-signal.SIGKILL, cause=ExitCause.OUT_OF_MEMORY),
     "is killed with its server": ended(None, cause=ExitCause.SERVER_ENDED),
+    "is killed with its lock": ended(-signal.SIGKILL, cause=ExitCause.LOCK_LOST),
+    "is killed with its job": ended(-signal.SIGKILL, cause=ExitCause.JOB_ENDED),
+    "is lost": ended(None, cause=ExitCause.MACHINE_LOST),
     "ends unknown": RankOutcome(1, "died", 1.0),
     "calls pytest.exit": RankOutcome(1, "died", 1.0, text="asked for the end of the session"),
     "hangs": STOPPED,
     "times out": hung(1),
+    "is in a deadlock": hung(1)._replace(hang=Hang(HangCause.DEADLOCK, 0.0, "call")),
+    "stalls": hung(1)._replace(hang=Hang(HangCause.STALLED, 9.0)),
     "is stopped": terminated(1, RankEvent(0, "failed")),
     "has a device error": device_error(),
     "has another device error": device_error("CUDA error: out of memory"),
     "cannot run": RankOutcome(1, "unstarted"),
     "has an outcome of a plugin": passed(1)._replace(ending="expected"),  # type: ignore[arg-type]
 }
+"""The rows of the verdict matrix (`tests/faults/test_verdict_matrix.py`), and those that a session can hardly show."""
 FITTING = {
     EXIT: "exits with 7",
     KILLED: "is killed",
     HANG: "hangs",
     DEVICE: "has a device error",
+    UNEVEN: "passes",
 }
+"""The outcome of the call that is as announced. Numbers of collectives are compared after the teardown."""
+ENDS_OF_RANKS = [end for end in FITTING if end is not UNEVEN]
 
 
 def announced(*outcomes: RankOutcome, ends: tuple[ExpectedEnd, ...]) -> Verdict:
@@ -72,12 +98,18 @@ def test_only_the_announced_end_counts_as_passed(end: ExpectedEnd, name: str) ->
     outcomes = [passed(0), OUTCOMES[name]]
     verdict = announced(*outcomes, ends=(end,))
     assert (verdict.outcome == "passed") == (FITTING[end] == name)
-    if verdict.outcome == "failed" and name != "is stopped":  # Then the message is about what has stopped it.
+    # The message about a rank that was stopped is about what has stopped it.
+    if verdict.outcome == "failed" and name != "is stopped" and end is not UNEVEN:
         assert "announced: rank 1 " in verdict.message
     assert verdict.outside_cause is None
+    survivor = OUTCOMES[name]._replace(rank=0)
+    verdict = announced(survivor, OUTCOMES[FITTING[end]], ends=(end,))
+    assert (verdict.outcome == "passed") == (name == "passes"), "an outcome of the other rank"
+    verdict = announced(survivor, OUTCOMES[name], ends=(end,))
+    assert (verdict.outcome == "passed") == (FITTING[end] == name == "passes"), "an outcome of both ranks"
 
 
-@pytest.mark.parametrize("end", FITTING)
+@pytest.mark.parametrize("end", ENDS_OF_RANKS)
 def test_an_announcement_counts_only_if_all_ranks_have_made_the_same(end: ExpectedEnd) -> None:
     outcomes = [passed(0), OUTCOMES[FITTING[end]], passed(2)]
     for ends in (
@@ -96,11 +128,13 @@ def test_an_announcement_counts_only_if_all_ranks_have_made_the_same(end: Expect
 
 
 @pytest.mark.parametrize("when", ["setup", "teardown"])
-@pytest.mark.parametrize("end", FITTING)
-def test_an_announced_end_in_another_phase_than_the_call_is_a_failure(end: ExpectedEnd, when: str) -> None:
-    outcomes = [passed(0), OUTCOMES[FITTING[end]]]
-    verdict = judged(*outcomes, when=when, announced=[(end,), (end,)])  # type: ignore[arg-type]
-    assert verdict.outcome == "failed"
+@pytest.mark.parametrize("end", ENDS_OF_RANKS)
+def test_announcements_change_no_verdict_on_another_phase_than_the_call(end: ExpectedEnd, when: When) -> None:
+    for name, outcome in OUTCOMES.items():
+        strict = judged(passed(0), outcome, when=when)
+        verdict = judged(passed(0), outcome, when=when, announced=[(end,), (end,)])
+        assert (verdict.outcome, verdict.message) == (strict.outcome, strict.message)
+        assert (verdict.outcome == "passed") == (name == "passes")
 
 
 def test_the_announcement_of_all_ends_is_a_failure() -> None:
@@ -186,6 +220,50 @@ def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
     finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank)}) for rank in (0, 1)}
     half = judged(passed(0), passed(1), when="teardown", finished=finished, announced=[(UNEVEN,), ()])
     assert half.outcome == "failed"
+
+
+def test_groups_without_a_rank_that_has_ended_are_compared_as_always() -> None:
+    def end_of_test(members: tuple[int, ...], ends: tuple[ExpectedEnd, ...], **more: object) -> Verdict:
+        finished = {
+            rank: Finished(1, {"3": (members, rank)}, **more)  # type: ignore[arg-type]
+            for rank in (0, 2)
+        }
+        outcomes = [passed(0), ended(7), passed(2)]
+        return judged(*outcomes, when="teardown", finished=finished, announced=[ends] * 3, ended_before=frozenset({1}))
+
+    assert end_of_test((0, 1, 2), (EXIT,)).outcome == "passed", "the others notice the end at different times"
+    assert end_of_test((0, 2), (EXIT,)).cause == Cause(CauseKind.DISAGREED, "collectives")
+    assert end_of_test((0, 1, 2), (EXIT, UNEVEN)).outcome == end_of_test((0, 2), (EXIT, UNEVEN)).outcome == "passed"
+    assert end_of_test((0, 1, 2), (UNEVEN, HANG)).outcome == "passed"
+    leak = Leak(LeakKind.THREAD, "mine")
+    assert end_of_test((0, 1, 2), (EXIT,), leaks=(leak,)).cause == Cause(CauseKind.LEAKED, "thread", (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("error", "end", "outcome"),
+    [
+        (None, EXIT, "passed"),
+        (None, HANG, "passed"),
+        (None, UNEVEN, "passed"),
+        ("Read error: Connection reset by peer", EXIT, "passed"),
+        ("Read error: Connection reset by peer", UNEVEN, "failed"),
+        ("op.preamble.length <= op.nbytes. 32 vs 12", EXIT, "failed"),
+        ("op.preamble.length <= op.nbytes. 32 vs 12", UNEVEN, "failed"),
+    ],
+)
+def test_a_collective_that_nobody_waits_for_may_wait_for_a_rank_that_has_ended(
+    error: str | None, end: ExpectedEnd, outcome: str
+) -> None:
+    unawaited = (UnawaitedCollective(CallSite("all_reduce", "test_it.py", 7), error),)
+    finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank)}, unawaited=unawaited) for rank in (0, 1)}
+    verdict = judged(passed(0), passed(1), when="teardown", finished=finished, announced=[(end,)] * 2)
+    assert verdict.outcome == outcome
+
+
+def test_the_ranks_are_replaced_after_a_test_with_announcements() -> None:
+    both = (ExpectedEnd(EndKind.DEVICE_ERROR, 0), ExpectedEnd(EndKind.DEVICE_ERROR, 1))
+    verdict = announced(device_error()._replace(rank=0), device_error(), ends=both)
+    assert (verdict.outcome, verdict.retire) == ("passed", True), "although their outcomes are equal"
 
 
 def test_only_announced_ranks_may_hang() -> None:

@@ -32,10 +32,12 @@ _OPERATIONS = {
     "reduce_scatter": "reduce_scatter",
     **dict.fromkeys(("reduce_scatter_base", "reduce_scatter_single"), "reduce_scatter_tensor"),
     **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), "reduce_scatter_tensor"),
+    "reduce_scatter_tensor_out": "reduce_scatter_tensor",
     "alltoall": "all_to_all",
     **dict.fromkeys(("alltoall_base", "all_to_all_single"), "all_to_all_single"),
-    **dict.fromkeys(("recv", "recv_any_source"), "recv"),
-    **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier", "send")},
+    **dict.fromkeys(("send", "isend"), "send"),
+    **dict.fromkeys(("recv", "recv_any_source", "irecv"), "recv"),
+    **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier")},
 }
 """The function of `torch.distributed` for each operation of torch's dispatcher, without underscores around its name."""
 _FUNCTIONS = frozenset(_OPERATIONS.values())

@@ -64,6 +64,20 @@ _ENDS = {
     "device": "break_device()",
     "uneven": "reduce_alone(group)",
 }
+_OTHERS = """
+    @distributed(3)
+    def test_survivors_notice_at_different_times(faults, rank, group):
+        faults.expect_exit(2, status=7)
+        if rank == 2:
+            os._exit(7)
+        for _ in range(rank + 1):
+            reduce_alone(group)
+
+
+    @distributed(2)
+    def test_last():
+        pass
+    """
 _CAUSES = {
     "fail": "FAILED failed: AssertionError; rank 1",
     "exit": "FAILED died: status 7; rank 1",
@@ -109,10 +123,11 @@ def test_each_end_passes_only_if_it_was_announced(suite: Suite, which: str) -> N
         for end in _ENDS
         if (announced, end) in pairs
     ]
-    suite.write("test_it.py", _HEAD + "".join(tests) + "\n    @distributed(2)\n    def test_last():\n        pass\n")
+    suite.write("test_it.py", _HEAD + "".join(tests) + _OTHERS)
     suite.ini("accel_leaks = off")  # The groups of collectives that differ.
     run = suite.run(CAUSES)
-    run.expect({f"test_{one}_{end}": _expected(one, end) for one, end in pairs} | {"test_last": "PASSED"})
+    others = dict.fromkeys(("test_survivors_notice_at_different_times", "test_last"), "PASSED")
+    run.expect({f"test_{one}_{end}": _expected(one, end) for one, end in pairs} | others)
     if which == "quick":
         assert "rank 1 exited with status 8; announced: rank 1 exits with status 7" in run.text
         assert "rank 1 passed; announced: rank 1 hangs for 0.3 s" in run.text
@@ -255,10 +270,19 @@ _MISUSES = """
         break_device()
 
 
+    RUN = []
+
+
     @distributed(2)
     def test_all_devices(faults):
-        faults.expect_device_error(text="assert")
+        RUN.append("this test")
+        faults.expect_device_error(text="errors might be late")
         break_device()
+
+
+    @distributed(2)
+    def test_after_all_devices():
+        assert RUN == []
 
 
     @distributed(2)
@@ -311,6 +335,7 @@ _VERDICTS_ON_MISUSES = {
     "test_values": "PASSED",
     "test_only_rank": "PASSED",
     "test_all_devices": "PASSED",
+    "test_after_all_devices": "PASSED",
     "test_rank_0_ends": "PASSED",
     "test_killed_by_another": "PASSED",
     "test_survivor_has_time": "PASSED",
