@@ -157,6 +157,13 @@ class EndsExpected(Struct, frozen=True):
     ends: tuple[ExpectedEnd, ...]
 
 
+class FaultsPlanned(Struct, frozen=True):
+    """The faults that the running call has planned for the rank and that have not come yet, a description of each."""
+
+    serial: int
+    missing: tuple[str, ...]
+
+
 class TerminalRequest(Struct, frozen=True):
     """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
 

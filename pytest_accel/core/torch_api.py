@@ -330,14 +330,16 @@ def watch_operations(before: Callable[[str], None]) -> Any:
     torch.compile compiles nothing in other modes than torch's own, which `is_infra_mode` says since torch 2.5. Compiled
     code passes its collectives through the dispatcher, too, and operations on fake tensors do not come here.
 
-    `supports_higher_order_operators`: not in torch 2.8. Without it, operators such as `flex_attention` raise
+    `supports_higher_order_operators`: since torch 2.9. Without it, operators such as `flex_attention` raise
     NotImplementedError in the mode, as in any mode, unless they are compiled.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def dispatch(self: object, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
-        namespace, _, name = str(getattr(func, "overloadpacket", "")).partition(".")  # Higher-order operators have none.
+        namespace, _, name = str(getattr(func, "overloadpacket", "")).partition(
+            "."
+        )  # Higher-order operators have none.
         if namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
             before(name)
         return func(*args, **(kwargs or {}))

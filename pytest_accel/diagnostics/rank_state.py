@@ -108,6 +108,8 @@ class RankState:
     """Set when the rank will send nothing more, in any phase."""
     announced: tuple[ExpectedEnd, ...] = ()
     """The ends that the rank has announced in the call of the test."""
+    missing_faults: tuple[str, ...] = ()
+    """The planned faults that have not come on the rank."""
 
     @property
     def done(self) -> bool:
@@ -123,7 +125,7 @@ class RankState:
         """Reset the state for the next test."""
         self.reports.clear()
         self.finished = self.collected = self.not_run = None
-        self.announced = ()
+        self.announced = self.missing_faults = ()
 
     def forget_reports(self, when: When) -> None:
         """Forget the reports of phase `when` and of those after it: the rank has not passed them after all."""

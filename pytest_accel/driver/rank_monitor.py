@@ -15,6 +15,7 @@ from pytest_accel.core.rank_messages import (
     EndsExpected,
     ExitRequest,
     ExtraReport,
+    FaultsPlanned,
     Finished,
     ForkReturned,
     PhaseReport,
@@ -180,6 +181,9 @@ class RankMonitor:
         elif isinstance(message, EndsExpected):
             if message.serial == self.serial and rank.phase == "call":
                 rank.announced += message.ends
+        elif isinstance(message, FaultsPlanned):
+            if message.serial == self.serial and rank.phase == "call":
+                rank.missing_faults = message.missing
         elif isinstance(message, TerminalRequest):
             self._debugger.ask(rank.rank, message.method)
         elif isinstance(message, TerminalReturned):

@@ -287,6 +287,11 @@ class World:
         return [rank.announced for rank in self._ranks]
 
     @property
+    def missing_faults(self) -> list[tuple[str, ...]]:
+        """The faults that are planned for each rank in the current test and that have not come."""
+        return [rank.missing_faults for rank in self._ranks]
+
+    @property
     def _unexpected(self) -> list[RankConnection]:
         """The ranks without those whose call has ended as all ranks have announced: nobody waits for these in vain."""
         ends = expected_ends.agreed(self.announced)

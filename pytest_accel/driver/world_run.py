@@ -130,6 +130,7 @@ class WorldRun:
             finished=world.finished() if when == "teardown" else {},
             leaks=self._driver.settings.leaks,
             announced=world.announced if when != "setup" else (),
+            missing_faults=world.missing_faults if when == "call" else (),
         )
         if when == "call" and any(phase.announced):
             phase = with_expected(phase)

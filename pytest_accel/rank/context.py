@@ -58,6 +58,8 @@ class RankContext:
         """Names of the process groups that live as long as the world."""
         self.expect_ends: Callable[[Sequence[ExpectedEnd]], None]
         """Tells the driver how ranks may end in the running call (`TestRunner.expect_ends`)."""
+        self.plan_faults: Callable[[Sequence[str]], None]
+        """Tells the driver which planned faults have not come in the running call (`TestRunner.plan_faults`)."""
         self.absent: frozenset[str] = frozenset()
         """Modules of the plugins with the role `absent`, which only add their options in a rank."""
         self.vendor = make_vendor(spec.key.kind, spec.kind_argument)

@@ -25,6 +25,7 @@ from pytest_accel.core.rank_messages import (
     ExitRequest,
     ExpectedEnd,
     ExtraReport,
+    FaultsPlanned,
     Finished,
     PhaseReport,
     RunTest,
@@ -109,7 +110,7 @@ class TestRunner:
         self._leak_check = leak_check
         self._reports = reports
         self._is_prepared = is_prepared
-        context.expect_ends = self.expect_ends
+        context.expect_ends, context.plan_faults = self.expect_ends, self.plan_faults
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
@@ -215,6 +216,10 @@ class TestRunner:
         if test.phase != "call" or not test.in_phase or "call" in test.reported:
             raise RuntimeError("the end of a rank can be announced only in the first run of a test's own code")
         test.driver.send(EndsExpected(test.request.serial, tuple(ends)))
+
+    def plan_faults(self, missing: Sequence[str]) -> None:
+        """Tell the driver which faults must still come in the running call."""
+        self._test.driver.send(FaultsPlanned(self._test.request.serial, tuple(missing)))
 
     def _report_skipped(self, longrepr: Any) -> None:
         """Report a test whose file was skipped as pytest reports a skipped test."""

@@ -72,6 +72,9 @@ class Phase(Struct, frozen=True, kw_only=True):
     """Ranks whose end was reported with an earlier phase. It is reported only once."""
     announced: Sequence[Sequence[ExpectedEnd]] = ()
     """The ends that each rank of the test has announced; empty before the call, and if the phase has none."""
+    missing_faults: Sequence[Sequence[str]] = ()
+    """The faults that the test has planned for each rank and that have not come; empty in other phases than the call.
+    """
     finished: Mapping[int, Finished] = field(default_factory=dict)
     """The last message of each rank that reached the end of the test. Empty before the teardown."""
     leaks: Literal["warn", "fail", "off"] = "fail"
@@ -95,6 +98,8 @@ def judge(phase: Phase) -> Verdict:
         verdict = _compare_with_announced(verdict, phase)
         silent = frozenset(one.rank for one in outcomes if one.expected and one.report is None)
         verdict = structs.replace(verdict, ended_ranks=silent)
+    if any(phase.missing_faults):
+        verdict = _add_missing_faults(verdict, phase)
     if verdict.outcome == "failed":
         verdict = structs.replace(
             verdict,
@@ -147,6 +152,18 @@ def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
     longrepr = text_longrepr(text, lines, phase.place)
     cause = Cause(CauseKind.FAILED, "announced end", ranks)
     return Verdict("failed", text, cause, longrepr=longrepr, sections=verdict.sections)
+
+
+def _add_missing_faults(verdict: Verdict, phase: Phase) -> Verdict:
+    """Return `verdict` with the planned faults that have not come, as a failure if the phase has passed.
+
+    A test may fail, or be skipped, before a fault comes. Then that alone is reported, unless ends were announced.
+    """
+    missing = {rank: faults for rank, faults in enumerate(phase.missing_faults) if faults}
+    text = sentences.missing_faults(missing)
+    if verdict.outcome == "passed":
+        return _with_problems(verdict, Cause(CauseKind.FAILED, "planned fault", tuple(missing)), [text], phase)
+    return _with_addition(verdict, text) if verdict.outcome == "failed" and any(phase.announced) else verdict
 
 
 def _with_addition(verdict: Verdict, text: str) -> Verdict:

@@ -271,6 +271,12 @@ def no_agreement(announced: Sequence[Sequence[ExpectedEnd]]) -> str:
     return f"the ranks did not announce the same ends: {each}"
 
 
+def missing_faults(faults: Mapping[int, Sequence[str]]) -> str:
+    """Return the message for planned faults that have not come, by rank."""
+    each = "; ".join(f"rank {rank}: {', '.join(texts)}" for rank, texts in faults.items())
+    return f"planned faults have not come: {each}"
+
+
 def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: bool) -> str:
     """Return the message for a phase or subtest that some ranks skipped or did not report, and others ran."""
     ranks: dict[str, list[int]] = {}

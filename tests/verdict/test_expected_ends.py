@@ -266,6 +266,19 @@ def test_the_ranks_are_replaced_after_a_test_with_announcements() -> None:
     assert (verdict.outcome, verdict.retire) == ("passed", True), "although their outcomes are equal"
 
 
+def test_a_planned_fault_must_come() -> None:
+    missing = [(), ("delay at barrier (called never)",)]
+    text = "planned faults have not come: rank 1: delay at barrier (called never)"
+    for outcome, ends in ((passed(1), ()), (ended(7), (EXIT,)), (STOPPED, (HANG,)), (device_error(), (DEVICE,))):
+        assert judged(passed(0), outcome, announced=[ends] * 2).outcome == "passed"
+        verdict = judged(passed(0), outcome, announced=[ends] * 2, missing_faults=missing)
+        assert (verdict.message, verdict.cause) == (text, Cause(CauseKind.FAILED, "planned fault", (1,)))
+    verdict = judged(passed(0), passed(1), announced=[(EXIT,)] * 2, missing_faults=missing)
+    assert verdict.message == f"rank 1 passed; announced: rank 1 exits with status 7; {text}"
+    assert judged(passed(0), failed(1), missing_faults=missing).message == "rank 1: assert 0 == 1"
+    assert judged(skipped(0), skipped(1), missing_faults=missing).outcome == "skipped"
+
+
 def test_only_announced_ranks_may_hang() -> None:
     other = ExpectedEnd(EndKind.HANG, 2, after=5.0)
     assert hang_time([1], (HANG, other)) == 2

@@ -30,8 +30,9 @@ class Faults:
 
     A planned fault happens before a collective or message of the test: `at` is a function of `torch.distributed`
     (``"all_reduce"``; None: any), and `n` the number of its call on that rank, from now on. Collectives of
-    DistributedDataParallel and DTensor count, too. They are seen at torch's dispatcher, with a `TorchDispatchMode`, in
-    the test's own thread. A planned fault that does not happen fails the test.
+    DistributedDataParallel, FSDP, DTensor and compiled code count, too. They are seen at torch's dispatcher, with a
+    `TorchDispatchMode`, in the test's own thread. A planned fault that does not happen fails the test, also if its rank
+    has ended as announced.
     """
 
     def __init__(self, context: RankContext, injector: Injector) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _seed: int | None = None
 """The seed of random delays in this rank; None: there are none."""
-_injector = Injector(0, None)
-"""The injector of the last test of this rank that could have faults."""
+_injector: Injector | None = None
+"""The injector of the last test of this rank that could have faults; None: there was none."""
 
 
 def configure(session: AccelSession) -> None:
@@ -33,8 +33,10 @@ def configure_rank(config: pytest.Config) -> None:
     _seed = jitter(config)
 
 
-def around_call(context: RankContext) -> Injector:
-    return _injector_of(context)
+def around_call(context: RankContext) -> Injector | None:
+    """Return the injector of the running test; None if it needs none."""
+    has_fixture = _injector is not None and _injector.test == context.tests
+    return _injector_of(context) if has_fixture or _seed is not None else None
 
 
 def make_faults(context: RankContext) -> Faults:
@@ -45,9 +47,10 @@ def make_faults(context: RankContext) -> Faults:
 def _injector_of(context: RankContext) -> Injector:
     """Return the injector of the running test, the same one for its fixture and for its call."""
     global _injector
-    if _injector.test != context.tests:
+    if _injector is None or _injector.test != context.tests:
         # The delays of a test do not depend on the tests before it: its rerun alone has the same.
-        _injector = Injector(context.tests, None if _seed is None else f"{_seed}/{context.rank}")
+        seed = None if _seed is None else f"{_seed}/{context.rank}"
+        _injector = Injector(context.tests, seed, context.plan_faults)
     return _injector
 
 

@@ -2,22 +2,23 @@
 
 The injector sees them at torch's dispatcher, through a `TorchDispatchMode` (`torch_api.watch_operations`), as torch's
 own `CommDebugMode` does. Each function of `torch.distributed` passes there, and so do the collectives of code in C++:
-those of DistributedDataParallel, of DTensor and of functional collectives. Methods of the process group that are
-replaced (`rank/pending_work.py`) would miss these. A mode belongs to one thread: operations of other threads are not
-seen, except those of autograd, which takes the modes along.
+those of DistributedDataParallel, of FSDP, of DTensor, of functional collectives and of compiled code. Methods of the
+process group that are replaced (`rank/pending_work.py`) would miss these. A mode belongs to one thread: operations of
+other threads are not seen, except those of autograd, which takes the modes along.
+
+The driver knows which faults have not come, and fails the test for them (`verdict/judgement.py`). The rank could not do
+so if it has ended.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from threading import get_ident
 from time import sleep
 from typing import Any
-
-import pytest
 
 from pytest_accel.core import torch_api
 
@@ -37,7 +38,8 @@ _OPERATIONS = {
     **dict.fromkeys(("alltoall_base", "all_to_all_single"), "all_to_all_single"),
     **dict.fromkeys(("send", "isend"), "send"),
     **dict.fromkeys(("recv", "recv_any_source", "irecv"), "recv"),
-    **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier")},
+    **{name: name for name in ("broadcast", "reduce", "gather", "gather_into_tensor", "scatter")},
+    **{name: name for name in ("barrier", "monitored_barrier")},
 }
 """The function of `torch.distributed` for each operation of torch's dispatcher, without underscores around its name."""
 _FUNCTIONS = frozenset(_OPERATIONS.values())
@@ -81,9 +83,13 @@ class Injector:
 
     failed_at: float | None = None
 
-    def __init__(self, test: int, seed: str | None) -> None:
-        """`test` is the number of the test in this rank; `seed` is that of random delays, None: there are none."""
+    def __init__(self, test: int, seed: str | None, tell: Callable[[Sequence[str]], None]) -> None:
+        """`test` is the number of the test in this rank; `seed` is that of random delays, None: there are none.
+
+        `tell` is called with descriptions of the faults that have not come, each time that they change.
+        """
         self.test = test
+        self._tell = tell
         self._seed = seed
         self._random = Random(seed)
         self._faults: list[Fault] = []
@@ -98,18 +104,14 @@ class Injector:
     def __enter__(self) -> None:
         self._thread = get_ident()
         self._faults.clear()  # A plugin may run the test again.
-        if self._seed is not None and "torch" in sys.modules:
-            self._watch()
+        if "torch" in sys.modules:
+            self._watch()  # Modes must end in the reverse order, and the test may plan faults in another one.
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """End the injection. Fail the test if it has not failed, and a planned fault has not come."""
+    def __exit__(self, *error: object) -> None:
         self._thread = None
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)
-        missing = [fault for fault in self._faults if not fault.has_come]
-        if missing and kind is None:
-            pytest.fail(f"planned faults have not come: {', '.join(map(str, missing))}", pytrace=False)
 
     def check(self) -> None:
         """Raise RuntimeError unless the thread that runs the test's own code has called this."""
@@ -121,11 +123,13 @@ class Injector:
             )
 
     def plan(self, fault: Fault) -> None:
-        """Let `fault` happen on this rank."""
-        __tracebackhide__ = True
-        self.check()
+        """Let `fault` happen on this rank. Call `check` before."""
         self._faults.append(fault)
+        self._tell_missing()
         self._watch()
+
+    def _tell_missing(self) -> None:
+        self._tell([str(fault) for fault in self._faults if not fault.has_come])
 
     def _watch(self) -> None:
         """See each operation from now on, until the end of the call."""
@@ -140,8 +144,12 @@ class Injector:
             return
         if self._seed is not None:
             sleep(self._random.uniform(0, _LONGEST_DELAY))
-        for fault in self._faults:
-            if fault.at in (None, name):
-                fault.calls += 1
-                if fault.number in (None, fault.calls):
-                    fault.act()
+        concerned = [fault for fault in self._faults if fault.at in (None, name)]
+        is_news = not all(fault.has_come for fault in concerned)
+        for fault in concerned:
+            fault.calls += 1
+        if is_news:  # Before the fault, which may kill this process.
+            self._tell_missing()
+        for fault in concerned:
+            if fault.number in (None, fault.calls):
+                fault.act()
