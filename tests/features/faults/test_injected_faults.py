@@ -18,6 +18,7 @@ _TESTS = """
     import signal
     import threading
     import time
+    import unittest
 
     import pytest
     import torch
@@ -84,6 +85,22 @@ _TESTS = """
         faults.delay(1, 1000, at="barrier")
         if rank == 1:
             threading.Event().wait()
+
+
+    class TestOfUnittest(unittest.TestCase):
+        @pytest.fixture(autouse=True)
+        def use_faults(self, faults):
+            self.faults = faults
+
+        @distributed(2)
+        def test_kill_of_unittest(self):
+            self.faults.kill(1, at="barrier")
+            with self.assertRaises(RuntimeError):
+                dist.barrier()
+
+        @distributed(2)
+        def test_missing_of_unittest(self):
+            self.faults.delay(1, 0.1, at="reduce")
 
 
     @distributed(2)
@@ -278,6 +295,8 @@ def test_faults_are_injected_before_collectives(suite: Suite) -> None:
             "test_kill_in_a_thread": "FAILED failed: announced end; rank 1",
             "test_kill_by_another": "FAILED failed: planned fault; rank 1",
             "test_hang_elsewhere": "FAILED failed: planned fault; rank 1",
+            "test_kill_of_unittest": "PASSED",
+            "test_missing_of_unittest": "FAILED failed: planned fault; rank 1",
             "test_delay": "PASSED",
             "test_delay_that_does_not_come": "FAILED failed: planned fault; rank 0",
             "test_error": "PASSED",
@@ -372,6 +391,8 @@ def test_survivors_recover_from_a_fault(suite: Suite) -> None:
     suite.write("test_it.py", _RECOVERIES)
     run = suite.run()
     assert run.count() == {"PASSED": 3}
+    assert run.ret == pytest.ExitCode.OK, "ranks are replaced quietly"
+    assert len(run.text.rpartition("PASSED")[2].split("\n\n")) == 2, "nothing between the results and the last line"
 
 
 _RACE = """
