@@ -178,6 +178,8 @@ _TESTS = """
 
 
 _ISSUED_BY_TORCH = """
+    import threading
+
     import pytest
     import torch
     import torch.distributed as dist
@@ -243,6 +245,30 @@ _ISSUED_BY_TORCH = """
         assert compiled(ONE).tolist() == [4, 4]
         with pytest.raises(OSError):
             compiled(ONE)
+
+
+    class Deep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value, depth):
+            ctx.depth = depth
+            return value * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if ctx.depth:
+                with torch.enable_grad():
+                    Deep.apply(torch.ones(1, requires_grad=True), ctx.depth - 1).backward()
+            else:
+                assert threading.current_thread() is not threading.main_thread()
+                dist.all_reduce(gradient)
+            return gradient, None
+
+
+    @distributed(2)
+    def test_thread_of_autograd(faults, rank):
+        faults.fail(rank, OSError("by hand"), at="all_reduce")
+        with pytest.raises(OSError):
+            Deep.apply(torch.ones(1, requires_grad=True), 100).backward()
 
 
     @distributed(2)
