@@ -337,9 +337,8 @@ def watch_operations(before: Callable[[str], None]) -> Any:
 
     def dispatch(self: object, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
-        namespace, _, name = str(getattr(func, "overloadpacket", "")).partition(
-            "."
-        )  # Higher-order operators have none.
+        packet = getattr(func, "overloadpacket", "")  # Operators of higher order have none.
+        namespace, _, name = str(packet).partition(".")
         if namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
             before(name)
         return func(*args, **(kwargs or {}))

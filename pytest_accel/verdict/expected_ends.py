@@ -81,15 +81,18 @@ def without_broken_groups(finished: Mapping[int, Finished], ends: Sequence[Expec
 
 
 def without_consequences(waiting: Sequence[Unawaited], ends: Sequence[ExpectedEnd]) -> list[Unawaited]:
-    """Return those collectives without a wait that neither wait for a rank that was to end nor have lost it.
+    """Return those collectives without a wait that have failed for another reason than the announced `ends`.
 
-    torch starts such collectives itself, as in the backward pass of a model, and no test can wait for them.
+    torch starts collectives itself, as in the backward pass of a model, and no test can wait for them. If a rank ends,
+    they lose it; if the ranks issue different numbers, some never complete.
     """
-    uneven = all(end.kind is EndKind.UNEVEN_COLLECTIVES for end in ends)  # Then no rank is gone, but some are waiting.
-    failed = [one for one in waiting if one.error is not None]
-    if uneven:
-        return failed
-    return [one for one in failed if error_consequence(ExceptionSketch("", "RuntimeError", one.error or "")) is None]
+    is_any_gone = any(end.rank is not None for end in ends)
+    return [
+        one
+        for one in waiting
+        if one.error is not None
+        and not (is_any_gone and error_consequence(ExceptionSketch("", "RuntimeError", one.error)))
+    ]
 
 
 def hang_time(pending: Collection[int], ends: Sequence[ExpectedEnd]) -> float | None:
