@@ -58,9 +58,9 @@ TESTS = """
 
     @distributed(2)
     def test_ends_as_announced(faults, rank):
-        faults.expect_exit(1, signal="SIGKILL")
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        faults.kill(1, at="barrier")
+        with pytest.raises(RuntimeError):
+            dist.barrier()
 
 
     @distributed(2)
