@@ -11,9 +11,9 @@ import pytest
 
 from pytest_accel import features, late_marks
 from pytest_accel.core.marks import DividedItem, ForeignArgumentsError, MarkError, Marks, Variant, own_world_size
-from pytest_accel.core.needs import Needs
+from pytest_accel.core.needs import DriverLeases, Needs
 from pytest_accel.core.node_refs import give_new_stash
-from pytest_accel.core.stash_keys import MARKED, VARIANT
+from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
@@ -102,7 +102,18 @@ class Redirector:
         variant = Variant() if divided is None else divided.variant
         if variant.world_size is None:
             variant = variant._replace(world_size=own_world_size(item))
-        return plan_item(marks, variant, self._resources, fresh=_is_forked(item), turn=self._turn)
+        plan = plan_item(marks, variant, self._resources, fresh=_is_forked(item), turn=self._turn)
+        leases: DriverLeases | None = item.stash.get(DRIVER_LEASES, None)
+        if leases is None:
+            return plan
+        if plan.key.kind in self._resources.machine.resources:
+            # The lease of the world would come after those of the driver, and not in the order of all other tests.
+            name = plan.key.kind
+            raise MarkError(
+                f"@pytest.mark.devices(kind={name!r}) with @pytest.mark.needs: a test can have one of them, "
+                f"name {name} in needs, and leave out kind="
+            )
+        return replace(plan, missing=plan.missing or leases.missing)
 
     def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
         """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""

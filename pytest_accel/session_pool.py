@@ -24,7 +24,6 @@ from pytest_accel.core.suite_place import SuitePlace
 from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.world_leases import ThisMachine
@@ -78,7 +77,7 @@ class SessionPool:
         self.pool = Pool(
             machine,
             spec,
-            cpu_slots(),
+            own_machine.slots,
             workers=RankInputs(config, show, self.calls),
             waits_for_busy=waits,
             machines=launched or (here if cluster is None else cluster.machines),

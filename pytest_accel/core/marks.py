@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -246,9 +246,10 @@ def first_argument(mark: str) -> str:
     return next(iter(_ARGUMENTS[mark]))
 
 
-def check(mark: pytest.Mark) -> dict[str, Any]:
+def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
     """Return the arguments that `mark` gives; leave out a None that is the default.
 
+    `resources` are names that count as kinds, too.
     Raise :class:`MarkError` if an argument is not allowed.
     """
     table = _ARGUMENTS[mark.name]
@@ -277,9 +278,12 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
         if value is None and definition.default is None:
             continue
         try:
-            checked[argument] = definition.read(value)
+            is_resource = argument == "kind" and value in resources
+            checked[argument] = value if is_resource else definition.read(value)
         except ValueError:
             allowed = name_kinds(definition.allowed) + (" or None" if definition.default is None else "")
+            if argument == "kind" and resources:
+                allowed += f"; or a name of accel_resources: {', '.join(resources)}"
             text = f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
             raise ForeignArgumentsError(mark.name, text) from None
     for argument, what in (("world_size", "size"), ("backend", "backend")):
@@ -333,14 +337,20 @@ def variants(mark: pytest.Mark, *, has_own_sizes: bool = False) -> list[Variant]
     return [] if found == [Variant()] else found
 
 
-def read(marks: Marks, variant: Variant = Variant()) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: B008 - immutable.
+def read(
+    marks: Marks,
+    variant: Variant = Variant(),  # noqa: B008 - immutable.
+    resources: Collection[str] = (),
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the given arguments of ``devices`` and of ``distributed``; nothing for a mark that the test lacks.
 
     ``distributed`` always has one `world_size`, and at most one `backend`: `variant` has those that are chosen from
-    lists. If the test has both marks, both have the kind and number of each rank's devices, if either gives it. Raise
+    lists. If the test has both marks, both have the kind and number of each rank's devices, if either gives it.
+    `resources` are names that ``devices`` may give as kind, too. Raise
     :class:`MarkError` for an argument that is not allowed, and for marks that contradict each other.
     """
-    devices, ranks = ({} if mark is None else check(mark) for mark in marks)
+    devices = {} if marks.devices is None else check(marks.devices, resources)
+    ranks = {} if marks.distributed is None else check(marks.distributed)
     if marks.distributed is not None:
         default = _ARGUMENTS["distributed"]["world_size"].default
         ranks["world_size"] = _chosen("world_size", ranks.get("world_size", default), variant.world_size)

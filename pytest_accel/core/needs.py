@@ -1,8 +1,10 @@
-"""The needs of a test, in the words of ``--accel-select`` and of the files that a session writes about its tests."""
+"""The needs of a test, in the words of ``--accel-select`` and of the files about tests, and what it leases itself."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from pytest_accel.core.world_key import WorldKey
 
 
 class Needs(NamedTuple):
@@ -29,3 +31,24 @@ class Needs(NamedTuple):
     """Names of the backends of the default process group; none if the plugin does not create the group."""
     share: float = 1.0
     """Fraction of each device that the test takes; 1.0 for whole devices."""
+
+
+class DriverLeases(NamedTuple):
+    """The leases that a test takes for itself, in its driver: before its phases, and before its world if it has one."""
+
+    leases: tuple[tuple[WorldKey, str], ...]
+    """What each leases, as the key of a world of one process, which is never started; and the same in words.
+
+    All tests of all sessions have one order of leases: this prevents deadlocks.
+    """
+    missing: str | None = None
+    """Reason to skip the test, because this session can never run it; None if it can run."""
+
+    def beside(self, world: WorldKey | None) -> tuple[tuple[WorldKey, str], ...]:
+        """Return the leases that the test takes if it has a `world`, or none (None); none if it cannot run."""
+        if self.missing is not None:
+            return ()
+        if world is None or world.need is not None:
+            return self.leases
+        # Ranks on the CPU take CPU slots of their own. A test that held some and waited for more could wait forever.
+        return tuple(lease for lease in self.leases if lease[0].need is not None)

@@ -87,7 +87,8 @@ def plan_item(
     planned before. Raise `MarkError` if the marks are wrong, and `VendorError` if the devices of a kind cannot be
     looked up.
     """
-    devices, ranks = marks.read(found, variant)
+    names = tuple(name for name in resources.machine.resources if name != "memory")
+    devices, ranks = marks.read(found, variant, names)
     timeout: float | None = ranks.pop("timeout", None)
     requests = [fresh, resources.settings.fresh, devices.pop("fresh", False), ranks.pop("fresh", False)]
     at_least = max(devices.pop("at_least", 1), ranks.pop("at_least", 1), ranks.get("nodes", 1))

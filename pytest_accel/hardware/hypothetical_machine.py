@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
@@ -11,13 +13,18 @@ from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 class PretendedMachine(Machine):
     """A machine with `count` devices of `kind` and none of other kinds. It does not access the real machine."""
 
-    def __init__(self, count: int, kind: str) -> None:
-        super().__init__(KindSpec(kind))
+    def __init__(
+        self, count: int, kind: str, resources: Mapping[str, int] = MappingProxyType({}), slots: int | None = None
+    ) -> None:
+        """`resources` and `slots` are those of :class:`Machine`."""
+        super().__init__(KindSpec(kind), resources=resources, slots=slots)
         devices = tuple(Device(kind, f"{kind}-{number}", number, "pretended") for number in range(count))
         self.session = Inventory(kind, devices, present=count, visible=count)
 
     def of(self, kind: str) -> Inventory:
         """Return the devices of `kind`."""
+        if kind in self.resources:
+            return super().of(kind)
         return self.session if kind == self.session.kind else Inventory(kind)
 
 

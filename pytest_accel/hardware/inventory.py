@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pytest_accel.core.device import Device, PretendVendor, Vendor
@@ -16,6 +17,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.device_order import Order, apply_order, parse_names, select
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
+from pytest_accel.hardware.vendors.cpu import cpu_slots
 
 if TYPE_CHECKING:
     from pytest_accel.core.held_devices import HeldDevices
@@ -81,8 +83,9 @@ class Machine:
     the order that the session uses. `order` is ``--accel-order``; its indices count the same devices. `environ` is the
     environment that the session inherited (None: that of this process). `skip_busy` is ``accel_busy = skip``: devices
     that others use are left out, if the vendor can find out. `held` are the devices of the rank inside which this
-    session runs: others are left out, except for pretended ones, which this session shares with nobody. If an id or
-    index does not exist, the first access to `session` raises ValueError.
+    session runs: others are left out, except for pretended ones, which this session shares with nobody. `resources` are
+    the named resources, each a kind with that number of devices. `slots` is the number of CPU slots; None: as many as
+    this process may use cores. If an id or index does not exist, the first access to `session` raises ValueError.
     """
 
     def __init__(
@@ -93,10 +96,15 @@ class Machine:
         environ: Mapping[str, str] | None = None,
         skip_busy: bool = False,
         held: HeldDevices | None = None,
+        resources: Mapping[str, int] = MappingProxyType({}),
+        slots: int | None = None,
     ) -> None:
         self.is_cluster = False
         """True if the devices are those of a cluster, in place of those of this machine."""
         self.held = held
+        self.resources = dict(resources)
+        """The number of devices of each named resource."""
+        self._slots = slots
         self._spec = spec
         self._skip_busy = skip_busy
         # Stored now: devices may be discovered later in an xdist worker, which has another pid.
@@ -108,6 +116,11 @@ class Machine:
         self._vendors: dict[str, Vendor] = {}
         self._others: dict[str, Inventory] = {}
 
+    @property
+    def slots(self) -> int:
+        """Number of CPU slots."""
+        return self._slots or cpu_slots()
+
     def shortage(self, key: WorldKey) -> str | None:
         """Return why a cluster can never run a world of `key`; None if it can, or if the devices are this machine's."""
         return None
@@ -118,7 +131,8 @@ class Machine:
         Raise ValueError if the kind does not exist or does not allow its argument, and :class:`VendorError` if it is
         broken or needs an argument.
         """
-        check_kind(kind)
+        if kind not in self.resources:
+            check_kind(kind)
         if kind not in self._vendors:
             argument = self.argument(kind)
             try:
@@ -130,7 +144,9 @@ class Machine:
         return self._vendors[kind]
 
     def argument(self, kind: str) -> str | None:
-        """Return the argument for `kind` after the colon of ``--accel``, or None."""
+        """Return the argument for `kind` after the colon of ``--accel``, or None; the number of a named resource."""
+        if kind in self.resources:
+            return str(self.resources[kind])
         return self._spec.argument if kind == self._spec.name else None
 
     @cached_property
@@ -166,7 +182,7 @@ class Machine:
 
     def of(self, kind: str) -> Inventory:
         """Return the devices for tests that name `kind`; ``sim`` has none unless ``--accel`` creates them."""
-        if kind == self.session.kind:
+        if kind not in self.resources and kind == self.session.kind:
             return self.session
         if kind not in self._others:
             self._others[kind] = self._take(self.vendor(kind), is_session_kind=False)

@@ -16,7 +16,7 @@ class VendorError(ValueError):
 
 
 def make_vendor(kind: str, argument: str | None = None) -> Vendor:
-    """Return a new vendor of `kind`, which `check_kind` must accept.
+    """Return a new vendor of `kind`, which `check_kind` must accept, or of a named resource with `argument` devices.
 
     Raise ValueError if it does not allow `argument`, and :class:`VendorError` if a published kind cannot be loaded, is
     not a vendor, or is published twice.
@@ -26,7 +26,11 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
             raise ValueError(f"--accel {kind}:{argument}: {kind} takes nothing after a colon")
         own: Vendor = importlib.import_module(f"pytest_accel.hardware.vendors.{facts.code}").make(facts, argument)
         return own
-    points = published()[kind]
+    points = published().get(kind, ())
+    if not points:
+        assert argument is not None
+        resource: Vendor = importlib.import_module("pytest_accel.hardware.vendors.named").Named(kind, int(argument))
+        return resource
     source = describe_kind(kind)
     if len(points) > 1:
         raise VendorError(f"{source}: it can be published once; uninstall the others")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from pytest_accel.core.held_devices import held_here
 from pytest_accel.hardware.device_order import parse_order
 from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.vendors.cpu import memory_limit
 from pytest_accel.settings.options import Settings
+
+_MEMORY_PARTS = 64
+"""Largest number of parts into which ``memory`` is divided. Each part that a test takes is a lock file."""
+_GIB = 2**30
 
 
 def machine_for(settings: Settings) -> Machine:
@@ -16,5 +23,39 @@ def machine_for(settings: Settings) -> Machine:
     Raise ValueError for a kind or an order that is not allowed.
     """
     order = parse_order(settings.order) if settings.order else None
-    skip_busy = settings.busy == "skip"
-    return Machine(parse_kind(settings.accel), settings.ids, order, skip_busy=skip_busy, held=held_here())
+    return Machine(
+        parse_kind(settings.accel),
+        settings.ids,
+        order,
+        skip_busy=settings.busy == "skip",
+        held=held_here(),
+        resources=resources_for(settings),
+        slots=dict(settings.resources).get("cores"),
+    )
+
+
+def resources_for(settings: Settings) -> dict[str, int]:
+    """Return the number of devices of each named resource; those of ``memory`` are parts of :func:`memory_part`."""
+    counts = dict(settings.resources)
+    counts.pop("cores", None)
+    memory = {"memory": _memory(settings) // memory_part(settings)} if "memory" in counts else {}
+    return {name: count for name, count in counts.items() if count is not None} | memory
+
+
+def memory_part(settings: Settings) -> int:
+    """Return the bytes of one part of ``memory``: 1 GiB, doubled until there are at most `_MEMORY_PARTS` parts.
+
+    So sessions that name different sizes mostly have equal parts.
+    """
+    part = _GIB
+    while _memory(settings) // part > _MEMORY_PARTS:
+        part *= 2
+    return part
+
+
+def _memory(settings: Settings) -> int:
+    """Return the bytes that tests may use: as ``memory`` says, else those of this machine and its control group."""
+    given = dict(settings.resources)["memory"]
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if given is None else given
+    limit = memory_limit() if given is None else None
+    return max(_GIB, found if limit is None else min(found, limit))

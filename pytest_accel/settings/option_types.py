@@ -31,6 +31,8 @@ TIMES = "300 (seconds), 90s, 5min or 1.5h"
 """Examples of times, for help and errors."""
 _MOST_PLANNED = 256
 """Maximum number of devices of ``--accel-plan``."""
+_RESOURCE = re.compile(r"[a-z][a-z0-9_-]*", re.ASCII)
+_SMALLEST_MEMORY = 2**30
 _MARKS = ("devices", "distributed")
 _OWNERS = ("own", "project")
 
@@ -173,6 +175,27 @@ def require(value: object) -> tuple[tuple[str, int], ...]:
             raise ValueError(value)
         needs[kind] = number
     return tuple(needs.items())
+
+
+def resources(value: str) -> tuple[tuple[str, int | None], ...]:
+    """Return pairs of a name and a number from text such as ``license: 2, memory: 64GiB, cores: auto``.
+
+    The number of ``memory`` is in bytes. None stands for ``auto``, which ``memory`` and ``cores`` may be.
+    """
+    from pytest_accel.core.units import parse_memory
+
+    found: dict[str, int | None] = {}
+    for part in filter(None, map(str.strip, re.split(r"[,\n]", text(value)))):
+        name, _, given = (word.strip() for word in part.partition(":"))
+        if name in found or _RESOURCE.fullmatch(name) is None or name in ("auto", "none", *kinds()):
+            raise ValueError(value)
+        if given == "auto" and name in ("memory", "cores"):
+            found[name] = None
+        else:
+            found[name] = parse_memory(given) if name == "memory" else count(given)
+    if not found or (found.get("memory") or _SMALLEST_MEMORY) < _SMALLEST_MEMORY:
+        raise ValueError(value)
+    return tuple(found.items())
 
 
 def preload(value: str | list[str]) -> tuple[str, ...] | Literal["none"]:

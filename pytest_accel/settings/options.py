@@ -53,6 +53,7 @@ DURATIONS = "accel_durations"
 ADVISE = "accel_advise"
 CI = "accel_ci"
 JITTER = "accel_jitter"
+RESOURCES = "accel_resources"
 
 
 class Settings(NamedTuple):
@@ -115,6 +116,8 @@ class Settings(NamedTuple):
     """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
     """Pairs of a plugin's name and True if ranks call all its hooks, False if ranks run without it."""
+    resources: tuple[tuple[str, int | None], ...] = ()
+    """Pairs of a named resource and how many there are; bytes of ``memory``. None: found out (``auto``)."""
 
     jitter: int | None = None
     """Seed of random delays before collectives; None: there are none."""
@@ -365,6 +368,16 @@ _OPTIONS: dict[str, _Option] = {
         option_types.rank_plugins,
         "plugins that ranks do not load (-NAME), or whose hooks they all call (+NAME)",
     ),
+    RESOURCES: _Option(
+        "resources",
+        "string",
+        "NAME: COUNT, several with commas or on lines of their own, where NAME is of lower-case letters, digits, - and "
+        "_, and no kind of device, and COUNT an int >= 1; cores may also be auto, and memory is auto or a size of 1GiB "
+        "or more",
+        option_types.resources,
+        "resources besides devices that tests need, each with its number: license: 2, port-9000: 1, memory: auto, "
+        "cores: auto",
+    ),
     KEEP_PROCESSES: _Option(
         "keep_processes",
         "args",
@@ -397,7 +410,7 @@ _OTHER_VARIABLES = frozenset(
 """Variables of the plugin that are no settings; their modules have their meaning."""
 _WITHOUT_FLAG = (
     *(BUSY, SCHEDULE, PER_WORKER, RETRY_DEAD, LEAKS, CI, MARKS),
-    *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES),
+    *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES, RESOURCES),
 )
 """Settings without a command line option of their own: they describe a suite or its CI (``-o accel_leaks=fail``)."""
 _REPORTING = (OUTPUT, CHECK_COLLECTIVES, PDB_RANK)
@@ -508,6 +521,11 @@ def jitter(config: pytest.Config) -> int | None:
     """Return the seed of ``--accel-jitter``; None without this option. For a driver or a rank."""
     seed: int | None = _find(config, JITTER, _OPTIONS[JITTER])
     return seed
+
+
+def has_resources(config: pytest.Config) -> bool:
+    """Return whether the project names resources (``accel_resources``). For a driver or a rank."""
+    return _find(config, RESOURCES, _OPTIONS[RESOURCES]) is not None
 
 
 def asks_for_advice(config: pytest.Config) -> bool:

@@ -14,6 +14,7 @@ from pytest_accel.hardware.vendors.cpu import (
     Cpu,
     affinity,
     cpu_quota,
+    memory_limit,
     numa_nodes,
     parse_cpulist,
     split,
@@ -128,6 +129,30 @@ def test_the_smallest_quota_of_a_cgroup_and_its_parents_is_used(
 ) -> None:
     _write(tmp_path, files)
     assert cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
+        (
+            {
+                "proc/self/cgroup": "0::/slice/job\n",
+                "sys/fs/cgroup/slice/job/memory.max": "max\n",
+                "sys/fs/cgroup/slice/memory.max": "4096\n",
+                "sys/fs/cgroup/memory.max": "8192\n",
+            },
+            4096,
+        ),
+        ({"proc/self/cgroup": "4:memory:/job\n", "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "4096\n"}, 4096),
+    ],
+)
+def test_the_smallest_limit_of_memory_of_a_cgroup_and_its_parents_is_used(
+    tmp_path: Path, files: dict[str, str], limit: int | None
+) -> None:
+    _write(tmp_path, files)
+    assert memory_limit(tmp_path) == limit
 
 
 def test_the_mask_is_the_number_of_threads_unless_it_is_already_set() -> None:

@@ -36,7 +36,7 @@ NAMES = [
 """The settings that have an option, and that the environment and an ini file can give."""
 WITHOUT_FLAG = [
     *("accel_busy", "accel_per_worker", "accel_retry_dead", "accel_leaks", "accel_schedule", "accel_ci", "accel_marks"),
-    *("accel_preload", "accel_rank_plugins", "accel_keep_processes"),
+    *("accel_preload", "accel_rank_plugins", "accel_keep_processes", "accel_resources"),
 ]
 """The settings that have no option of their own."""
 MOST_OPTIONS = 24  # More are a wall. Settings that describe a suite or its CI need no option.
@@ -83,6 +83,14 @@ GOOD = [
     ("accel_wait", "1.5h", "wait", 5400.0),
     ("accel_per_worker", "2", "per_worker", 2),
     ("accel_select", "devices >= 2", "select", "devices >= 2"),
+    ("accel_resources", "license: 2,port-9000:1", "resources", (("license", 2), ("port-9000", 1))),
+    (
+        "accel_resources",
+        "license: 2\n  memory: 4GiB\n  cores: 2",
+        "resources",
+        (("license", 2), ("memory", 2**32), ("cores", 2)),
+    ),
+    ("accel_resources", "memory: auto, cores: auto", "resources", (("memory", None), ("cores", None))),
 ]
 SWITCHES = [
     ("accel_strict", "strict"),
@@ -91,6 +99,10 @@ SWITCHES = [
     ("accel_fresh", "fresh"),
     ("accel_check_collectives", "check_collectives"),
 ]
+RESOURCES = (
+    "NAME: COUNT, several with commas or on lines of their own, where NAME is of lower-case letters, digits, - and _, "
+    "and no kind of device, and COUNT an int >= 1; cores may also be auto, and memory is auto or a size of 1GiB or more"
+)
 MARKS = "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma"
 BAD = [
     ("accel_marks", "theirs", MARKS),
@@ -111,6 +123,11 @@ BAD = [
     *(("accel_wait", text, f"a time >= 0 {TIME}") for text in ("-1", "nan", "soon", "5m", "s", "1h30min")),
     *(("accel_timeout", text, f"a time > 0 {TIME}") for text in ("0", "0s", "inf", "5 minutes")),
     ("accel_per_worker", "0", "an int >= 1"),
+    *(
+        ("accel_resources", text, RESOURCES)
+        for text in ("license", "license: 0", "License: 1", "a: 1, a: 2", "cuda: 1")
+    ),
+    *(("accel_resources", text, RESOURCES) for text in ("auto: 1", "license: auto", "memory: 1MiB", "memory: 4", ",")),
 ]
 # Texts that pytest itself cannot convert from an ini file. Part of the error is then pytest's own text.
 UNCONVERTIBLE = [

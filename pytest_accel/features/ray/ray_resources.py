@@ -217,12 +217,12 @@ class RayMachine(Machine):
     """The devices of all nodes of a Ray cluster, in place of those of one machine.
 
     Ray does not know the memory and the capability of devices: an agent compares these when it leases them. Slots of
-    the kind ``cpu`` are those of this machine, since no cluster places them.
+    the kind ``cpu`` and named resources are those of this machine, since no cluster places them.
     """
 
     def __init__(self, spec: KindSpec, nodes: Sequence[RayNode], own: Machine, *, can_scale: bool) -> None:
         """`own` is this machine. `can_scale` is True if the cluster may add nodes that tests need."""
-        super().__init__(spec)
+        super().__init__(spec, resources=own.resources, slots=own.slots)
         self.is_cluster = True
         self.nodes = tuple(nodes)
         self._own = own
@@ -243,7 +243,7 @@ class RayMachine(Machine):
         """Return the devices of `kind`."""
         if kind == self.session.kind:
             return self.session
-        return self._own.of(kind) if kind == "cpu" else Inventory(kind)
+        return self._own.of(kind) if kind == "cpu" or kind in self.resources else Inventory(kind)
 
     def shortage(self, key: WorldKey) -> str | None:
         """Return why the cluster can never run a world of `key`; None if it can, or may once it has more nodes."""

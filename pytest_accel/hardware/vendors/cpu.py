@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -142,30 +143,52 @@ def cpu_quota(root: Path) -> float | None:
     Neither the affinity nor `os.cpu_count` considers it. cgroup v2: ``cpu.max``; v1: ``cpu.cfs_quota_us`` and
     ``cpu.cfs_period_us``.
     """
+    return _lowest(root, "cpu", _quota_v2, _quota_v1)
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Return the cgroup's limit of memory in bytes: the lowest of the cgroup and its parents; None if unlimited."""
+    limit = _lowest(root, "memory", partial(_bytes, "memory.max"), partial(_bytes, "memory.limit_in_bytes"))
+    return None if limit is None else int(limit)
+
+
+def _bytes(name: str, folder: Path) -> float | None:
+    try:
+        text = (folder / name).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return float(text) if text.isdecimal() else None
+
+
+_Read = Callable[[Path], float | None]
+
+
+def _lowest(root: Path, controller: str, read_v2: _Read, read_v1: _Read) -> float | None:
+    """Return the lowest limit of a `controller` that the readers find in the folders of this process's cgroups."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    quotas: list[float] = []
+    limits: list[float] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            mount, read = root / "sys/fs/cgroup", _quota_v2
-        elif "cpu" in controllers.split(","):
-            mount, read = root / "sys/fs/cgroup" / controllers, _quota_v1
+            mount, read = root / "sys/fs/cgroup", read_v2
+        elif controller in controllers.split(","):
+            mount, read = root / "sys/fs/cgroup" / controllers, read_v1
             if not mount.exists():
-                mount = root / "sys/fs/cgroup/cpu"
+                mount = root / "sys/fs/cgroup" / controller
         else:
             continue
         # In a container the path may be that of the host. Only its end, or nothing of it, exists under the mount.
         group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
-            quota = read(folder)
-            if quota is not None:
-                quotas.append(quota)
+            limit = read(folder)
+            if limit is not None:
+                limits.append(limit)
             if folder == mount:
                 break
-    return min(quotas, default=None)
+    return min(limits, default=None)
 
 
 def _quota_v2(folder: Path) -> float | None:
