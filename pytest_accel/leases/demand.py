@@ -26,6 +26,8 @@ class WorldDemand:
     key: WorldKey
     holder: Holder
     """The driver that waits for the world, with its test."""
+    lease: str | None = None
+    """What the test leases for itself, in words, without ranks on it; None: it needs a world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class MachineDemand:
 
     def in_words(self, slots: int) -> str:
         """Return what is demanded, for messages; `slots` is the number of CPU slots of the machine."""
+        if self.world.lease is not None:
+            return self.world.lease
         if self.need is None:
             return count_text(min(self.world.key.ranks, slots), "CPU slot")
         return in_words(self.need, self.world.key.kind)

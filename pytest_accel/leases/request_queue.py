@@ -41,6 +41,8 @@ _MTIME_RESOLUTION = 50_000_000
 """Nanoseconds after a folder's modification time from which the next change is certain to have a different time. File
 systems take the time from a clock that ticks about 100 times a second or more often."""
 _SUFFIX = ".wish"
+_MOST_NAMES = 16
+"""Number of devices that a line about a wait names: more than most machines have, but not all parts of a memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +174,16 @@ class Obstacles:
             by_holder.setdefault(holder, []).append(name)
         return [
             *(f"{count} of {self.slots} {_held(count)} by {_holder(holder)}" for count, holder in self.slot_users),
-            *(f"{', '.join(names)} {_held(len(names))} by {_holder(holder)}" for holder, names in by_holder.items()),
+            *(f"{_names(names)} {_held(len(names))} by {_holder(holder)}" for holder, names in by_holder.items()),
             *(f"{name} {why}" for name, why in refused.items()),
             *(f"{_holder(holder)} has waited longer" for holder in self.ahead),
         ]
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MOST_NAMES - 1])} and {len(names) - _MOST_NAMES + 1} more"
 
 
 def _held(count: int) -> str:

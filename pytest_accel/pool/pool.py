@@ -38,7 +38,7 @@ from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
-from pytest_accel.pool.pool_messages import PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import LeaseGrant, PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState, WorldWorkers
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_leases import SessionMachines, WorldLeases
@@ -83,6 +83,8 @@ class Pool:
         self._machines = machines
         self._requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""
+        self._lent: dict[int, tuple[WantedObserver, MachineLease]] = {}
+        """The leases of tests that have no world on them, with their drivers, by the id of the request."""
         self._last_number = 0
         """The last number given to a request or a world."""
         self._record = record
@@ -119,13 +121,14 @@ class Pool:
             self._manager.warm()
 
     def acquire(
-        self, demand: WorldDemand, driver: WantedObserver, answer: Callable[[WorldGrant | PoolError], None]
+        self, demand: WorldDemand, driver: WantedObserver, answer: Callable[[WorldGrant | LeaseGrant | PoolError], None]
     ) -> int:
-        """Request a world; return the id of the request. `answer` may be called before this returns."""
+        """Request a world, or only a lease; return the id of the request. `answer` may be called before that."""
         with self._lock:
             self._last_number += 1
             request = WorldRequest(self._last_number, demand, driver, answer)
-            self._record(WorldRequested(request.id, demand.holder.test, demand.key.about))
+            if demand.lease is None:
+                self._record(WorldRequested(request.id, demand.holder.test, demand.key.about))
             if self._manager.broken is not None:
                 self._answer(request, PoolError(self._manager.broken))
                 return request.id
@@ -227,6 +230,16 @@ class Pool:
             self._release_slots(world)
             self._retire_idle()
 
+    def release_lease(self, number: int) -> None:
+        """Return a lease that has no world, after its test; no-op if the driver does not have it any more."""
+        with self._lock:
+            _, lease = self._lent.pop(number, (None, None))
+            if lease is not None:
+                # The lock file names the driver, which lives on. As long as it is named, nobody gets the device.
+                with suppress(LockFolderError):
+                    lease.describe(pids=())
+                lease.give_back()
+
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
         """Record where the ranks of world `number`, which runs `test`, are; of all worlds that run a test if None."""
         with self._lock:
@@ -244,6 +257,10 @@ class Pool:
         with self._lock:
             for request in [request for request in self._requests.values() if request.driver == driver]:
                 self.cancel(request.id)
+            for number, (owner, lease) in list(self._lent.items()):
+                if owner == driver:  # The lock file names it: nobody gets the device before the process has ended.
+                    del self._lent[number]
+                    lease.give_back()
             for world in list(self._manager.worlds.values()):
                 if world.request is not None and world.request.driver == driver:
                     world.request.cancelled = True
@@ -277,10 +294,15 @@ class Pool:
             world.request.driver.on_wanted(world.spec.world)
 
     def on_lease_lost(self, lease: MachineLease, why: str) -> None:
-        """Kill the world that has the lease. If there is none yet, none is started."""
+        """Kill the world that has the lease. If there is none yet, none is started.
+
+        A test that has the lease in its driver goes on: the session reports the loss, and fails.
+        """
         world = self._world_with(lease)
         if world is not None:
             self._manager.revoke(world, why)
+        elif any(lent is lease for _, lent in self._lent.values()):
+            self.summary.errors.append(f"{lease.demand.world.holder.test}: {why}")
 
     def _world_with(self, lease: MachineLease) -> PooledWorld | None:
         for world in self._manager.worlds.values():
@@ -293,7 +315,7 @@ class Pool:
         demand, key = request.demand, request.demand.key
         self._requests[request.id] = request
         holds_lease = key.need is not None or self._leases.cluster_for(key) is not None
-        world = self._manager.find_idle(key) if holds_lease else None
+        world = self._manager.find_idle(key) if holds_lease and demand.lease is None else None
         if world is not None:
             if 0 in world.leases:
                 world.leases[0].describe(test=demand.holder.test)
@@ -316,7 +338,10 @@ class Pool:
             undo.callback(self._give_back, leases, place)
             try:
                 if not self._manager.closing:
-                    self._provide_world(request, leases, place)
+                    if request.demand.lease is None:
+                        self._provide_world(request, leases, place)
+                    else:
+                        self._lend(request, leases[0])
                     undo.pop_all()
             except Exception as error:  # The broker's thread may run this: the driver would get no answer.
                 self._fail(request, error)
@@ -338,6 +363,15 @@ class Pool:
         else:
             world.take_slots(slots)
             self._hand_over(world, request)
+
+    def _lend(self, request: WorldRequest, lease: MachineLease) -> None:
+        """Give a lease to the driver of `request`, whose test uses it in the driver's own process."""
+        if lease.lost is not None:
+            raise LockFolderError(lease.lost)
+        # Other sessions do not get the device before this process has ended, even if this session has ended.
+        lease.describe(pids=[request.demand.holder.pid])
+        self._lent[request.id] = request.driver, lease
+        self._answer(request, LeaseGrant(request.id, tuple(device.id for device in lease.devices)))
 
     # Places on a cluster
 
@@ -411,6 +445,8 @@ class Pool:
         """Hand a wanted world to the first request for the same key if no other is ahead of it; return True if done."""
         world.clear_wanted()  # The broker may report the lease as wanted by yet another request meanwhile.
         for request in self._requests.values():
+            if request.demand.lease is not None:
+                continue
             if request.demand.key == world.spec.key and isinstance(request.lease_request, LeaseRequest):
                 if not request.lease_request.take_over(world.leases[0]):
                     return False
@@ -419,7 +455,7 @@ class Pool:
                 return True
         return False
 
-    def _answer(self, request: WorldRequest, answer: WorldGrant | PoolError) -> None:
+    def _answer(self, request: WorldRequest, answer: WorldGrant | LeaseGrant | PoolError) -> None:
         self._requests.pop(request.id, None)
         if isinstance(answer, PoolError):
             self._record(RequestEnded(request.id, str(answer)))

@@ -1,4 +1,4 @@
-"""The conversation between a driver and the pool: the messages, and the answers to a demand for a world.
+"""The conversation between a driver and the pool: the messages, and the answers to a demand for a world or a lease.
 
 A driver in the controller and one in an xdist worker send the same messages. All can be pickled.
 """
@@ -33,6 +33,16 @@ class WorldGrant:
     """The names of the machines of the ranks, each once."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """The answer to a driver that gets a lease for its test, without a world."""
+
+    lease: int
+    """Number of the lease, for :class:`ReleaseLease`."""
+    devices: tuple[str, ...]
+    """Ids; none for CPU slots."""
+
+
 # Driver to pool. Most of them call a method of `Pool`, whose docstring has the details.
 
 
@@ -41,7 +51,7 @@ class WarmServer(Struct, frozen=True):
 
 
 class SubmitDemand(Struct, frozen=True):
-    """Request a world. An :class:`Answer` with `number` follows, unless the request is cancelled."""
+    """Request a world, or only a lease. An :class:`Answer` with `number` follows, unless the request is cancelled."""
 
     number: int
     demand: WorldDemand
@@ -74,6 +84,12 @@ class ReleaseWorld(Struct, frozen=True):
     kill_reason: str | None
     noticed: frozenset[int]
     retire: bool
+
+
+class ReleaseLease(Struct, frozen=True):
+    """Return the lease of a test."""
+
+    lease: int
 
 
 class WatchExit(Struct, frozen=True):
@@ -116,6 +132,7 @@ DriverMessage = (
     | FailIfWaiting
     | CancelRequest
     | ReleaseWorld
+    | ReleaseLease
     | WatchExit
     | InterruptedTest
     | ShowLine
@@ -130,7 +147,7 @@ class Answer(Struct, frozen=True):
     """The answer to :class:`SubmitDemand` or :class:`WatchExit` with the same `number`."""
 
     number: int
-    value: WorldGrant | PoolError | RankExit | None
+    value: WorldGrant | LeaseGrant | PoolError | RankExit | None
 
 
 class WorldWanted(Struct, frozen=True):

@@ -78,6 +78,8 @@ def test_devices_of_one_holder_share_a_line() -> None:
         "d waits for its memory to be released",
         "pid 72 (bob) for test_two since 2020-02-03 12:00:00 has waited longer",
     ]
+    [many] = Obstacles({f"d{number}": ADA for number in range(20)}, (), 1, ()).lines({})
+    assert many.partition(" are held by ")[0] == f"{', '.join(f'd{number}' for number in range(15))} and 5 more"
 
 
 def test_users_of_slots_are_named() -> None:

@@ -16,7 +16,7 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_messages import PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import LeaseGrant, PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_leases import RemoteSource
 from pytest_accel.settings.machine import machine_for
@@ -48,7 +48,7 @@ class QueueDriver:
     """A fake driver, which waits for its answers. It records the numbers of its worlds that are wanted."""
 
     pool: Pool
-    answers: queue.SimpleQueue[WorldGrant | PoolError] = field(default_factory=queue.SimpleQueue)
+    answers: queue.SimpleQueue[WorldGrant | LeaseGrant | PoolError] = field(default_factory=queue.SimpleQueue)
     wanted: list[int] = field(default_factory=list)
     acquired: WorldGrant | None = None
 
