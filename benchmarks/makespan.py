@@ -178,7 +178,7 @@ class PollingMachine(UniformMachine):
     interval = 0.1
 
     def run(self, worker: Worker, index: int) -> None:
-        request = self.jobs[index].request
+        request = next(iter(self.jobs[index].requests), None)
         grant = None if request is None else next(iter(decide([request], self._free, 0)), None)
         if request is not None and grant is None:
             self.call_later(self.interval, lambda: self.run(worker, index))

@@ -41,8 +41,11 @@ class UniformMachine(simulation.SimulatedMachine):
     def __init__(self, tests: Sequence[Test], devices: int, workers: int) -> None:
         self.tests = tests
         names = [f"sim-{number}" for number in range(devices)]
+        requests = [test.request(names) for test in tests]
         jobs = [
-            simulation.SimulatedTest(f"test_{test.module}.py::test_{number}", test.seconds, test.request(names))
-            for number, test in enumerate(tests)
+            simulation.SimulatedTest(
+                f"test_{test.module}.py::test_{number}", test.seconds, () if request is None else (request,)
+            )
+            for number, (test, request) in enumerate(zip(tests, requests, strict=True))
         ]
         super().__init__(jobs, dict.fromkeys(names, WHOLE), workers)

@@ -39,11 +39,13 @@ class Need:
     """The resources that a test takes while it runs."""
 
     request: Request | None = None
-    """None: only a worker."""
+    """The request of its world; None: it has none."""
     size: float = 0.0
-    """Fraction of its candidate devices that the test takes, from 0 to 1."""
+    """Fraction of its candidate devices, or of a named resource, that the test takes, from 0 to 1."""
     devices: float = 0.0
-    """Number of devices that it takes; parts count as fractions."""
+    """Number of devices that its world takes; parts count as fractions."""
+    leases: tuple[Request, ...] = ()
+    """The requests of its driver, for named resources, memory and CPU cores."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,7 @@ class Backlog:
     """The remaining tests, owned by the scheduler. After construction, the cost of a method is constant."""
 
     def __init__(self, needs: list[Need], tasks: list[Task]) -> None:
+        self.needs = needs
         self.tasks = tasks
         self.count = 0
         self._buckets = [_Bucket(need) for need in needs]
@@ -188,7 +191,7 @@ class Backlog:
                     times = [max(times[0], unknown), min(times[1], unknown)] if bucket.known else [unknown, unknown]
                 need = bucket.need
                 risky = has_risky and 2 * bucket.unknown > bucket.count
-                found.append(Offer(key, need.request, need.size, need.devices, times[0], times[1], risky))
+                found.append(Offer(key, need.request, need.size, need.devices, times[0], times[1], risky, need.leases))
         return found
 
     def totals(self) -> list[tuple[Need, float]]:

@@ -35,9 +35,9 @@ class Offer:
 
     key: int
     request: Request | None
-    """The devices or slots that each test takes; None: only a worker."""
+    """The devices or slots that the world of each test takes; None: it has no world."""
     size: float
-    """Fraction of its candidate devices that one test takes, from 0 to 1."""
+    """Fraction of its candidate devices, or of a named resource, that one test takes, from 0 to 1."""
     devices: float
     """Number of devices that one test takes; parts count as fractions."""
     longest: float
@@ -46,6 +46,13 @@ class Offer:
     """Expected seconds of the shortest test."""
     risky: bool = False
     """True if some of these tests may take many times their expected time."""
+    leases: tuple[Request, ...] = ()
+    """What the driver of each test leases besides."""
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All that each test takes; none: only a worker."""
+        return self.leases if self.request is None else (self.request, *self.leases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +111,20 @@ def choose(
     """
     ranked = _sort(offers, horizon, warm, try_first)
     if other_workers:
-        room = sum(free.values()) / WHOLE - other_workers * min((offer.devices for offer in offers), default=0.0)
+        leased = {name for offer in offers for lease in offer.leases for name in lease.candidates}
+        devices = sum(parts for name, parts in free.items() if name not in leased)
+        room = devices / WHOLE - other_workers * min((offer.devices for offer in offers), default=0.0)
         ranked = [offer for offer in ranked if offer.devices <= room + _ROUNDING] or ranked
     reserved: _Reservation | None = None
     for offer in ranked:
-        if offer.request is None:
+        if not offer.requests:
             return Start(offer.key)
         start = _try_to_start(offer, free, free_slots, reserved)
         if start is not None:
             return start
         if reserved is None and offer.size > 0:
-            reserved = _reserve(offer.request, running, free)
+            lacking = [one for one in offer.requests if _grant((one,), free, free_slots) is None]
+            reserved = _reserve(lacking[0], running, free) if lacking else None
     return None
 
 
@@ -143,22 +153,22 @@ def _try_to_start(
     room = free
     if reserved is not None and offer.longest > reserved.left:
         room = {device: 0 if device in reserved.devices else parts for device, parts in free.items()}
-    granted = _grant(offer.request, room, free_slots)
+    granted = _grant(offer.requests, room, free_slots)
     if granted is None and room is not free and reserved is not None and offer.shortest <= reserved.left:
-        granted, limit = _grant(offer.request, free, free_slots), reserved.left
+        granted, limit = _grant(offer.requests, free, free_slots), reserved.left
     if granted is None:
         return None
     return Start(offer.key, granted[0], granted[1], limit)
 
 
 def _grant(
-    request: Request | None, free: Mapping[str, int], free_slots: int
+    requests: Sequence[Request], free: Mapping[str, int], free_slots: int
 ) -> tuple[tuple[tuple[str, int], ...], int] | None:
-    """Return the devices and slots that the leases' policy would grant to `request` alone, or None."""
-    assert request is not None
-    for lease in decide((request,), free, free_slots):
-        return lease.takes(), lease.slots
-    return None
+    """Return the devices and slots that the leases' policy would grant to these `requests` alone; None if not all."""
+    granted = decide(requests, free, free_slots)
+    if len(granted) < len(requests):
+        return None
+    return tuple(taken for lease in granted for taken in lease.takes()), sum(lease.slots for lease in granted)
 
 
 def _reserve(request: Request, running: Sequence[Running], free: Mapping[str, int]) -> _Reservation | None:
@@ -182,7 +192,7 @@ def _reserve(request: Request, running: Sequence[Running], free: Mapping[str, in
             ties=(),
             slots=0,
         )
-        granted = _grant(reordered, room, 0)
+        granted = _grant((reordered,), room, 0)
         if granted is not None:
             return _Reservation(one.left, frozenset(device for device, _ in granted[0]))
     return None

@@ -104,6 +104,9 @@ class DeviceScheduling:
         self.collection = list(collection)
         self._backlog = backlog
         self._free = dict(devices)
+        leased = {name for need in backlog.needs for lease in need.leases for name in lease.candidates}
+        self._width = max(1, len(devices.keys() - leased))
+        """Number of devices that worlds may use."""
         self._slots = slots
         self._orders = orders
         self._largest_batch = largest_batch or len(self.collection)
@@ -237,7 +240,7 @@ class DeviceScheduling:
         """Return two lower bounds of the seconds that all tests still take: given by the devices and by the workers."""
         needs = [*self._backlog.totals(), *((self._backlog.need(one.key), one.left) for one in running)]
         devices = max(
-            sum(need.devices * seconds for need, seconds in needs) / max(1, len(self._free)),
+            sum(need.devices * seconds for need, seconds in needs) / self._width,
             sum(seconds for need, seconds in needs if need.size > 0.5),
         )
         return devices, sum(seconds for _, seconds in needs) / max(1, len(self._usable_workers))

@@ -78,9 +78,9 @@ class AccelScheduling:
     def _make_scheduler(self, demand: Demand, collection: list[str]) -> DeviceScheduling:
         from pytest_accel.features.order.scheduler import DeviceScheduling
         from pytest_accel.features.order.stored_durations import expected_times, recall, record_times
-        from pytest_accel.hardware.vendors.cpu import cpu_slots
 
-        machine, slots = self._machine(), cpu_slots()
+        machine = self._machine()
+        slots = machine.slots
         kinds = demand.kinds_of_tests(len(collection))
         times = expected_times(recall(self.config), list(zip(collection, kinds, strict=True)))
         record_times(self.config)

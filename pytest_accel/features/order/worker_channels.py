@@ -80,7 +80,7 @@ class HeldTests:
 
         The controller thus has them when it begins to schedule.
         """
-        from pytest_accel.features.order.test_demand import Demand
+        from pytest_accel.features.order.test_demand import Demand, leases_of
 
         self._held = session.held
         self._items = items
@@ -91,10 +91,11 @@ class HeldTests:
             for index, item in enumerate(items)
             if (marked := item.stash.get(MARKED, None)) is not None and marked.missing is None
         ]
-        if keys:
+        leases = leases_of(items)
+        if keys or leases:
             ask_before_each_test(session.config, self._passes_over)
             channel.setcallback(self._receive, endmarker=None)
-            channel.send(_encode(Demand.of(keys)))
+            channel.send(_encode(Demand.of(keys, leases)))
 
     def _receive(self, data: bytes | None) -> None:
         """Handle an order of the controller.

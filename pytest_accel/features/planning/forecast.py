@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import median
+from types import MappingProxyType
 
 from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
@@ -128,6 +129,8 @@ class Forecast:
     workers: int
     spans: tuple[Span, ...]
     """The tests, in the order in which they end."""
+    named: frozenset[str] = frozenset()
+    """The ids of named resources among the devices that tests hold."""
 
     @property
     def makespan(self) -> float:
@@ -137,7 +140,8 @@ class Forecast:
     @property
     def device_seconds(self) -> float:
         """Sum of the seconds for which tests hold devices; parts of a device count as fractions."""
-        return sum(parts * (span.end - span.begin) for span in self.spans for _, parts in span.devices) / WHOLE
+        held = ((span.end - span.begin, name, parts) for span in self.spans for name, parts in span.devices)
+        return sum(parts * seconds for seconds, name, parts in held if name not in self.named) / WHOLE
 
     def utilisation(self, devices: int) -> float:
         """Return the fraction of the time of all `devices` for which tests hold them."""
@@ -155,17 +159,26 @@ class SuiteOnMachine:
         self._machine = machine
         self.slots = slots
         self.requests = demand.requests(len(collection), machine, slots)
-        """The devices or CPU slots that each test takes; None: only a worker."""
+        """The devices, CPU slots and named resources that each test takes, those of its world first."""
         self._free = demand.devices(machine)
-        self.devices = len({device.id for device in machine.session.devices} | self._free.keys())
+        self._named = frozenset(device.id for kind in machine.resources for device in machine.of(kind).devices)
+        self.devices = len(({device.id for device in machine.session.devices} | self._free.keys()) - self._named)
         """Number of devices of the session, including those that no test uses."""
 
     @classmethod
     def of(
-        cls, tests: Sequence[tuple[str, WorldKey | None]], durations: Durations, machine: Machine, slots: int
+        cls,
+        tests: Sequence[tuple[str, WorldKey | None]],
+        durations: Durations,
+        machine: Machine,
+        slots: int,
+        leases: Mapping[int, tuple[WorldKey, ...]] = MappingProxyType({}),
     ) -> SuiteOnMachine:
-        """Make a suite of node ids with the keys of their worlds; the key is None for a test that needs none."""
-        demand = Demand.of((index, key) for index, (_, key) in enumerate(tests) if key is not None)
+        """Make a suite of node ids with the keys of their worlds; the key is None for a test that needs none.
+
+        `leases` has the keys of what drivers lease, by the index of the test.
+        """
+        demand = Demand.of(((index, key) for index, (_, key) in enumerate(tests) if key is not None), leases)
         kinds = demand.kinds_of_tests(len(tests))
         node_ids = [nodeid for nodeid, _ in tests]
         return cls(node_ids, demand, assumed_times(durations, list(zip(node_ids, kinds, strict=True))), machine, slots)
@@ -184,28 +197,30 @@ class SuiteOnMachine:
 
     def takes(self, index: int) -> str:
         """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""
-        request = self.requests[index]
-        if request is None:
-            return ""
-        count, word = (request.count, "device") if request.count else (request.slots, "CPU slot")
-        return count_text(count, word)
+        texts = []
+        for request in self.requests[index]:
+            kind = request.candidates[0].rpartition("-")[0] if request.candidates else ""
+            count, word = (request.count, "device") if request.count else (request.slots, "CPU slot")
+            texts.append(f"{count} {kind}" if kind in self._machine.resources else count_text(count, word))
+        return ", ".join(texts)
 
     @cached_property
     def lower_bound(self) -> float:
         """Lower bound of the makespan in seconds, for any order of tests and any number of workers."""
-        return suite_lower_bound(list(zip(self.requests, self.times.seconds, strict=True)), self.slots)
+        tests = zip(self.requests, self.times.seconds, strict=True)
+        return suite_lower_bound(_each_request(tests), self.slots)
 
     def forecast(self, workers: int) -> Forecast:
         """Simulate the session with ``-n workers``, and return the result."""
         tests = zip(self.collection, self.times.seconds, self.requests, strict=True)
-        jobs = [SimulatedTest(nodeid, seconds, request) for nodeid, seconds, request in tests]
+        jobs = [SimulatedTest(nodeid, seconds, requests) for nodeid, seconds, requests in tests]
         machine = simulation.SimulatedMachine(jobs, self._free, workers, self.slots)
         backlog = self._demand.backlog(self.collection, self._machine, self.slots, self.times.expected)
         scheduler = DeviceScheduling(
             self.collection, backlog, self._free, self.slots, machine, clock=lambda: machine.now
         )
         machine.simulate(scheduler)
-        return Forecast(workers, tuple(machine.spans))
+        return Forecast(workers, tuple(machine.spans), self._named)
 
     def forecasts(self) -> Iterator[Forecast]:
         """Yield the forecasts for 1, 2, 4, ... workers, up to the first that does not make the session shorter."""
@@ -230,12 +245,17 @@ class SuiteOnMachine:
         for test, seconds in running:
             taken.setdefault(test, []).append(seconds)
         left = []
-        for test, request, seconds in zip(self.collection, self.requests, self.times.seconds, strict=True):
+        for test, requests, seconds in zip(self.collection, self.requests, self.times.seconds, strict=True):
             if ends[test]:
                 ends[test] -= 1
             else:
-                left.append((request, max(0.0, seconds - (taken[test].pop() if taken.get(test) else 0.0))))
-        return max(suite_lower_bound(left, self.slots), sum(seconds for _, seconds in left) / workers)
+                left.append((requests, max(0.0, seconds - (taken[test].pop() if taken.get(test) else 0.0))))
+        return max(suite_lower_bound(_each_request(left), self.slots), sum(seconds for _, seconds in left) / workers)
+
+
+def _each_request(tests: Iterable[tuple[Sequence[Request], float]]) -> list[tuple[Request | None, float]]:
+    """Return a pair for each request of each test, or one with None; for bounds, each may be a test of its own."""
+    return [(request, seconds) for requests, seconds in tests for request in requests or (None,)]
 
 
 def best(forecasts: Sequence[Forecast]) -> Forecast:

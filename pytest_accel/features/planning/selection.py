@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import ForeignArgumentsError, MarkError, MarkOwners, Marks, as_keywords
-from pytest_accel.core.needs import Needs
+from pytest_accel.core.needs import DriverLeases, Needs
+from pytest_accel.core.stash_keys import DRIVER_LEASES
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import options, select_expression
@@ -57,8 +58,12 @@ def select(
     condition = session.settings.select
     if condition is not None:
         meets = select_expression.parse(condition)
-        unmarked = meets(_UNMARKED)
-        chosen = {item for item in items if (meets(redirector.needs(plans[item])) if item in plans else unmarked)}
+        unmarked = {fits: meets(_UNMARKED._replace(fits=fits)) for fits in (True, False)}
+        chosen = {
+            item
+            for item in items
+            if (meets(redirector.needs(plans[item])) if item in plans else unmarked[_missing_leases(item) is None])
+        }
         _deselect(session.config, items, chosen | wrong)
     # A plan shows all parts.
     if shard is not None and options.plan_request(session.config) is None and not ends:
@@ -96,11 +101,12 @@ def runnable(planned: Planned) -> Planned:
 
 def suite_of(planned: Planned, durations: Durations, machine: Machine) -> SuiteOnMachine:
     """Return the suite of the :func:`runnable` tests; `durations` are the times of earlier sessions."""
+    from pytest_accel.features.order.test_demand import leases_of
     from pytest_accel.features.planning.forecast import SuiteOnMachine
-    from pytest_accel.hardware.vendors.cpu import cpu_slots
 
     tests = [(item.nodeid, None if plan is None else plan.key) for item, plan in runnable(planned)]
-    return SuiteOnMachine.of(tests, durations, machine, cpu_slots())
+    leases = leases_of([item for item, _ in runnable(planned)])
+    return SuiteOnMachine.of(tests, durations, machine, machine.slots, leases)
 
 
 def divide(
@@ -116,7 +122,10 @@ def divide(
 
     suite = suite_of(planned, shared(config), machine)
     needs = zip(runnable(planned), suite.times.seconds, suite.requests, strict=True)
-    tests = {item: SplitTest(item.nodeid, seconds, request, _together(item)) for (item, _), seconds, request in needs}
+    tests = {
+        item: SplitTest(item.nodeid, seconds, requests[0] if requests else None, _together(item))
+        for (item, _), seconds, requests in needs
+    }
     everything = [tests.get(item) or SplitTest(item.nodeid, 0.0) for item, _ in planned]
     timed = suite.times.unknown <= len(tests) / 2
     found = partition(everything, parts, workers, suite.slots, timed=timed)
@@ -125,9 +134,16 @@ def divide(
 
 def skip_reason(item: pytest.Item, plan: ItemPlan | None) -> str | None:
     """Return the reason why a test is certain to be skipped; None if it may run."""
-    if plan is not None and plan.missing is not None:
-        return plan.missing
+    missing = _missing_leases(item) if plan is None else plan.missing
+    if missing is not None:
+        return missing
     return "marked skip" if any(item.iter_markers("skip")) else None
+
+
+def _missing_leases(item: pytest.Item) -> str | None:
+    """Return why the session lacks resources that `item` needs; None if it has all."""
+    leases: DriverLeases | None = item.stash.get(DRIVER_LEASES, None)
+    return None if leases is None else leases.missing
 
 
 def _together(item: pytest.Item) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_accel.leases.policy import Request, decide
+from pytest_accel.leases.policy import Lease, Request, decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class SimulatedTest:
 
     nodeid: str
     seconds: float
-    request: Request | None = None
-    """None: only a worker."""
+    requests: tuple[Request, ...] = ()
+    """Of different kinds, all granted at once; none: only a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,11 @@ class SimulatedMachine:
         """CPU seconds that the scheduler used at the end of each test."""
         self._free = dict(devices)
         self._free_slots = slots
-        self._waiting: list[tuple[Request, Worker, int]] = []
+        self._waiting: list[tuple[Worker, int]] = []
+        """The tests that wait, by worker and index, in the order of their requests."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._last_number = 0
-        """The last number given to an event or a request."""
+        """The last number given to an event."""
         self._awake: deque[Worker] = deque()
 
     def hold(self, node: Worker, index: int) -> None:
@@ -138,13 +139,11 @@ class SimulatedMachine:
 
     def run(self, worker: Worker, index: int) -> None:
         """Run a test: wait for its devices or slots, then for its duration."""
-        self._last_number += 1
-        request = self.jobs[index].request
-        if request is None:
-            self._begin(worker, index, (), 0)
-        else:
-            self._waiting.append((replace(request, id=self._last_number), worker, index))
+        if self.jobs[index].requests:
+            self._waiting.append((worker, index))
             self._grant()
+        else:
+            self._begin(worker, index, (), 0)
 
     def simulate(self, scheduler: Any) -> float:
         """Simulate the whole session and return its seconds. Raises AssertionError unless each test has run once."""
@@ -171,15 +170,22 @@ class SimulatedMachine:
             self._awake.popleft().advance()
 
     def _grant(self) -> None:
-        waiting = {request.id: (worker, index) for request, worker, index in self._waiting}
-        for lease in decide([request for request, _, _ in self._waiting], self._free, self._free_slots):
-            worker, index = waiting[lease.id]
-            self._waiting = [entry for entry in self._waiting if entry[0].id != lease.id]
-            for device, parts in lease.takes():
+        requests = [replace(one, id=index) for _, index in self._waiting for one in self.jobs[index].requests]
+        granted: dict[int, list[Lease]] = {}
+        for lease in decide(requests, self._free, self._free_slots):
+            granted.setdefault(lease.id, []).append(lease)
+        for worker, index in list(self._waiting):
+            leases = granted.get(index, [])
+            if len(leases) < len(self.jobs[index].requests):
+                continue
+            self._waiting.remove((worker, index))
+            taken = tuple(pair for lease in leases for pair in lease.takes())
+            for device, parts in taken:
                 self._free[device] -= parts
                 assert self._free[device] >= 0
-            self._free_slots -= lease.slots
-            self._begin(worker, index, lease.takes(), lease.slots)
+            slots = sum(lease.slots for lease in leases)
+            self._free_slots -= slots
+            self._begin(worker, index, taken, slots)
 
     def _begin(self, worker: Worker, index: int, taken: tuple[tuple[str, int], ...], slots: int) -> None:
         start = self.now

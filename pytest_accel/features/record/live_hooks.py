@@ -26,7 +26,7 @@ from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.units import count_text
 from pytest_accel.diagnostics.diagnosis import Progress
-from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.order.test_demand import Demand, leases_of
 from pytest_accel.features.record.failed_subtests import FailedSubtests
 from pytest_accel.features.record.live_state import LIVE_EVENTS, LiveState, RunningTest
 from pytest_accel.features.record.terminal_file import TerminalFile
@@ -86,12 +86,13 @@ class LiveHooks:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note the tests of a session without xdist."""
-        found: list[tuple[str, MarkedItem | None]] = [
-            (item.nodeid, item.stash.get(MARKED, None)) for item in session.items
+        found: list[tuple[pytest.Item, MarkedItem | None]] = [
+            (item, item.stash.get(MARKED, None)) for item in session.items
         ]
-        tests = [(nodeid, marked) for nodeid, marked in found if marked is None or marked.missing is None]
+        tests = [(item, marked) for item, marked in found if marked is None or marked.missing is None]
         keys = [(index, marked.key) for index, (_, marked) in enumerate(tests) if marked is not None]
-        self.expect([nodeid for nodeid, _ in tests], Demand.of(keys), 1)
+        leases = leases_of(item for item, _ in tests)
+        self.expect([item.nodeid for item, _ in tests], Demand.of(keys, leases), 1)
 
     def expect(self, collection: Sequence[str], demand: Demand, workers: int) -> None:
         """Note the tests that the session is going to run. Only the first call counts."""
@@ -99,11 +100,10 @@ class LiveHooks:
             return
         from pytest_accel.features.order.stored_durations import recall
         from pytest_accel.features.planning.forecast import SuiteOnMachine, assumed_times
-        from pytest_accel.hardware.vendors.cpu import cpu_slots
 
         tests = list(zip(collection, demand.kinds_of_tests(len(collection)), strict=True))
         times = assumed_times(recall(self._session.config), tests)
-        self._suite = SuiteOnMachine(collection, demand, times, self._session.machine, cpu_slots())
+        self._suite = SuiteOnMachine(collection, demand, times, self._session.machine, self._session.machine.slots)
         self._workers = workers
 
     @pytest.hookimpl(tryfirst=True)

@@ -219,6 +219,33 @@ def test_a_test_without_devices_starts_while_others_wait_for_devices() -> None:
     assert start.devices == ()
 
 
+def test_a_test_starts_when_all_its_leases_can_be_granted() -> None:
+    license, slots = Request(0, ("license-0",), 1), Request(0, (), 0, slots=1)
+    offers = [Offer(0, None, 1.0, 0.0, 5.0, 5.0, leases=(license, slots)), Offer(1, None, 0.0, 0.0, 1.0, 1.0)]
+
+    def key(license_parts: int, free_slots: int) -> int | None:
+        start = choose(offers, [], {"license-0": license_parts}, free_slots, 100.0)
+        return None if start is None else start.key
+
+    assert (key(WHOLE, 1), key(0, 1), key(WHOLE, 0)) == (0, 1, 1)
+    start = choose(offers[:1], [], {"license-0": WHOLE}, 1, 100.0)
+    assert start is not None
+    assert (start.devices, start.slots) == ((("license-0", WHOLE),), 1)
+
+
+def test_licenses_do_not_count_as_devices_for_other_workers() -> None:
+    """With two free devices, a test of two would leave none to the other free worker."""
+    license = Request(0, ("license-0", "license-1"), 1)
+    offers = [
+        Offer(1, need(2).request, 0.5, 2.0, 5.0, 5.0),
+        Offer(2, need(1).request, 0.25, 1.0, 5.0, 5.0, leases=(license,)),
+    ]
+    free = {"d0": WHOLE, "d1": WHOLE, "d2": 0, "d3": 0, "license-0": WHOLE, "license-1": WHOLE}
+    start = choose(offers, [], free, 0, 100.0, other_workers=1)
+    assert start is not None
+    assert start.key == 2
+
+
 @pytest.mark.parametrize("unknown", [False, True])
 def test_tests_of_a_module_stay_together(unknown: bool) -> None:
     tasks = [Task(index, 0, "ab"[index % 2], None if unknown else 0.01) for index in range(8)]

@@ -39,14 +39,22 @@ def key(devices: int, share: float | None = None, ranks: int = 0) -> WorldKey:
     return WorldKey("sim", DeviceNeed(devices, "sim", share=part), 1, grouped=False, devices_per_rank=devices)
 
 
+def lease(count: int) -> WorldKey:
+    """Return the key of a lease of `count` licenses."""
+    return WorldKey("license", DeviceNeed(count, "license"), 1, grouped=False, devices_per_rank=count)
+
+
+MACHINE = PretendedMachine(DEVICES, "sim", {"license": 2})
+LEASES = [(), (), (lease(1),), (lease(2),), (lease(1), key(0, ranks=2))]
 KEYS = [None, key(1), key(2), key(3), key(4), key(2, share=0.5), key(0, ranks=2), key(0, ranks=1)]
 
 
 @dataclass(frozen=True)
 class ForecastSuite:
-    """A suite: the world keys of its tests, their seconds, and whether these seconds are known."""
+    """A suite: the world keys of its tests, their leases and seconds, and whether these seconds are known."""
 
     keys: tuple[WorldKey | None, ...]
+    leases: tuple[tuple[WorldKey, ...], ...]
     seconds: tuple[float, ...]
     known: tuple[bool, ...]
 
@@ -55,7 +63,13 @@ class ForecastSuite:
         names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.keys))]
         expected = tuple(one if known else None for one, known in zip(self.seconds, self.known, strict=True))
         times = Times(expected, self.seconds, 0, len(names) - sum(self.known), 1.0)
-        return SuiteOnMachine(names, Demand.of(needs), times, PretendedMachine(DEVICES, "sim"), SLOTS)
+        # The driver of a test whose ranks take slots leases none.
+        leases = {
+            index: tuple(one for one in leased if one.need or (key := self.keys[index]) is None or key.need)
+            for index, leased in enumerate(self.leases)
+            if leased
+        }
+        return SuiteOnMachine(names, Demand.of(needs, leases), times, MACHINE, SLOTS)
 
 
 @st.composite
@@ -64,6 +78,7 @@ def cases(draw: st.DrawFn) -> ForecastSuite:
     seconds = st.sampled_from((0.0, 0.01, 0.3, 1.0, 2.5, 9.0))
     return ForecastSuite(
         tuple(draw(st.sampled_from(KEYS)) for _ in range(count)),
+        tuple(draw(st.sampled_from(LEASES)) for _ in range(count)),
         tuple(draw(seconds) for _ in range(count)),
         tuple(draw(st.booleans()) for _ in range(count)),
     )
@@ -96,6 +111,33 @@ def test_forecasts_double_the_workers_while_that_shortens_the_makespan(case: For
     assert all(chosen.makespan <= 1.02 * forecast.makespan + 1e-9 for forecast in forecasts)
     shortest = min(one.makespan for one in forecasts)
     assert all(one.makespan > 1.02 * shortest for one in forecasts[: forecasts.index(chosen)])
+
+
+def test_tests_that_share_licenses_run_one_after_the_other_beside_others() -> None:
+    tests = [
+        ("both", None),
+        ("one", None),
+        ("other", None),
+        ("device", key(1)),
+        *((f"plain_{n}", None) for n in range(4)),
+    ]
+    durations = {name: {"none": [3.0], "sim": [3.0]} for name, _ in tests}
+    leases = {0: (lease(2),), 1: (lease(1),), 2: (lease(1), key(0, ranks=1)), 3: (lease(2),)}
+    suite = SuiteOnMachine.of(tests, durations, MACHINE, SLOTS, leases)
+    assert [suite.takes(index) for index in range(5)] == [
+        "2 license",
+        "1 license",
+        "1 license, 1 CPU slot",
+        "1 device, 2 license",
+        "",
+    ]
+    assert suite.devices == DEVICES
+    assert suite.lower_bound == pytest.approx(9.0)
+    forecast = suite.forecast(4)
+    assert forecast.makespan == pytest.approx(9.0)
+    times = {suite.collection[span.index]: (span.begin, span.end) for span in forecast.spans}
+    assert times["one"] == times["other"]
+    assert len({times[name] for name in ("both", "one", "device")}) == 3
 
 
 def test_the_critical_path_prefers_tests_on_the_same_device() -> None:
@@ -152,7 +194,7 @@ def test_durations_are_formatted_with_units(seconds: float, text: str) -> None:
 
 def test_long_names_are_shortened_to_the_width_of_the_terminal() -> None:
     spans = tuple(Span(index, 0, float(index), index + 1.0, (("sim-0", 1_000_000),)) for index in range(2))
-    suite = ForecastSuite((KEYS[1],) * 2, (1.0, 1.0), (True, True)).suite()
+    suite = ForecastSuite((KEYS[1],) * 2, ((),) * 2, (1.0, 1.0), (True, True)).suite()
     suite.collection[0] = "folder/" * 20 + "test_file.py::test_name"
     lines = list(plan_text.about(Forecast(1, spans), suite, 80))
     assert any(line.endswith("test_file.py::test_name") and "…" in line for line in lines)
