@@ -388,6 +388,8 @@ class CollectionHooks:
         """None before the first marked item."""
         self._has_modified_items = False
         """True after the hooks that may modify the list of items, unless one of them has raised an exception."""
+        self._has_leases = False
+        """True if a test has `DriverLeases`."""
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Start the fork server if a file is about to be collected whose text has marks of this plugin.
@@ -432,7 +434,7 @@ class CollectionHooks:
             finder = MarkFinder(self._owners)
             if any(any(finder.find(item)) and MARKED not in item.stash for item in session.items):
                 self._redirect(session.items, None)
-        if self._redirector is not None:
+        if self._redirector is not None or self._has_leases:
             features.call("collection_finished", session.config, self._session, session.items)
         before = session.items.copy()
         result = yield
@@ -474,6 +476,7 @@ class CollectionHooks:
         Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to other parts than this one.
         """
         config = self._session.config
+        self._has_leases |= any(features.call("read_needs", config, self._session, items))
         finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
         if found and divides and self._divide(items):

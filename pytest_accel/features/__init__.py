@@ -25,6 +25,7 @@ Moment = Literal[
     "configure_rank",
     "marks_of_file",
     "collected",
+    "read_needs",
     "select",
     "redirected",
     "collection_finished",
@@ -46,6 +47,8 @@ Moment = Literal[
 - ``marks_of_file(config, path, text)``: a file is about to be collected. Returns names of the plugin's marks that its
   tests may get although they are not in its text.
 - ``collected(config, items)``: the items are collected, and no plugin has modified the list.
+- ``read_needs(session, items)``: plugins have modified the list, and the items may be selected and redirected. Stores
+  the `DriverLeases` of new ones, and returns True if any has some.
 - ``select(session, items, found, redirector, shard)``: the items may be deselected; ``found`` has those with marks.
 - ``redirected(session, items, redirected)``: new items run in worlds, and this process is to run tests. Raises
   ``pytest.UsageError`` if they cannot run.
@@ -178,6 +181,7 @@ FEATURES = (
         {"configure": _has_jitter, "configure_rank": _has_jitter, "make_faults": _always, "around_call": _has_faults},
     ),
     Feature("fake_group", {"open_fake_group": _always, "around_call": _has_fake_group}),
+    Feature("resources", dict.fromkeys(("configure", "configure_rank", "read_needs"), options.has_resources)),
     Feature(
         "doctor",
         {"configure": lambda config: bool(config.getoption(options.INFO))},

@@ -114,6 +114,13 @@ def test_a_world_has_the_nodes_of_its_place(cluster: PooledCluster) -> None:
     assert len(cluster.table.granted) == 1
 
 
+def test_a_lease_without_a_world_needs_no_place(cluster: PooledCluster) -> None:
+    driver = QueueDriver(cluster.pool)
+    cluster.pool.acquire(WorldDemand(TWO, Holder.here("a test"), "2 cores"), driver, driver.answers.put)
+    assert isinstance(driver.answers.get(timeout=60), LeaseGrant)
+    assert cluster.table.granted == []
+
+
 def test_an_idle_world_keeps_its_place_for_the_next_driver(cluster: PooledCluster) -> None:
     first, second = QueueDriver(cluster.pool), QueueDriver(cluster.pool)
     world = first.get(TWO).spec.world

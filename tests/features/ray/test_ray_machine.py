@@ -76,6 +76,17 @@ def test_shortage_says_why_a_world_fits_no_node(world_key: WorldKey, text: str |
         assert found.startswith(text)
 
 
+def test_named_resources_are_those_of_this_machine() -> None:
+    spec = parse_kind("sim:4")
+    found = pickle.loads(
+        pickle.dumps(RayMachine(spec, NODES, Machine(spec, resources={"license": 2}), can_scale=False))
+    )
+    assert [device.id for device in found.of("license").devices] == ["license-0", "license-1"]
+    shortage = found.shortage(key(1, "license"))
+    assert shortage is not None
+    assert shortage.startswith("Ray does not assign devices of kind 'license'; it assigns ")
+
+
 def test_a_cluster_with_an_autoscaler_may_get_larger_nodes() -> None:
     assert machine("sim:4", can_scale=True).shortage(key(9)) is None
 

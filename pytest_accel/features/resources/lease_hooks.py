@@ -1,0 +1,109 @@
+"""Hooks that lease what a test needs before its phases, and return it after them, in the process that reports the test.
+
+No limit of the test's time includes the wait, and reruns of a test (pytest-rerunfailures) use the same leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.core.needs import DriverLeases
+from pytest_accel.core.stash_keys import DRIVER_LEASES
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.driver.items import marked_of
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.holder import Holder
+from pytest_accel.pool.pool_messages import LeaseGrant, PoolError
+from pytest_accel.verdict import remote_exceptions
+
+if TYPE_CHECKING:
+    from pytest_accel.session import AccelSession
+
+
+def leases_of(item: pytest.Item) -> DriverLeases | None:
+    """Return the leases that `item` needs; None if it needs none."""
+    found: DriverLeases | None = item.stash.get(DRIVER_LEASES, None)
+    return found
+
+
+class LeaseHooks:
+    """Owns the leases of the running test. Registered last, so that its wrappers are around those of other plugins."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+        self._error: BaseException | None = None
+        """The error because of which the test has not got its leases."""
+        self._is_missing = False
+        """True if this object has skipped or failed the test, since the session lacks what it needs."""
+        self.devices: tuple[str, ...] = ()
+        """The ids of the devices that the running test has, for the fixture."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        needed, marked = leases_of(item), marked_of(item)
+        leases = () if needed is None else needed.beside(None if marked is None else marked.key)
+        if not leases or any(item.iter_markers("skip")) or self._session.is_forked_copy:
+            return (yield)
+        held: list[LeaseGrant] = []
+        try:
+            try:
+                self._acquire(item, leases, held)
+            except (Exception, pytest.fail.Exception) as error:
+                self._error = error  # Raised in the setup phase, where pytest reports it as an error of this test.
+            return (yield)
+        finally:
+            self._error, self.devices = None, ()
+            if not self._session.is_forked_copy:  # A child that the test has forked holds nothing.
+                for grant in held:
+                    self._session.pool_client.release_lease(grant.lease)
+
+    def _acquire(self, item: pytest.Item, leases: Iterable[tuple[WorldKey, str]], held: list[LeaseGrant]) -> None:
+        """Wait for the `leases`, one after the other, and add them to `held`."""
+        # Without this, two drivers could wait for each other: one has a world and waits for a lease, the other has the
+        # lease and waits for the devices of the world.
+        self._session.give_back_world()
+        for key, text in leases:
+            demand = WorldDemand(key, Holder.here(item.nodeid), text)
+            # Only this session uses the CPU slots, so the wait for them has no limit.
+            timeout = None if key.need is None else self._session.settings.wait
+            try:
+                held.append(self._session.pool_client.lease(demand, timeout))
+            except PoolError as error:
+                raise remote_exceptions.not_run(str(error)) from None
+        self.devices = tuple(device for grant in held for device in grant.devices)
+
+    @pytest.hookimpl
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        __tracebackhide__ = True
+        if self._error is not None:
+            raise self._error
+        needed = leases_of(item)
+        self._is_missing = needed is not None and needed.missing is not None and marked_of(item) is None
+        if self._is_missing:
+            assert needed is not None
+            if self._session.settings.strict:
+                raise remote_exceptions.not_run(f"{needed.missing} (--accel-strict)")
+            pytest.skip(needed.missing or "")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        needed = leases_of(item)
+        if report.when != "setup" or needed is None or marked_of(item) is not None:
+            return report
+        if self._is_missing:
+            self._is_missing = False
+            report.accel_missing = needed.missing  # type: ignore[attr-defined]
+            path, line, _ = item.location
+            if report.skipped:
+                report.longrepr = (path, (line or 0) + 1, f"Skipped: {needed.missing}")
+        error = None if call.excinfo is None else call.excinfo.value
+        if not remote_exceptions.has_run(error) and hasattr(report, "wasxfail"):
+            del report.wasxfail  # xfail covers failures of the test, not failures to run it.
+            report.outcome = "failed"
+        return report

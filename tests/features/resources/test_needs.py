@@ -1,0 +1,308 @@
+"""Tests of tests that need named resources: what they get, where they run, and what happens if there is too little."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+_RESOURCES = "accel_resources = license: 2, port-9000: 1\n    memory: 4GiB\n    cores: 3"
+
+
+@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["plain", "worker"])
+def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.ini(_RESOURCES)
+    suite.ini("addopts = --strict-markers")
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import sys
+        import unittest
+        from pathlib import Path
+
+        import psutil
+        import pytest
+
+        needs = pytest.mark.needs
+        MAIN = os.getpid()
+
+
+        def locked():
+            files = Path(os.environ["PYTEST_ACCEL_LOCK_DIR"]).glob("*.lock")
+            return sorted(path.name for path in files if f'"pid": {MAIN},' in path.read_text())
+
+
+        @needs("license", memory="2GiB", cores=3)
+        def test_one(accel_resources):
+            assert accel_resources == {"license": (0,)}
+            names = ("license-0", "memory-0", "memory-1")
+            assert locked() == [f"pytest-accel-{name}.lock" for name in names]
+            assert os.getpid() == MAIN
+
+
+        def test_none(accel_resources):
+            assert accel_resources == {}
+            assert locked() == []
+
+
+        @needs({"port-9000": 1})
+        class TestClass:
+            def test_port(self, accel_resources):
+                assert accel_resources == {"port-9000": (0,)}
+
+            @needs(license=2)
+            def test_both(self, accel_resources):
+                assert accel_resources == {"license": (0, 1), "port-9000": (0,)}
+
+
+        @needs("license")
+        class TestCase(unittest.TestCase):
+            def test_method(self):
+                assert locked() == ["pytest-accel-license-0.lock"]
+
+
+        @needs("license")
+        @pytest.mark.skip(reason="not now")
+        def test_skipped():
+            pass
+
+
+        def test_no_process_and_no_torch():
+            assert psutil.Process().children() == []
+            assert "torch" not in sys.modules
+        """,
+    )
+    run = suite.run(*options)
+    passed = ("test_one", "test_none", "test_port", "test_both", "test_method", "test_no_process_and_no_torch")
+    run.expect({**dict.fromkeys(passed, "PASSED"), "test_skipped": "SKIPPED"})
+    assert "accel: resources of tests: license 2, port-9000 1, memory 4 GiB, cores 3" in run.text
+
+
+def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suite) -> None:
+    suite.ini(_RESOURCES)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.needs(license=3)
+        def test_license():
+            pass
+
+
+        @pytest.mark.xfail
+        @pytest.mark.needs(memory="5GiB", cores=4)
+        def test_memory():
+            pass
+
+
+        @pytest.mark.needs(license=3)
+        @pytest.mark.distributed(2)
+        def test_ranks():
+            pass
+        """,
+    )
+    license_missing = "needs 3 license; there are 2"
+    memory_missing = "needs 5 GiB of memory; there is 4 GiB; needs 4 cores; there are 3"
+    run = suite.run("-rs")
+    assert run.count() == {"SKIPPED": 3}
+    assert "accel: 3 skipped for missing hardware" in run.text
+    for line in (
+        f"    2  {license_missing}",
+        f"    1  {memory_missing}",
+        f"SKIPPED [1] test_it.py:5: {license_missing}",
+    ):
+        assert line in run.text
+    assert "3 deselected" in suite.run("--accel-select=fits").text
+    strict = suite.run("--accel-strict")
+    assert strict.count() == {"ERROR": 3}
+    assert f"{license_missing} (--accel-strict)" in strict.failure("test_license")
+    assert "accel: 3 failed for missing hardware" in strict.text
+
+
+@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["plain", "worker"])
+def test_a_wrong_mark_ends_the_session(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.ini(_RESOURCES)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.needs("licence")
+        def test_name():
+            pass
+
+
+        def test_other():
+            pass
+        """,
+    )
+    run = suite.run(*options)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    text = "test_it.py::test_name: @pytest.mark.needs('licence'): there is no resource 'licence' in accel_resources"
+    assert text in run.text + run.errors
+
+
+def test_a_wrong_kind_is_named_with_the_resources(suite: Suite) -> None:
+    suite.ini(_RESOURCES)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(1, kind="licence")
+        def test_kind():
+            pass
+        """,
+    )
+    error = suite.run().failure("test_kind")
+    assert "mps, privateuse1, cpu, sim" in error
+    assert " or None; or a name of accel_resources: license, port-9000, got 'licence'" in error
+
+
+def test_two_orders_of_the_same_leases_are_refused(suite: Suite) -> None:
+    suite.ini(_RESOURCES)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.needs("port-9000")
+        @pytest.mark.devices(1, kind="license")
+        def test_both():
+            pass
+        """,
+    )
+    run = suite.run()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert (
+        "test_it.py::test_both: @pytest.mark.devices(kind='license') with @pytest.mark.needs: a test can have one of "
+        "them, name license in needs, and leave out kind=" in run.errors
+    )
+
+
+def test_ranks_lease_a_resource_by_its_kind_or_beside_their_devices(suite: Suite) -> None:
+    suite.ini(_RESOURCES)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(1, kind="license")
+        def test_kind(accel, device):
+            assert (accel.kind, accel.ids, accel.mask) == ("license", ("license-0",), {})
+            assert str(device) == "cpu"
+
+
+        @pytest.mark.needs(license=2)
+        @pytest.mark.devices(1)
+        def test_beside(accel):
+            assert accel.ids == ("sim-0",)
+
+
+        # The ranks take all cores. If the driver held some, they would never get them.
+        @pytest.mark.needs(cores=3)
+        @pytest.mark.distributed(3, kind="cpu")
+        def test_cores(world_size):
+            assert world_size == 3
+
+
+        @pytest.mark.needs("license")
+        @pytest.mark.devices(1)
+        def test_fixture(accel_resources):
+            pass
+        """,
+    )
+    run = suite.run()
+    run.expect(
+        {**dict.fromkeys(("test_kind", "test_beside", "test_cores"), "PASSED"), "test_fixture": "ERROR"},
+    )
+    assert "4 tests to run\n" in suite.run("--accel-plan").text
+    text = "the fixture 'accel_resources' has a value only in tests without the marks devices and distributed"
+    assert text in run.failure("test_fixture")
+
+
+def test_a_project_without_the_setting_may_have_a_mark_and_a_fixture_of_these_names(suite: Suite) -> None:
+    suite.ini("markers = needs(what): the project's own\naddopts = --strict-markers")
+    suite.write(
+        "test_it.py",
+        """
+        import sys
+
+        import pytest
+
+
+        @pytest.fixture
+        def accel_resources():
+            return "own"
+
+
+        @pytest.mark.needs(["anything"], 3, license=-1)
+        def test_own(accel_resources, pytestconfig):
+            assert accel_resources == "own"
+            assert [line for line in pytestconfig.getini("markers") if line.startswith("needs")] == [
+                "needs(what): the project's own"
+            ]
+            assert [name for name in sys.modules if name.startswith("pytest_accel.features.resources")] == []
+        """,
+    )
+    suite.run().expect({"test_own": "PASSED"})
+
+
+def test_reruns_of_a_test_keep_its_leases_and_its_wait_is_in_no_phase(suite: Suite) -> None:
+    pytest.importorskip("pytest_rerunfailures")
+    suite.plugin("rerunfailures")
+    suite.ini(_RESOURCES)
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+        from pytest_accel.pool.pool_client import PoolClient
+
+        lease, phases = PoolClient.lease, []
+
+
+        def lease_once(self, *arguments):
+            assert phases == []
+            phases.append("leased")
+            return lease(self, *arguments)
+
+
+        @pytest.fixture
+        def phases_so_far(monkeypatch):
+            return phases
+
+
+        def pytest_runtest_logstart():
+            phases.append("logstart")
+
+
+        PoolClient.lease = lease_once
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        tries = []
+
+
+        @pytest.mark.needs("license")
+        def test_flaky(accel_resources, phases_so_far):
+            tries.append(accel_resources["license"])
+            assert phases_so_far[0] == "leased"
+            assert tries == [(0,), (0,)]
+        """,
+    )
+    suite.run("--reruns=1").expect({"test_flaky": "RERUN PASSED"})

@@ -1,0 +1,250 @@
+"""Tests of named resources that xdist's workers, and sessions at the same time, share."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.background_suite import BackgroundSession, BackgroundSuite, suite
+from tests.deadline import eventually
+
+__all__ = ["suite"]
+
+_CONFTEST = """
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.pool import pool_client
+
+pool_client.WAITING_SHOWN_AFTER = 0.0
+
+
+def wait_for(name):
+    deadline = time.monotonic() + 100
+    while not Path(name).exists():
+        assert time.monotonic() < deadline, name
+        time.sleep(0.01)
+
+
+@contextmanager
+def alone(name):
+    os.close(os.open(name, os.O_CREAT | os.O_EXCL))  # An error if another test is between this line and the next.
+    yield
+    os.unlink(name)
+"""
+
+
+def prepare(suite: BackgroundSuite, files: dict[str, str], resources: str = "license: 1", accel: str = "none") -> None:
+    suite.write("conftest.py", _CONFTEST)
+    suite.write("pytest.ini", f"[pytest]\naccel = {accel}\naccel_preload = none\naccel_resources = {resources}\n")
+    for name, text in files.items():
+        suite.write(name, text)
+
+
+def wait_for_line(path: Path, text: str) -> None:
+    """Wait until the output of a session has `text`."""
+    eventually(text, lambda: text in path.read_text())
+
+
+def exit_status(session: BackgroundSession) -> int:
+    """Wait until a session has ended, whose output goes to a file."""
+    eventually("the session to end", lambda: session.process.poll() is not None)
+    return int(session.process.returncode)
+
+
+_ALONE = """
+    import pytest
+
+    from conftest import alone, wait_for
+
+
+    @pytest.mark.needs("license")
+    @pytest.mark.parametrize("number", range(3))
+    def test_alone(number, accel_resources):
+        assert accel_resources == {"license": (0,)}
+        with alone("license.held"):
+            if number == 0:
+                wait_for("plain")
+
+
+    def test_plain():
+        open("plain", "w").close()
+"""
+
+
+@pytest.mark.parametrize("schedule", ["on", pytest.param("off", marks=pytest.mark.long)])
+def test_workers_hold_a_license_one_after_the_other_and_run_other_tests_meanwhile(
+    suite: BackgroundSuite, schedule: str
+) -> None:
+    """With the order of tests, no worker waits for the license as long as other tests can run."""
+    prepare(suite, {"test_alone.py": _ALONE})
+    if schedule == "off":  # Then xdist may give the plain test to a worker that waits.
+        (suite.path / "plain").touch()
+    run = suite.run("-n2", "-o", f"accel_schedule={schedule}")
+    run.expect({**{f"test_alone[{number}]": "PASSED" for number in range(3)}, "test_plain": "PASSED"})
+    if schedule == "on":
+        assert "waits for" not in run.text
+
+
+def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundSuite) -> None:
+    prepare(
+        suite,
+        {
+            "test_alone.py": _ALONE,
+            "test_holding.py": """
+                import pytest
+
+                from conftest import alone, wait_for
+
+
+                @pytest.mark.needs("license")
+                def test_hold():
+                    with alone("license.held"):
+                        with open("holding", "w") as file:
+                            file.write("x\\n")
+                        wait_for("go")
+                """,
+        },
+    )
+    (suite.path / "plain").touch()
+    holder = suite.start("-n1", "test_holding.py")
+    suite.read("holding")
+    limited = suite.run("test_alone.py", "-k", "test_alone and 0", "--accel-wait=0.1")
+    limited.expect({"test_alone[0]": "ERROR"})
+    assert "1 license did not come free within 0.1 s (--accel-wait)\nlicense-0 is held by pid " in limited.text
+    sessions, outputs = [], [suite.path / f"output-{number}" for number in range(3)]
+    for output in outputs:
+        with output.open("w") as file:
+            sessions.append(
+                suite.start("test_alone.py", *(("-n2",) if output is outputs[0] else ()), terminal=file.fileno())
+            )
+    for output in outputs:
+        wait_for_line(output, "waits for 1 license: license-0 is held by pid ")
+    sessions[2].process.send_signal(signal.SIGINT)
+    assert exit_status(sessions[2]) == pytest.ExitCode.INTERRUPTED
+    (suite.path / "go").touch()
+    holder.finish().expect({"test_hold": "PASSED"})
+    for session, output in zip(sessions[:2], outputs, strict=False):
+        assert exit_status(session) == pytest.ExitCode.OK, output.read_text()
+
+
+def test_a_killed_worker_and_a_killed_session_lose_their_license(suite: BackgroundSuite) -> None:
+    prepare(
+        suite,
+        {
+            "test_killed.py": """
+                import os
+                import signal
+
+                import pytest
+
+                pytestmark = pytest.mark.needs("license")
+
+
+                def test_killed():
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+                def test_after(accel_resources):
+                    assert accel_resources == {"license": (0,)}
+                """,
+            "test_lost.py": """
+                import os
+                import signal
+
+                import pytest
+
+
+                @pytest.mark.needs("license")
+                def test_lost():
+                    with open("lost", "w") as file:
+                        file.write(f"{os.getpid()}\\n")
+                    while True:
+                        signal.pause()
+                """,
+        },
+    )
+    suite.run("-n1", "test_killed.py").expect({"test_killed": "FAILED", "test_after": "PASSED"})
+    lost = suite.start("-n1", "test_lost.py")
+    worker = psutil.Process(int(suite.read("lost")))
+    worker.suspend()
+    lost.process.kill()
+    lost.process.wait()
+    output = suite.path / "output"
+    with output.open("w") as file:
+        following = suite.start("test_killed.py", "-k", "test_after", terminal=file.fileno())
+    # The worker lives: its test may still use the license, though no process has the lock.
+    wait_for_line(output, f"test_after waits for 1 license: license-0 is held by pid {worker.pid} ")
+    os.kill(worker.pid, signal.SIGKILL)
+    assert exit_status(following) == pytest.ExitCode.OK, output.read_text()
+
+
+def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: BackgroundSuite) -> None:
+    """Otherwise `test_second` waits for `a` with the device, and `test_both` waits for the device with `a`."""
+    prepare(
+        suite,
+        {
+            "test_kept.py": """
+                import pytest
+
+
+                @pytest.mark.devices(1)
+                def test_first():
+                    pass
+
+
+                @pytest.mark.needs("a")
+                @pytest.mark.devices(1)
+                def test_second():
+                    pass
+                """,
+            "test_both.py": """
+                import pytest
+
+
+                @pytest.mark.needs("a", "b")
+                @pytest.mark.devices(1)
+                def test_both():
+                    pass
+                """,
+            "test_holding.py": """
+                import pytest
+
+                from conftest import wait_for
+
+
+                @pytest.mark.needs("b")
+                def test_hold():
+                    with open("holding", "w") as file:
+                        file.write("x\\n")
+                    wait_for("go")
+                """,
+        },
+        resources="a: 1, b: 1",
+        accel="sim:1,shared",
+    )
+    holder = suite.start("test_holding.py")
+    suite.read("holding")
+    outputs = [suite.path / f"output-{number}" for number in range(2)]
+    sessions = []
+    for output, name, line in zip(
+        outputs,
+        ("test_both.py", "test_kept.py"),
+        ("test_both waits for 1 b: b-0 is held", "test_second waits for 1 a: a-0 is held"),
+        strict=True,
+    ):
+        with output.open("w") as file:
+            sessions.append(suite.start(name, terminal=file.fileno()))
+        wait_for_line(output, line)
+    (suite.path / "go").touch()
+    holder.finish().expect({"test_hold": "PASSED"})
+    for session, output in zip(sessions, outputs, strict=True):
+        assert exit_status(session) == pytest.ExitCode.OK, output.read_text()
