@@ -249,8 +249,7 @@ def first_argument(mark: str) -> str:
 def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
     """Return the arguments that `mark` gives; leave out a None that is the default.
 
-    `resources` are names that count as kinds, too.
-    Raise :class:`MarkError` if an argument is not allowed.
+    `resources` are names that count as kinds, too. Raise :class:`MarkError` if an argument is not allowed.
     """
     table = _ARGUMENTS[mark.name]
     first = first_argument(mark.name)
@@ -346,8 +345,8 @@ def read(
 
     ``distributed`` always has one `world_size`, and at most one `backend`: `variant` has those that are chosen from
     lists. If the test has both marks, both have the kind and number of each rank's devices, if either gives it.
-    `resources` are names that ``devices`` may give as kind, too. Raise
-    :class:`MarkError` for an argument that is not allowed, and for marks that contradict each other.
+    `resources` are names that ``devices`` may give as kind, too. Raise :class:`MarkError` for an argument that is not
+    allowed, and for marks that contradict each other.
     """
     devices = {} if marks.devices is None else check(marks.devices, resources)
     ranks = {} if marks.distributed is None else check(marks.distributed)

@@ -19,7 +19,6 @@ from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import WHOLE, fraction, parts
-from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.placement import HERE, Layout
@@ -70,8 +69,6 @@ class Resources:
     """Launcher that has started the processes of `layout`; None: there is only this process."""
     hypothetical: bool = False
     """True if `machine` is one that ``--accel-plan`` assumes. The properties of its devices are unknown."""
-    slots: Callable[[], int] = cpu_slots
-    """Returns how many ranks may run on the CPU of this machine at once."""
 
     def inventory(self, kind: str) -> Inventory:
         """Return the devices of `kind` on this machine; those of the session if `kind` is ``none``."""
@@ -146,7 +143,7 @@ def _limit(key_of_two: WorldKey, resources: Resources) -> int:
     layout, need = resources.layout, key_of_two.need
     capacity = layout.capacity if key_of_two.grouped else math.inf
     if need is None:
-        return resources.slots() if capacity == math.inf else int(capacity)
+        return resources.machine.slots if capacity == math.inf else int(capacity)
     found = [resources.inventory(key_of_two.kind)]
     if key_of_two.grouped:
         others = (resources.remote_inventory(machine, key_of_two.kind) for machine in range(1, len(layout.machines)))

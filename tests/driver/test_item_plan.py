@@ -36,7 +36,7 @@ def resources(
 ) -> Resources:
     """Return the resources of a session with `count` devices of `kind`, or without an accelerator if `kind` is None."""
     return Resources(
-        PretendedMachine(count, kind) if kind else Machine(KindSpec("none")),
+        PretendedMachine(count, kind, slots=6) if kind else Machine(KindSpec("none"), slots=6),
         settings,
         lambda launcher: launcher_missing,
         lambda node, kind: remote,
@@ -324,7 +324,7 @@ SLICES = tuple(Device("cuda", f"MIG-{n}", n, "MIG", parent="GPU-0") for n in ran
 
 def having(found: tuple[Device, ...]) -> Resources:
     """Return the resources of a session with the CUDA devices `found`."""
-    machine = PretendedMachine(1, "cuda")
+    machine = PretendedMachine(1, "cuda", slots=6)
     machine.session = Inventory("cuda", found, present=len(found), visible=len(found))
     return replace(resources("cuda"), machine=machine)
 
@@ -362,7 +362,7 @@ def having(found: tuple[Device, ...]) -> Resources:
 def test_all_is_the_largest_number_that_can_run(
     decorators: tuple[pytest.MarkDecorator, ...], of: Resources, number: int
 ) -> None:
-    found = plan(*decorators, of=replace(of, slots=lambda: 6))
+    found = plan(*decorators, of=of)
     key = found.key
     assert found.missing is None
     assert (key.ranks if key.grouped or key.need is None else key.need.count) == number
@@ -411,7 +411,7 @@ def test_all_is_the_largest_number_that_can_run(
 def test_a_test_for_all_is_skipped_if_there_is_nothing_or_too_little(
     decorators: tuple[pytest.MarkDecorator, ...], of: Resources, text: str
 ) -> None:
-    assert plan(*decorators, of=replace(of, slots=lambda: 6)).missing == text
+    assert plan(*decorators, of=of).missing == text
 
 
 @pytest.mark.parametrize(
