@@ -54,7 +54,7 @@ Moment = Literal[
   ``pytest.UsageError`` if they cannot run.
 - ``collection_finished(session, items)``: marked tests were found, and ``pytest_collection_finish`` follows.
 - ``workers_collected(session, ids, workers)``: a worker of xdist has collected. In the controller.
-- ``around_call(context)``: a rank is about to call a test. Returns a `rank.runner.CallWrapper`.
+- ``around_call(context)``: a rank is about to call a test. Returns a context manager for the call.
 - ``make_launch(request, tmp_path_factory)``: returns the value of the fixture `launch`.
 - ``make_faults(context)``: returns the value of the fixture `faults` in a rank.
 - ``open_fake_group(context, store_port)``: a rank of a fake process group is to be prepared for tests. Returns
@@ -135,10 +135,6 @@ def _has_faults(config: pytest.Config) -> bool:
     return f"{__name__}.faults.hooks" in sys.modules or _has_jitter(config)
 
 
-def _has_fake_group(config: pytest.Config) -> bool:
-    return f"{__name__}.fake_group.hooks" in sys.modules
-
-
 FEATURES = (
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts, "marks_of_file": _adopts}),
     Feature(
@@ -180,7 +176,10 @@ FEATURES = (
         "faults",
         {"configure": _has_jitter, "configure_rank": _has_jitter, "make_faults": _always, "around_call": _has_faults},
     ),
-    Feature("fake_group", {"open_fake_group": _always, "around_call": _has_fake_group}),
+    Feature(
+        "fake_group",
+        {"open_fake_group": _always, "around_call": lambda config: f"{__name__}.fake_group.hooks" in sys.modules},
+    ),
     Feature("resources", dict.fromkeys(("configure", "configure_rank", "read_needs"), options.has_resources)),
     Feature(
         "doctor",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os.path import relpath
 from traceback import format_exc
-from typing import Any, Protocol
+from typing import Any
 from warnings import warn_explicit
 
 import pytest
@@ -49,16 +50,6 @@ from pytest_accel.rank.reports import RankReports, collect_rank_data, serialize
 from pytest_accel.settings.options import RECORD, asks_for_advice, output_path
 
 
-class CallWrapper(Protocol):
-    """A feature's part in the call of a test."""
-
-    failed_at: float | None
-    """Time at which the test failed on this rank, if that is earlier than the end of its call; None if it is not."""
-
-    def active(self) -> AbstractContextManager[None]:
-        """Return a context manager in which the test is called."""
-
-
 @dataclass(slots=True, eq=False)
 class _Test:
     """The state of one test, from its request to its last message."""
@@ -69,9 +60,6 @@ class _Test:
     """None until the test is found, and if its file is skipped."""
     late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
-    wrappers: Sequence[CallWrapper] = ()
-    """The features' parts in the call."""
-    """Set if the test may run examples of Hypothesis."""
     phase: When = "setup"
     """The phase that runs, or that ran last."""
     interruption: BaseException | None = None
@@ -194,6 +182,7 @@ class TestRunner:
             driver.send(CannotRun(format_exc()))
             return
         self._context.raised_errors.begin()
+        self._context.failed_at = math.inf
         self._leak_check.begin()
         test.item = item
         session.items, session.testscollected = [item], 1
@@ -316,13 +305,12 @@ class TestRunner:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
-        """Run the test in the wrappers of features, wait for its devices, and note if it closed pytest's streams."""
+        """Run the test in the contexts of features, wait for its devices, and note if it closed pytest's streams."""
         __tracebackhide__ = True
         try:
-            self._test.wrappers = features.call("around_call", self._config, self._context)
             with ExitStack() as stack:
-                for wrapper in self._test.wrappers:
-                    stack.enter_context(wrapper.active())
+                for context in features.call("around_call", self._config, self._context):
+                    stack.enter_context(context)
                 if self._test.interruption is not None:
                     raise self._test.interruption
                 result = yield
@@ -392,10 +380,8 @@ class TestRunner:
             data[rank_data.KEY] = plugin_data
         now = monotonic() + self._context.session.clock
         if report.failed:
-            # With Hypothesis, this rank has already waited for the others in the example that failed here. Report the
-            # time of the failure, so that the driver does not give them the grace period again.
-            earlier = [one.failed_at for one in test.wrappers if one.failed_at is not None]
-            now = min([now, *(time + self._context.session.clock for time in earlier)])
+            # The rank may have waited for the others since then: the driver does not give them the grace period again.
+            now = min(now, self._context.failed_at + self._context.session.clock)
         collectives = self._collectives(report)
         error = self._reports.device_error if report.failed else ""
         phase_report = PhaseReport(serial, report.when, data, now, exception, collectives, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import torch_api
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 
-def around_call(context: RankContext) -> refused_calls.RefusedCalls:
-    return refused_calls.RefusedCalls()
+def around_call(context: RankContext) -> AbstractContextManager[None]:
+    return refused_calls.failing_after_refusal()
 
 
 def open_fake_group(context: RankContext, store_port: StorePort) -> Store:

@@ -35,19 +35,14 @@ _refused: list[str] = []
 """The messages of the calls that were refused in the call of the running test."""
 
 
-class RefusedCalls:
-    """Fails a test that has handled the exception of a refused call. A `CallWrapper` of the test runner."""
-
-    failed_at: float | None = None
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Return a context manager in which the test is called."""
-        __tracebackhide__ = True
-        _refused.clear()
-        yield
-        if _refused:
-            pytest.fail(_refused[0], pytrace=False)
+@contextmanager
+def failing_after_refusal() -> Iterator[None]:
+    """Fail the test that is called in the ``with`` block if it has handled the exception of a refused call."""
+    __tracebackhide__ = True
+    _refused.clear()
+    yield
+    if _refused:
+        pytest.fail(_refused[0], pytrace=False)
 
 
 def install(key: WorldKey) -> None:

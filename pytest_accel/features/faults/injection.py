@@ -79,9 +79,7 @@ class Fault:
 
 
 class Injector:
-    """Injects the faults of one test into its call on this rank. A `CallWrapper` of the test runner."""
-
-    failed_at: float | None = None
+    """Injects the faults of one test into its call on this rank. A context manager for the call."""
 
     def __init__(self, test: int, seed: str | None, tell: Callable[[Sequence[str]], None]) -> None:
         """`test` is the number of the test in this rank; `seed` is that of random delays, None: there are none.
@@ -96,10 +94,6 @@ class Injector:
         self._mode: Any = None
         self._thread: int | None = None
         """The thread that runs the call; None before and after the call."""
-
-    def active(self) -> Injector:
-        """Return this object, a context manager in which the call of the test runs."""
-        return self
 
     def __enter__(self) -> None:
         self._thread = get_ident()

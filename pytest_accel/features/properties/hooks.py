@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from pytest_accel.features.properties import hypothesis_engine
@@ -11,9 +12,9 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 
-def around_call(context: RankContext) -> Lockstep | None:
-    """Return the lock-step in which Hypothesis runs the same examples on all ranks; None if there is one rank."""
+def around_call(context: RankContext) -> AbstractContextManager[None] | None:
+    """Return a context in which Hypothesis runs the same examples on all ranks; None if there is one rank."""
     if context.spec.ranks == 1:
         return None
     hypothesis_engine.install()
-    return Lockstep(context)
+    return Lockstep(context).active()

@@ -78,14 +78,13 @@ class Lockstep:
     """
 
     def __init__(self, context: RankContext) -> None:
+        self._context = context
         self.rank = context.rank
         self.thread = threading.get_ident()
         self.now = 0.0
         """The time for all ranks: that of rank 0 at the last step."""
         self.constants: Any = None
         """The constants from the suite's modules that all ranks draw, set by the engine; None: no test has begun."""
-        self.failed_at: float | None = None
-        """Time at which an example failed on this rank, if other ranks have not finished it before the timeout."""
         assert context.signed_store is not None
         name = f"examples/{context.tests}"
         self._exchange = Exchange(context.signed_store, name, context.rank, context.spec.ranks)
@@ -215,7 +214,7 @@ class Lockstep:
                 text = f"rank {self.rank} {outcome} an example, and {text}"
                 hint = "a test that rejects or skips an example before a collective must do so on all ranks"
                 return Conclusion("broken", self.rank, text=f"{text}: {hint}")
-            self.failed_at = began
+            self._context.failed_at = began  # This rank has waited for the others since then.
             return Conclusion("broken", self.rank, failure, text)
         self._data.target_observations.update(found.targets)
         return found
