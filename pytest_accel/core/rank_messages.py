@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from pytest_accel.core.marks import DividedItem
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.source_files import SourceState
@@ -53,8 +54,8 @@ class RunTest(Struct, frozen=True):
     """The test that this world is expected to run next."""
     last: bool = False
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
-    variant: tuple[str, str] | None = None
-    """Name and node id in the driver, if lists in its mark have divided the test (`DividedItem`)."""
+    divided: DividedItem | None = None
+    """The variant of the test; None if its mark has no lists."""
 
 
 class RunCall(Struct, frozen=True):

@@ -83,11 +83,8 @@ class Driver:
         if error is not None:
             raise error
         world = self._ensure_world(marked)
-        following = marked.following.node if marked.following else None
         step("%s: begins in world %d", marked.item.nodeid, world.number)
-        divided = marked.divided
-        variant = None if divided is None else (divided.name, divided.nodeid)
-        world.send(marked.node, marked.item.location, following, last=marked.last, variant=variant)
+        world.send(marked)
         return world
 
     def _can_keep(self, world: World, following: MarkedTest) -> bool:

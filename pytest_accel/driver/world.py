@@ -17,7 +17,6 @@ from pytest_accel.core.rank_messages import (
     ExpectedEnd,
     ExtraReport,
     Finished,
-    Location,
     Prepare,
     RunCall,
     RunTest,
@@ -31,6 +30,7 @@ from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning
 from pytest_accel.driver.deadlock_watch import DeadlockWatch
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.log_tail import Tail
+from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
@@ -211,16 +211,8 @@ class World:
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def send(
-        self,
-        node: NodeRef,
-        location: Location,
-        following: NodeRef | None,
-        *,
-        last: bool,
-        variant: tuple[str, str] | None = None,
-    ) -> None:
-        """Have every rank set up the test `node` now. A rank that has passed the setup waits to begin the call.
+    def send(self, marked: MarkedTest) -> None:
+        """Have every rank set up the test now. A rank that has passed the setup waits to begin the call.
 
         No-op if a rank cannot run the test.
         """
@@ -230,7 +222,9 @@ class World:
         self.used = self._busy = True
         self._monitor.begin(monotonic())
         self._deadlock.begin()
-        self._send(RunTest(self._monitor.serial, node, location, following, last, variant))
+        following = None if marked.following is None else marked.following.node
+        serial, location = self._monitor.serial, marked.item.location
+        self._send(RunTest(serial, marked.node, location, following, marked.last, marked.divided))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
