@@ -58,13 +58,7 @@ def _rank_context(request: pytest.FixtureRequest) -> RankContext:
     from pytest_accel.rank.context import RANK
 
     context = request.config.stash.get(RANK, None)
-    error = missing_mark(
-        str(request.fixturename),
-        in_rank=context is not None,
-        grouped=context is not None and context.spec.grouped,
-        initialized=context is not None and context.default_group is not None,
-        fake=context is not None and context.spec.key.fake_size is not None,
-    )
+    error = missing_mark(str(request.fixturename), None if context is None else context.spec.key)
     if error is not None:
         raise error
     assert context is not None

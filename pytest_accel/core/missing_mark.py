@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from pytest_accel.core.world_key import WorldKey
 
 FIXTURES = "pytest_accel.fixtures"
 """The module that defines the fixtures."""
@@ -20,23 +25,22 @@ _TEXT = "accel_missing_mark"
 """Attribute of the exception with its text without a place."""
 
 
-def missing_mark(fixture: str, *, in_rank: bool, grouped: bool, initialized: bool, fake: bool) -> BaseException | None:
+def missing_mark(fixture: str, key: WorldKey | None) -> BaseException | None:
     """Return the exception to raise for a test that uses `fixture`; None if the test's marks suffice.
 
-    `in_rank` is true if the test has a mark of this package, `grouped` if it is distributed, and `initialized` if its
-    ranks have a default process group, and `fake` if this group is a fake one.
+    `key` is that of the world in which the test runs; None if it has no mark of this package.
     """
     needed = f"the fixture {fixture!r} needs"
     distributed = f"{needed} @pytest.mark.distributed on the test"
-    if not in_rank and fixture not in _OF_RANKS:
-        text = f"{needed} @pytest.mark.devices or @pytest.mark.distributed on the test"
-    elif not in_rank:
+    if key is None:
         text = distributed
-    elif fixture in _OF_RANKS and not grouped:
+        if fixture not in _OF_RANKS:
+            text = f"{needed} @pytest.mark.devices or @pytest.mark.distributed on the test"
+    elif fixture in _OF_RANKS and not key.grouped:
         text = f"{distributed}; @pytest.mark.devices alone makes no ranks"
-    elif fixture in _OF_DEFAULT_GROUP and not initialized:
+    elif fixture in _OF_DEFAULT_GROUP and not key.init:
         text = f"{needed} a process group, which @pytest.mark.distributed(init=False) leaves to the test"
-    elif fake and fixture in _OF_OTHER_RANKS:
+    elif fixture in _OF_OTHER_RANKS and key.fake_size is not None:
         text = f'{needed} the other ranks, and @pytest.mark.distributed(backend="fake") runs one process'
     else:
         return None

@@ -117,14 +117,7 @@ class MarkedItem(MarkedTest):
     def _fail_without_mark(self) -> None:
         """Fail the test, which is about to be skipped, if a fixture would fail it on a machine with the devices."""
         for fixture in fixtures_from(self.item, FIXTURES):
-            key = self.key
-            error = missing_mark(
-                fixture,
-                in_rank=True,
-                grouped=key.grouped,
-                initialized=key.grouped and key.init,
-                fake=key.fake_size is not None,
-            )
+            error = missing_mark(fixture, self.key)
             if error is not None:
                 name_place(error, self.item)
                 raise error
