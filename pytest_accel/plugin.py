@@ -189,15 +189,13 @@ def pytest_configure(config: pytest.Config) -> None:
         # Rules need the marks also where the project has its own.
         if adopts or not any(line.startswith(f"{name}(") for name in owners.of_project):
             config.addinivalue_line("markers", line)
-    variant_hooks = VariantHooks(owners)
     if not in_rank:
-        config.pluginmanager.register(variant_hooks, "accel-variants")
-    config.pluginmanager.register(PlaceRecorder(), "accel-places")
+        config.pluginmanager.register(CollectionHooks(_session(config)), "accel-collection")
+    config.pluginmanager.register(PlaceRecorder(), "accel-places")  # After the hooks that divide what it records.
     if in_rank:
         features.call("configure_rank", config, config)
         return
     session = _session(config)
-    config.pluginmanager.register(CollectionHooks(session, variant_hooks), "accel-collection")
     config.pluginmanager.register(DeviceErrorHooks(session), "accel-device-errors")
     config.pluginmanager.register(UnmarkedFailureHooks(), "accel-unmarked-failures")
     config.pluginmanager.register(LateMarkHooks(), "accel-late-marks")
@@ -234,52 +232,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     session = config.stash.get(SESSION, None)
     if session is not None:
         session.close(gracefully=False)  # No-op after a clean shutdown.
-
-
-class VariantHooks:
-    """Divides a test whose mark has lists into a test for each world size and backend. Not used in ranks."""
-
-    def __init__(self, owners: MarkOwners) -> None:
-        self._owners = owners
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_make_collect_report(
-        self, collector: pytest.Collector
-    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Divide the items before the wrapper of ``--lf``, and pytest's own code, compare their names."""
-        report = yield
-        if not isinstance(collector, pytest.Session | pytest.Directory) and report.result:
-            report.result = self.divide(report.result, selectable=True)
-        return report
-
-    def divide(self, nodes: list[Any], *, selectable: bool = False) -> list[Any]:
-        """Return `nodes` with the variants of each item in place of it. `selectable` is that of a `DividedItem`."""
-        finder, may_be_foreign = MarkFinder(self._owners), "distributed" in self._owners.by_rule
-        found: dict[pytest.Item, list[Variant]] = {}
-        for node in nodes:
-            mark = finder.find(node).distributed
-            if mark is None and may_be_foreign:
-                mark = self._used_mark(node)
-            # Most tests have no mark, and `isinstance` takes as long as all before.
-            if mark is None or not isinstance(node, pytest.Item) or VARIANT in node.stash:
-                continue
-            with suppress(MarkError):  # Wrong marks are reported together after collection.
-                found[node] = variants(mark, has_own_sizes=own_world_size(node) is not None)
-        found = {item: chosen for item, chosen in found.items() if chosen}
-        if not found:
-            return nodes
-        from pytest_accel import item_variants
-
-        return list(item_variants.divide(nodes, found, selectable=selectable))
-
-    def _used_mark(self, item: pytest.Item) -> pytest.Mark | None:
-        """Return the mark ``distributed`` of `item` if it is the project's, but the test uses it as the plugin's."""
-        if has_marks(item):
-            from pytest_accel.foreign_marks import MarkUse
-
-            if MarkUse(self._owners).name(item) == "distributed":
-                return MarkFinder().find(item).distributed
-        return None
 
 
 class DeviceErrorHooks:
@@ -372,14 +324,13 @@ def _check_marks(item: pytest.Item) -> None:
 
 
 class CollectionHooks:
-    """Finds the marked items of this process, and has the fork server start during collection.
+    """Finds the marked items of this process, and has the fork server start during collection. Not used in ranks.
 
     Registers the hooks that run marked items when it finds the first, so that other sessions do not import these hooks.
     """
 
-    def __init__(self, session: AccelSession, variant_hooks: VariantHooks) -> None:
+    def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._variants = variant_hooks
         self._owners: MarkOwners = session.config.stash[OWNERS]
         option = session.config.option
         self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan"))
@@ -410,6 +361,16 @@ class CollectionHooks:
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.machine.session_kind is not None):
             self._session.pool_client.warm()
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Divide items by lists before the wrapper of ``--lf``, and pytest's own code, compare their names."""
+        report = yield
+        if not isinstance(collector, pytest.Session | pytest.Directory) and report.result:
+            report.result = self._divided(report.result, selectable=True)
+        return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
@@ -461,7 +422,7 @@ class CollectionHooks:
 
     def _divide(self, items: list[pytest.Item]) -> bool:
         """Divide items that have got marks with lists since they were collected; return whether there are any."""
-        divided = self._variants.divide(items)
+        divided = self._divided(items, selectable=False)
         if divided is items:
             return False
         from pytest_accel.core.shims import count_more_items
@@ -469,6 +430,35 @@ class CollectionHooks:
         count_more_items(self._session.config, len(divided) - len(items))
         items[:] = divided
         return True
+
+    def _divided(self, nodes: list[Any], *, selectable: bool) -> list[Any]:
+        """Return `nodes` with the variants of each item in place of it. `selectable` is that of a `DividedItem`."""
+        finder, may_be_foreign = MarkFinder(self._owners), "distributed" in self._owners.by_rule
+        found: dict[pytest.Item, list[Variant]] = {}
+        for node in nodes:
+            mark = finder.find(node).distributed
+            if mark is None and may_be_foreign:
+                mark = self._used_mark(node)
+            # Most tests have no mark, and `isinstance` takes as long as all before.
+            if mark is None or not isinstance(node, pytest.Item) or VARIANT in node.stash:
+                continue
+            with suppress(MarkError):  # Wrong marks are reported together after collection.
+                if chosen := variants(mark, has_own_sizes=own_world_size(node) is not None):
+                    found[node] = chosen
+        if not found:
+            return nodes
+        from pytest_accel import item_variants
+
+        return list(item_variants.divide(nodes, found, selectable=selectable))
+
+    def _used_mark(self, item: pytest.Item) -> pytest.Mark | None:
+        """Return the mark ``distributed`` of `item` if it is the project's, but the test uses it as the plugin's."""
+        if has_marks(item):
+            from pytest_accel.foreign_marks import MarkUse
+
+            if MarkUse(self._owners).name(item) == "distributed":
+                return MarkFinder().find(item).distributed
+        return None
 
     def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None, *, divides: bool = True) -> None:
         """Make new marked items run in worlds, and register the hooks that run them.
