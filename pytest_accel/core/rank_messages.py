@@ -151,18 +151,14 @@ class ExpectedEnd(Struct, frozen=True):
     """For `DEVICE_ERROR`: a part of the error's text."""
 
 
-class EndsExpected(Struct, frozen=True):
-    """The running call may end like this. A rank sends it in the call, and all ranks send the same."""
+class Announced(Struct, frozen=True):
+    """What the running call has announced. A rank sends it in the call, each time that something changes."""
 
     serial: int
-    ends: tuple[ExpectedEnd, ...]
-
-
-class FaultsPlanned(Struct, frozen=True):
-    """The faults that the running call has planned for the rank and that have not come yet, a description of each."""
-
-    serial: int
-    missing: tuple[str, ...]
+    ends: tuple[ExpectedEnd, ...] = ()
+    """Ends that the call may have, in addition to earlier ones. All ranks send the same."""
+    missing_faults: tuple[str, ...] = ()
+    """Descriptions of all faults that are planned for this rank and have not come yet."""
 
 
 class TerminalRequest(Struct, frozen=True):

@@ -10,12 +10,11 @@ from selectors import EVENT_READ, DefaultSelector
 from pytest_accel.core.clock import PAUSES, monotonic, wall_clock
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
+    Announced,
     CannotRun,
     Collected,
-    EndsExpected,
     ExitRequest,
     ExtraReport,
-    FaultsPlanned,
     Finished,
     ForkReturned,
     PhaseReport,
@@ -178,12 +177,10 @@ class RankMonitor:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self.serial:
             self._extras.append((rank.rank, message))
-        elif isinstance(message, EndsExpected):
+        elif isinstance(message, Announced):
             if message.serial == self.serial and rank.phase == "call":
                 rank.announced += message.ends
-        elif isinstance(message, FaultsPlanned):
-            if message.serial == self.serial and rank.phase == "call":
-                rank.missing_faults = message.missing
+                rank.missing_faults = message.missing_faults
         elif isinstance(message, TerminalRequest):
             self._debugger.ask(rank.rank, message.method)
         elif isinstance(message, TerminalReturned):

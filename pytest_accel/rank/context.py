@@ -59,10 +59,8 @@ class RankContext:
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
-        self.expect_ends: Callable[[Sequence[ExpectedEnd]], None]
-        """Tells the driver how ranks may end in the running call (`TestRunner.expect_ends`)."""
-        self.plan_faults: Callable[[Sequence[str]], None]
-        """Tells the driver which planned faults have not come in the running call (`TestRunner.plan_faults`)."""
+        self.announce: Callable[[Sequence[ExpectedEnd], Sequence[str]], None]
+        """Tells the driver how the running call may end, and which faults must still come (`TestRunner.announce`)."""
         self.absent: frozenset[str] = frozenset()
         """Modules of the plugins with the role `absent`, which only add their options in a rank."""
         self.vendor = make_vendor(spec.key.kind, spec.kind_argument)

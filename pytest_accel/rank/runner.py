@@ -19,14 +19,13 @@ from pytest_accel.core import rank_data, torch_errors
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.rank_messages import (
+    Announced,
     CannotRun,
     Collected,
     CollectFile,
-    EndsExpected,
     ExitRequest,
     ExpectedEnd,
     ExtraReport,
-    FaultsPlanned,
     Finished,
     PhaseReport,
     RunTest,
@@ -98,7 +97,7 @@ class TestRunner:
         self._leak_check = leak_check
         self._reports = reports
         self._is_prepared = is_prepared
-        context.expect_ends, context.plan_faults = self.expect_ends, self.plan_faults
+        context.announce = self.announce
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
@@ -199,16 +198,15 @@ class TestRunner:
         self._collector.keep_setup(item, following, request.next)
         self._finish(test)
 
-    def expect_ends(self, ends: Sequence[ExpectedEnd]) -> None:
-        """Tell the driver that the running call may end like this. Raise RuntimeError outside of the call of a test."""
-        test = self._test
-        if test.phase != "call" or not test.in_phase or "call" in test.reported:
-            raise RuntimeError("the end of a rank can be announced only in the first run of a test's own code")
-        test.driver.send(EndsExpected(test.request.serial, tuple(ends)))
+    def announce(self, ends: Sequence[ExpectedEnd], missing_faults: Sequence[str]) -> None:
+        """Tell the driver that the running call may end like this, too, and which planned faults must still come.
 
-    def plan_faults(self, missing: Sequence[str]) -> None:
-        """Tell the driver which faults must still come in the running call."""
-        self._test.driver.send(FaultsPlanned(self._test.request.serial, tuple(missing)))
+        Raise RuntimeError if `ends` are announced outside of the call of a test.
+        """
+        test = self._test
+        if ends and (test.phase != "call" or not test.in_phase or "call" in test.reported):
+            raise RuntimeError("the end of a rank can be announced only in the first run of a test's own code")
+        test.driver.send(Announced(test.request.serial, tuple(ends), tuple(missing_faults)))
 
     def _report_skipped(self, longrepr: Any) -> None:
         """Report a test whose file was skipped as pytest reports a skipped test."""

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.rank_messages import EndKind, EndsExpected, ExpectedEnd, PhaseReport
+from pytest_accel.core.rank_messages import Announced, EndKind, ExpectedEnd, PhaseReport
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -56,14 +56,14 @@ def test_ends_are_announced_only_in_the_call_of_the_running_test(
     end = ExpectedEnd(EndKind.EXIT, 0, 7)
 
     def announced_after(message: object) -> tuple[ExpectedEnd, ...]:
-        sender.send_bytes(dumps((message, EndsExpected(1, (end,)))))
+        sender.send_bytes(dumps((message, Announced(1, (end,)))))
         assert monitor.pump(monotonic() + 60)
         return rank.announced
 
     monitor.serial = 1
-    assert announced_after(EndsExpected(2, (end,))) == ()
+    assert announced_after(Announced(2, (end,))) == ()
     assert announced_after(PhaseReport(1, "setup", {"outcome": "passed"}, 0.0)) == (end,)
-    assert announced_after(EndsExpected(2, (end,))) == (end, end)
+    assert announced_after(Announced(2, (end,))) == (end, end)
     assert announced_after(PhaseReport(1, "call", {"outcome": "passed"}, 0.0)) == (end, end)
     rank.begin()
     assert rank.announced == ()

@@ -50,7 +50,7 @@ def _injector_of(context: RankContext) -> Injector:
     if _injector is None or _injector.test != context.tests:
         # The delays of a test do not depend on the tests before it: its rerun alone has the same.
         seed = None if _seed is None else f"{_seed}/{context.rank}"
-        _injector = Injector(context.tests, seed, context.plan_faults)
+        _injector = Injector(context, seed)
     return _injector
 
 

@@ -13,14 +13,17 @@ so if it has ended.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from threading import get_ident
 from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import torch_api
+
+if TYPE_CHECKING:
+    from pytest_accel.rank.context import RankContext
 
 _LONGEST_DELAY = 0.02
 """Seconds of the longest random delay: much longer than a collective, and tests with hundreds of them still end."""
@@ -81,13 +84,11 @@ class Fault:
 class Injector:
     """Injects the faults of one test into its call on this rank. A context manager for the call."""
 
-    def __init__(self, test: int, seed: str | None, tell: Callable[[Sequence[str]], None]) -> None:
-        """`test` is the number of the test in this rank; `seed` is that of random delays, None: there are none.
-
-        `tell` is called with descriptions of the faults that have not come, each time that they change.
-        """
-        self.test = test
-        self._tell = tell
+    def __init__(self, context: RankContext, seed: str | None) -> None:
+        """`seed` is that of random delays; None: there are none."""
+        self.test = context.tests
+        """The number of the test in this rank."""
+        self._context = context
         self._seed = seed
         self._random = Random(seed)
         self._faults: list[Fault] = []
@@ -119,11 +120,13 @@ class Injector:
     def plan(self, fault: Fault) -> None:
         """Let `fault` happen on this rank. Call `check` before."""
         self._faults.append(fault)
-        self._tell_missing()
+        self._context.announce((), self.missing)
         self._watch()
 
-    def _tell_missing(self) -> None:
-        self._tell([str(fault) for fault in self._faults if not fault.has_come])
+    @property
+    def missing(self) -> list[str]:
+        """Descriptions of the planned faults that have not come."""
+        return [str(fault) for fault in self._faults if not fault.has_come]
 
     def _watch(self) -> None:
         """See each operation from now on, until the end of the call."""
@@ -143,7 +146,7 @@ class Injector:
         for fault in concerned:
             fault.calls += 1
         if is_news:  # Before the fault, which may kill this process.
-            self._tell_missing()
+            self._context.announce((), self.missing)
         for fault in concerned:
             if fault.number in (None, fault.calls):
                 fault.act()
