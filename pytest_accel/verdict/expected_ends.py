@@ -53,18 +53,6 @@ def is_expected(outcome: RankOutcome, ends: Sequence[ExpectedEnd]) -> bool:
     return False
 
 
-def marked(outcomes: Sequence[RankOutcome], announced: Sequence[Sequence[ExpectedEnd]]) -> list[RankOutcome]:
-    """Return the `outcomes` of the call, one of each rank, with those marked that all ranks have `announced`."""
-    ends = agreed(announced) if len(announced) == len(outcomes) else ()
-    return [outcome._replace(expected=is_expected(outcome, ends)) for outcome in outcomes]
-
-
-def unfulfilled(outcomes: Sequence[RankOutcome], ends: Sequence[ExpectedEnd]) -> list[ExpectedEnd]:
-    """Return those of `ends` that are about one rank and have not come. `outcomes` are those of `marked`."""
-    expected = {outcome.rank for outcome in outcomes if outcome.expected}
-    return [end for end in ends if end.kind is not EndKind.UNEVEN_COLLECTIVES and end.rank not in expected]
-
-
 def without_broken_groups(finished: Mapping[int, Finished], ends: Sequence[ExpectedEnd]) -> dict[int, Finished]:
     """Return the last messages of the ranks without the process groups that have a rank that was to end.
 

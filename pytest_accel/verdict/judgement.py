@@ -129,13 +129,16 @@ def judge(phase: Phase) -> Verdict:
 
 def with_expected(phase: Phase) -> Phase:
     """Return `phase`, the call, with those outcomes marked that all ranks have announced."""
-    return structs.replace(phase, outcomes=expected_ends.marked(phase.outcomes, phase.announced))
+    ends = expected_ends.agreed(phase.announced) if len(phase.announced) == len(phase.outcomes) else ()
+    outcomes = [one._replace(expected=expected_ends.is_expected(one, ends)) for one in phase.outcomes]
+    return structs.replace(phase, outcomes=outcomes)
 
 
 def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
     """Return `verdict`, or a failure, with the announced ends that have not come."""
     ends = expected_ends.agreed(phase.announced)
-    missing = expected_ends.unfulfilled(phase.outcomes, ends)
+    came = {outcome.rank for outcome in phase.outcomes if outcome.expected}
+    missing = [end for end in ends if end.kind is not EndKind.UNEVEN_COLLECTIVES and end.rank not in came]
     if ends and not missing:
         return verdict
     if verdict.outcome == "failed":
@@ -145,13 +148,10 @@ def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
             return verdict
         text = sentences.announcement(about) if ends else sentences.no_agreement(phase.announced)
         return _with_addition(verdict, text)
-    text = sentences.missed_ends(missing, phase.outcomes, phase.folders) if ends else ""
-    text = text or sentences.no_agreement(phase.announced)
-    ranks = tuple(end.rank for end in missing if end.rank is not None)
-    lines = [text, "", *sentences.outcome_lines(phase.outcomes, phase.folders)]
-    longrepr = text_longrepr(text, lines, phase.place)
-    cause = Cause(CauseKind.FAILED, "announced end", ranks)
-    return Verdict("failed", text, cause, longrepr=longrepr, sections=verdict.sections)
+    missed = sentences.missed_ends(missing, phase.outcomes, phase.folders)
+    text = missed if ends else sentences.no_agreement(phase.announced)
+    cause = Cause(CauseKind.FAILED, "announced end", tuple(end.rank for end in missing if end.rank is not None))
+    return _with_problems(verdict, cause, [text, "", *sentences.outcome_lines(phase.outcomes, phase.folders)], phase)
 
 
 def _add_missing_faults(verdict: Verdict, phase: Phase) -> Verdict:
