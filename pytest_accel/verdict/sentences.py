@@ -262,12 +262,12 @@ def missed_ends(missing: Sequence[ExpectedEnd], outcomes: Sequence[RankOutcome],
 
 def no_agreement(announced: Sequence[Sequence[ExpectedEnd]]) -> str:
     """Return the message for announcements that are not the same on all ranks, or leave no rank to report."""
-    ranks: dict[str, list[int]] = {}
+    ranks: dict[tuple[ExpectedEnd, ...], list[int]] = {}
     for rank, ends in enumerate(announced):
-        ranks.setdefault(announcement(ends), []).append(rank)
+        ranks.setdefault(tuple(ends), []).append(rank)
     if len(ranks) == 1:
-        return f"the ends of all ranks are announced, and none is left to report: {next(iter(ranks))}"
-    each = "; ".join(f"{ranks_text(who)} {text}" for text, who in ranks.items())
+        return f"the ends of all ranks are announced, and none is left to report: {announcement(announced[0])}"
+    each = "; ".join(f"{ranks_text(who)} {announcement(ends)}" for ends, who in ranks.items())
     return f"the ranks did not announce the same ends: {each}"
 
 

@@ -9,6 +9,8 @@ from os import getpid, kill
 from time import sleep
 from typing import TYPE_CHECKING, NoReturn
 
+from msgspec import json
+
 from pytest_accel.core.rank_messages import EndKind, ExpectedEnd
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.faults.injection import Fault
@@ -82,7 +84,7 @@ class Faults:
         """Plan that SIGKILL kills `rank`, and announce it as :meth:`expect_exit` does."""
         __tracebackhide__ = True
         self._injector.check()
-        fault = Fault("kill", at, n, _kill_this_process)
+        fault = Fault("kill", at, n, lambda: kill(getpid(), signals.SIGKILL))
         self.expect_exit(rank, signal="SIGKILL")
         self._plan(rank, fault)
 
@@ -115,7 +117,7 @@ class Faults:
         self._context.announce(ends, self._injector.missing)
         self._ends += ends
         if self._context.spec.ranks > 1:
-            self._compare(announcement(ends))
+            self._compare(ends)
 
     def _check(self, ends: tuple[ExpectedEnd, ...]) -> None:
         """Raise ValueError for ends that cannot be judged."""
@@ -137,22 +139,22 @@ class Faults:
         if type(rank) is not int or rank not in ranks:
             raise ValueError(f"the test has no rank {rank!r}; its ranks are {ranks_text(ranks)}")
 
-    def _compare(self, own: str) -> None:
-        """Exchange the announcement `own` through the world's store, which works without a process group."""
+    def _compare(self, own: tuple[ExpectedEnd, ...]) -> None:
+        """Exchange the announced ends `own` through the world's store, which works without a process group."""
         __tracebackhide__ = True
         context = self._context
         store, ranks = context.signed_store, range(context.spec.ranks)
         assert store is not None
         self._exchanges += 1
         turn = f"faults/{context.tests}/{self._exchanges}"
-        store.set(f"{turn}/{context.rank}", own.encode())
-        each = [store.get(f"{turn}/{rank}").decode() for rank in ranks]
+        store.set(f"{turn}/{context.rank}", json.encode(own))
+        each = [json.decode(store.get(f"{turn}/{rank}"), type=tuple[ExpectedEnd, ...]) for rank in ranks]
         # Rank 0 serves the store: it must not end before the others have read.
         store.set(f"{turn}/{context.rank}/read", b"")
         for rank in ranks if context.rank == 0 else ():
             store.get(f"{turn}/{rank}/read")
-        if len(set(each)) > 1:
-            texts = "; ".join(f"rank {rank} {text}" for rank, text in enumerate(each))
+        if any(ends != own for ends in each):
+            texts = "; ".join(f"rank {rank} {announcement(ends)}" for rank, ends in enumerate(each))
             raise ValueError(f"the ranks must announce the same ends: {texts}")
 
 
@@ -162,10 +164,6 @@ def _signal_number(signal: str | int) -> int:
         return (signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)).value
     except (KeyError, ValueError):
         raise ValueError(f"there is no signal {signal!r}; name it as in 'SIGKILL'") from None
-
-
-def _kill_this_process() -> None:
-    kill(getpid(), signals.SIGKILL)
 
 
 def _raise(error: BaseException) -> NoReturn:
