@@ -22,6 +22,8 @@ class MarkedTest:
         self.plan = plan
         self.sources = sources_of(item)
         """The states of the test's file and of its conftests when this process has collected them."""
+        self.divided: DividedItem | None = item.stash.get(VARIANT, None)
+        """The division by which the item was made; None if its mark has no lists."""
         self.following: MarkedTest | None = None
         """The next test that uses a world of the same key, as far as the order is known."""
         self.last = False
@@ -40,12 +42,6 @@ class MarkedTest:
     @property
     def node(self) -> NodeRef:
         return reference(self.item)
-
-    @property
-    def divided(self) -> DividedItem | None:
-        """The division by which the item was made; None if its mark has no lists."""
-        divided: DividedItem | None = self.item.stash.get(VARIANT, None)
-        return divided
 
     @property
     def place(self) -> tuple[str, int]:

@@ -49,8 +49,8 @@ def command(item: pytest.Item, names: tuple[str, ...], spec: WorldSpec, session_
     """Return the command line, to be run in the folder from which the session was started.
 
     `names` select the test in its file. The world size needs no option: it is in the mark, or part of the test's name,
-    or follows from the devices. Devices are named only if they are of
-    the session's kind and of this machine, because ``--accel-ids`` selects such devices.
+    or follows from the devices. Devices are named only if they are of the session's kind and of this machine, because
+    ``--accel-ids`` selects such devices.
     """
     config = item.config
     path = os.path.relpath(item.path, config.invocation_params.dir)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_accel.core import torch_api
 from pytest_accel.features.fake_group import refused_calls
@@ -37,12 +37,9 @@ def open_fake_group(context: RankContext, store_port: StorePort) -> Store:
     process_group.open_folder_store(context, store_port)
     refused_calls.install(key)
 
-    def create(*args: Any, **named: Any) -> Store:
-        return store
-
     dist.set_debug_level(dist.DebugLevel.OFF)  # Else torch compares the collectives of all ranks through the store.
     # Another backend would wait at this address for ranks that do not exist.
-    torch_api.replace_store_creation(create)
+    torch_api.replace_store_creation(lambda *args, **named: store)
     if key.init:
         dist.init_process_group(key.backend, store=store, rank=context.rank, world_size=key.group_size)
         context.default_group = world = dist.group.WORLD
