@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _seed: int | None = None
 """The seed of random delays in this rank; None: there are none."""
 _injector: Injector | None = None
-"""The injector of the last test of this rank that could have faults; None: there was none."""
+"""The injector that the fixture of the last test with one has; None: there was none in this rank."""
 
 
 def configure(session: AccelSession) -> None:
@@ -35,23 +35,16 @@ def configure_rank(config: pytest.Config) -> None:
 
 def around_call(context: RankContext) -> Injector | None:
     """Return the injector of the running test; None if it needs none."""
-    has_fixture = _injector is not None and _injector.test == context.tests
-    return _injector_of(context) if has_fixture or _seed is not None else None
+    if _injector is not None and _injector.test == context.tests:
+        return _injector
+    return None if _seed is None else Injector(context, _seed)
 
 
 def make_faults(context: RankContext) -> Faults:
     """Return an object that has no announcements and plans no faults yet."""
-    return Faults(context, _injector_of(context))
-
-
-def _injector_of(context: RankContext) -> Injector:
-    """Return the injector of the running test, the same one for its fixture and for its call."""
     global _injector
-    if _injector is None or _injector.test != context.tests:
-        # The delays of a test do not depend on the tests before it: its rerun alone has the same.
-        seed = None if _seed is None else f"{_seed}/{context.rank}"
-        _injector = Injector(context, seed)
-    return _injector
+    _injector = Injector(context, _seed)
+    return Faults(context, _injector)
 
 
 class _JitterHooks:

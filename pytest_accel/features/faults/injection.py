@@ -84,13 +84,14 @@ class Fault:
 class Injector:
     """Injects the faults of one test into its call on this rank. A context manager for the call."""
 
-    def __init__(self, context: RankContext, seed: str | None) -> None:
+    def __init__(self, context: RankContext, seed: int | None) -> None:
         """`seed` is that of random delays; None: there are none."""
         self.test = context.tests
         """The number of the test in this rank."""
         self._context = context
         self._seed = seed
-        self._random = Random(seed)
+        # The delays of a test do not depend on the tests before it: its rerun alone has the same.
+        self._random = Random(f"{seed}/{context.rank}")
         self._faults: list[Fault] = []
         self._mode: Any = None
         self._thread: int | None = None
