@@ -107,32 +107,19 @@ def plan_item(
             f"@pytest.mark.distributed(world_size={marks.ALL!r}, backend={ranks['backend']!r}): world_size must be an "
             "int, since no machine limits the size of a fake process group"
         )
+    most: int | None = None
     if number == marks.ALL:
-        key, missing = _largest(key_of, at_least, resources)
-    else:
-        key = key_of(number)
-        missing = _missing(key, resources)
+        most = _limit(key_of(2), resources)
+        larger = range(most, at_least, -1)
+        number = next((one for one in larger if _missing(key_of(one), resources) is None), at_least)
+    key = key_of(number)
+    missing = _missing(key, resources)
+    if missing is None and key.need is None and most is not None and most < at_least:
+        missing = f"needs at least {at_least} ranks, each with a CPU core; there {'is' if most == 1 else 'are'} {most}"
     # A mark that names the kind, too, contradicts itself on every machine, and its ranks say so.
     if missing is None and variant.backend is not None and "kind" not in ranks:
         missing = _backend_missing(key)
     return ItemPlan(key, timeout, missing, _number_of_devices(key, resources))
-
-
-def _largest(key_of: Callable[[int], WorldKey], at_least: int, resources: Resources) -> tuple[WorldKey, str | None]:
-    """Return the key for the largest number, `at_least` or more, that the session can run; else why there is none.
-
-    `key_of` returns the key for a number of devices or ranks. If no number is possible, the key is that for `at_least`.
-    """
-    most = _limit(key_of(2), resources)
-    for number in range(most, at_least - 1, -1):
-        key = key_of(number)
-        if _missing(key, resources) is None:
-            return key, None
-    key = key_of(at_least)
-    missing = _missing(key, resources)
-    if missing is None and key.need is None and most < at_least:
-        missing = f"needs at least {at_least} ranks, each with a CPU core; there {'is' if most == 1 else 'are'} {most}"
-    return key, missing
 
 
 def _limit(key_of_two: WorldKey, resources: Resources) -> int:

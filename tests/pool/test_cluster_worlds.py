@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -115,9 +117,10 @@ class ClusterPool:
     def send(self, world: World, test: str) -> None:
         """Make the ranks run `test`, without waiting for them."""
         path = str(self.suite / "test_it.py")
-        world.send(
-            NodeRef(path, "_pytest.python.Module", tuple(places([test], [test]))), (path, 0, test), None, last=False
-        )
+        node = NodeRef(path, "_pytest.python.Module", tuple(places([test], [test])))
+        item = SimpleNamespace(location=(path, 0, test))
+        marked: Any = SimpleNamespace(node=node, item=item, following=None, last=False, divided=None)
+        world.send(marked)
 
     def run(self, world: World, test: str) -> None:
         """Run `test`, which must pass on all ranks."""
