@@ -172,10 +172,7 @@ FEATURES = (
     Feature("plugins", {"configure_rank": _always, "redirected": _always}),
     Feature("properties", {"around_call": lambda config: "hypothesis" in sys.modules}),
     Feature("launch", {"make_launch": _always}),
-    Feature(
-        "faults",
-        {"configure": _has_jitter, "configure_rank": _has_jitter, "make_faults": _always, "around_call": _has_faults},
-    ),
+    Feature("faults", {"configure": _has_jitter, "make_faults": _always, "around_call": _has_faults}),
     Feature(
         "fake_group",
         {"open_fake_group": _always, "around_call": lambda config: f"{__name__}.fake_group.hooks" in sys.modules},

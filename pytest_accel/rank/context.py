@@ -38,6 +38,8 @@ class RankContext:
         self.session = session
         self.spec = spec
         self.rank = rank
+        self.config: pytest.Config
+        """The configuration of this rank's pytest session. It does not exist before the session is configured."""
         self.in_test = False
         """True while the rank runs a test."""
         self.tests = 0

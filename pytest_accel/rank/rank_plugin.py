@@ -123,7 +123,7 @@ class RankPlugin:
         config.pluginmanager.register(self._collector)
         config.pluginmanager.register(self._debugger)
         config.stash[RANK] = self.context
-        self._config = config
+        self.context.config = config
         option = config.option
         for name in _CHANGES_THE_RUN:
             if getattr(option, name, None):
@@ -214,7 +214,7 @@ class RankPlugin:
         if spec.grouped:
             assert self._store_port is not None
             if spec.key.fake_size is not None and torch_devices.installed_torch() is not None:
-                features.call_one("open_fake_group", self._config, context, self._store_port)
+                features.call_one("open_fake_group", context.config, context, self._store_port)
             else:
                 process_group.prepare(context, self._store_port)
 

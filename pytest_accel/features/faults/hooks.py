@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
     from pytest_accel.session import AccelSession
 
-_seed: int | None = None
-"""The seed of random delays in this rank; None: there are none."""
 _injector: Injector | None = None
 """The injector that the fixture of the last test with one has; None: there was none in this rank."""
 
@@ -28,22 +26,17 @@ def configure(session: AccelSession) -> None:
     session.config.pluginmanager.register(_JitterHooks(seed), "accel-jitter")
 
 
-def configure_rank(config: pytest.Config) -> None:
-    global _seed
-    _seed = jitter(config)
-
-
 def around_call(context: RankContext) -> Injector | None:
     """Return the injector of the running test; None if it needs none."""
     if _injector is not None and _injector.test == context.tests:
         return _injector
-    return None if _seed is None else Injector(context, _seed)
+    return None if jitter(context.config) is None else Injector(context)
 
 
 def make_faults(context: RankContext) -> Faults:
     """Return an object that has no announcements and plans no faults yet."""
     global _injector
-    _injector = Injector(context, _seed)
+    _injector = Injector(context)
     return Faults(context, _injector)
 
 

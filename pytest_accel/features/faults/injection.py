@@ -21,6 +21,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import torch_api
+from pytest_accel.settings.options import jitter
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -84,14 +85,14 @@ class Fault:
 class Injector:
     """Injects the faults of one test into its call on this rank. A context manager for the call."""
 
-    def __init__(self, context: RankContext, seed: int | None) -> None:
-        """`seed` is that of random delays; None: there are none."""
+    def __init__(self, context: RankContext) -> None:
         self.test = context.tests
         """The number of the test in this rank."""
         self._context = context
-        self._seed = seed
+        self._seed = jitter(context.config)
+        """The seed of random delays; None: there are none."""
         # The delays of a test do not depend on the tests before it: its rerun alone has the same.
-        self._random = Random(f"{seed}/{context.rank}")
+        self._random = Random(f"{self._seed}/{context.rank}")
         self._faults: list[Fault] = []
         self._mode: Any = None
         self._thread: int | None = None
