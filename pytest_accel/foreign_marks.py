@@ -35,8 +35,7 @@ class MarkUse:
     def name(self, item: pytest.Item) -> str | None:
         """Return the name of a mark of the project that `item` uses as the plugin's; None if nothing shows that.
 
-        It shows that if it needs the mark for a fixture of the plugin, which its other marks do not allow. `item` may
-        be a ``metafunc.definition``.
+        It shows that if it needs the mark for a fixture of the plugin, which its other marks do not allow.
         """
         marks, ours = self._all.find(item), self._ours.find(item)
         if marks == ours:

@@ -25,7 +25,8 @@ def divide(nodes: Sequence[Any], found: Mapping[pytest.Item, Sequence[Variant]],
     `selectable` is True if pytest compares the names with those of the command line afterwards.
     """
     taken = {node.nodeid for node in nodes if node not in found}
-    for divided, group in groupby(nodes, key=lambda node: _function(node) if node in found else None):
+    functions = {item: (item.parent, getattr(item, "originalname", item.name)) for item in found}
+    for divided, group in groupby(nodes, key=functions.get):
         members = list(group)
         if divided is None:
             yield from members
@@ -34,10 +35,6 @@ def divide(nodes: Sequence[Any], found: Mapping[pytest.Item, Sequence[Variant]],
             for item in members:
                 if variant in found[item]:
                     yield _variant(item, variant, taken, selectable=selectable)
-
-
-def _function(item: Any) -> object:
-    return item.parent, getattr(item, "originalname", item.name)
 
 
 def _variant(item: pytest.Item, variant: Variant, taken: set[str], *, selectable: bool) -> pytest.Item:

@@ -492,7 +492,7 @@ class MarkFinder:
         self._last_inherited = Marks()
 
     def find(self, item: pytest.Item) -> Marks:
-        """Return the closest marks of `item`, which may be a ``metafunc.definition``."""
+        """Return the closest marks of `item`."""
         parent: Any = item.parent
         # Tests arrive grouped by module and class, so the parent is usually that of the previous test.
         if parent is not self._last_parent:
