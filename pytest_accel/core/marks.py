@@ -42,7 +42,7 @@ class Marks(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """One of the tests that a mark with lists makes of a test: an entry of each list."""
+    """One entry of each list in a ``distributed`` mark. A test with such a mark runs once for each variant."""
 
     world_size: object = None
     """The world size; None if the mark has a single one. Else a size of the list, or the value of the test's parameter

@@ -6,10 +6,11 @@ placements and memory of sizes that no machine has, and never values. What needs
 It uses the moments `open_fake_group` and `around_call`. The kernel knows the size of a fake group
 (`core.world_key.WorldKey.fake_size`), and which arguments of the marks and which fixtures have no meaning in it
 (`driver/item_plan.py`, `core/missing_mark.py`). The world key has the backend, so the process runs no other tests, and
-what is replaced in it is not restored.
+the functions that are replaced in it are not restored.
 
 - `hooks` initialises the group and its store.
-- `refused_calls` fails tests that call what would hang, or return uninitialised memory or what is no other rank's.
+- `refused_calls` fails tests that call functions which would hang, or return uninitialised memory or this rank's data
+  as that of others.
 
 Tests: ``tests/features/fake_group``. Section: "Sizes that no machine has" in ``docs/how-to/process-groups.md``.
 """

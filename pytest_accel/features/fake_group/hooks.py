@@ -36,7 +36,6 @@ def open_fake_group(context: RankContext, store_port: StorePort) -> Store:
         ) from error
     process_group.open_folder_store(context, store_port)
     refused_calls.install(key)
-
     dist.set_debug_level(dist.DebugLevel.OFF)  # Else torch compares the collectives of all ranks through the store.
     # Another backend would wait at this address for ranks that do not exist.
     torch_api.replace_store_creation(lambda *args, **named: store)

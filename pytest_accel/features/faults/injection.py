@@ -131,7 +131,7 @@ class Injector:
         return [str(fault) for fault in self._faults if not fault.has_come]
 
     def _watch(self) -> None:
-        """See each operation from now on, until the end of the call."""
+        """Watch the operations from now on, until the end of the call."""
         if self._mode is None:
             self._mode = torch_api.watch_operations(self._before)
             self._mode.__enter__()
