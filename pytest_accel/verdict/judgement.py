@@ -96,8 +96,6 @@ def judge(phase: Phase) -> Verdict:
     verdict = _merge(phase)
     if is_announced and phase.when == "call":
         verdict = _compare_with_announced(verdict, phase)
-        silent = frozenset(one.rank for one in outcomes if one.expected and one.report is None)
-        verdict = structs.replace(verdict, ended_ranks=silent)
     if any(phase.missing_faults):
         verdict = _add_missing_faults(verdict, phase)
     if verdict.outcome == "failed":
@@ -115,6 +113,7 @@ def judge(phase: Phase) -> Verdict:
     reports = [(one.rank, one.report.report) for one in outcomes if one.report is not None]
     return structs.replace(
         verdict,
+        ended_ranks=verdict.ended_ranks.union(one.rank for one in outcomes if one.expected and one.report is None),
         duration=max(map(_seconds, outcomes), default=0.0),
         properties=(*_end_properties(phase.finished, size), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),

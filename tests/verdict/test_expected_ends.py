@@ -191,6 +191,8 @@ def test_an_announced_end_is_reported_with_the_call_only() -> None:
     assert (verdict.outcome, verdict.ended_ranks) == ("failed", frozenset({1, 2})), "rank 2 was not announced"
     verdict = announced(passed(0), ended(7), ends=(EXIT,))
     assert (verdict.outcome, verdict.ended_ranks, verdict.retire) == ("passed", frozenset({1}), True)
+    subtest = judged(passed(0), ended(7), announced=[(EXIT,)] * 2, failed_subtests={"subtest": 1})
+    assert (subtest.outcome, subtest.ended_ranks) == ("failed", frozenset({1}))
     later = judged(passed(0), ended(7), when="teardown", announced=[(EXIT,)] * 2, ended_before=verdict.ended_ranks)
     assert later.outcome == "passed"
     reported = announced(passed(0), device_error(), ends=(DEVICE,))
