@@ -20,7 +20,7 @@ from pytest_accel.hardware.matching import candidates, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
 from pytest_accel.leases.broker import Broker
 from pytest_accel.leases.demand import MachineDemand, RemoteDevicesError, UnfitDevicesError
-from pytest_accel.leases.device_locks import DeviceLocks
+from pytest_accel.leases.device_locks import DeviceLocks, is_outer, who_holds
 from pytest_accel.leases.policy import Lease, Request
 from pytest_accel.leases.shared_folder import default_folder
 
@@ -68,6 +68,8 @@ class Allocator:
         self._guards: dict[str | None, Guard] = {}
         self._kinds: dict[int, str | None] = {}
         """The kind of each request and lease, by its number."""
+        self._outer: dict[str, dict[str, str]] = {}
+        """For each kind of named resource that is in use, those held by the test inside which this session runs."""
 
     def submit(self, demand: MachineDemand, answer: Callable[[tuple[Device, ...] | Exception], None]) -> None:
         """Request a lease, see :meth:`LeaseSource.submit`. Raise any error that is known at once."""
@@ -183,7 +185,21 @@ class Allocator:
         return self._guards[kind].refuses(device) if kind in self._guards else None
 
     def _set_aside(self, kind: str) -> Mapping[str, str]:
+        if kind in self._machine.resources:
+            if kind not in self._outer:  # This session has none of the kind yet.
+                self._outer[kind] = self._held_outside(kind)
+            return self._outer[kind]
         return self._guards[kind].aside if kind in self._guards else {}
+
+    def _held_outside(self, kind: str) -> dict[str, str]:
+        """Return the devices of a named resource for which this session must not wait, each with its holder.
+
+        The test inside which this session runs holds them, and it may wait for this session.
+        """
+        folder = self._lock_folder(kind)
+        holders = {device.id: who_holds(folder, device.id) for device in self._machine.of(kind).devices}
+        why = "this session runs inside the test that holds it"
+        return {name: f"{why}: {one}" for name, one in holders.items() if one is not None and is_outer(one)}
 
     def _inventory(self, kind: str) -> Inventory:
         """Return the session's inventory of `kind` without the devices that were set aside since it started."""

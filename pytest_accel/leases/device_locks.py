@@ -299,6 +299,15 @@ def is_in_use(last: Holder) -> bool:
     return any(_is_alive(*process) for process in last.processes)
 
 
+def is_outer(holder: Holder) -> bool:
+    """Return True if this process is one of the holder's processes, or was started from one of them."""
+    with suppress(psutil.Error):
+        this = psutil.Process()
+        pids = {process.pid for process in (this, *this.parents())}
+        return any(pid in pids and _is_alive(pid, created) for pid, created in holder.processes)
+    return False
+
+
 def _is_alive(pid: int, created: float) -> bool:
     """Return True if the process `pid` that was created at `created` (``psutil.Process.create_time``) still runs.
 

@@ -45,8 +45,11 @@ class LeaseHooks:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         needed, marked = leases_of(item), marked_of(item)
         leases = () if needed is None else needed.beside(None if marked is None else marked.key)
-        if not leases or any(item.iter_markers("skip")) or self._session.is_forked_copy:
+        if not leases or any(item.iter_markers("skip")):
             return (yield)
+        if self._session.is_forked_copy:
+            text = "a process that a test forked has returned from the test; only the original process gets resources"
+            pytest.exit(text, returncode=1)
         held: list[LeaseGrant] = []
         try:
             try:

@@ -248,3 +248,55 @@ def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: Bac
     holder.finish().expect({"test_hold": "PASSED"})
     for session, output in zip(sessions, outputs, strict=True):
         assert exit_status(session) == pytest.ExitCode.OK, output.read_text()
+
+
+def test_a_session_inside_a_test_and_a_child_of_a_test_do_not_get_what_the_test_holds(suite: BackgroundSuite) -> None:
+    """The outer test may wait for the inner session, so that one must not wait."""
+    prepare(
+        suite,
+        {
+            "test_outer.py": """
+                import os
+                import subprocess
+                import sys
+
+                import pytest
+
+                pytestmark = pytest.mark.needs("license")
+
+
+                def output(*options):
+                    command = [sys.executable, "-m", "pytest", "-p", "accel", "test_inner.py", *options]
+                    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
+
+
+                def test_inner_session():
+                    assert (
+                        "license-0 was set aside: this session runs inside the test that holds it: "
+                        f"pid {os.getpid()} "
+                    ) in output("--accel-wait=1")
+                    assert f"resource license, 1: license-0 held by pid {os.getpid()}, " in output("--accel-info")
+
+
+                def test_child_returns():
+                    if os.fork():
+                        os.wait()
+
+
+                def test_after():
+                    with open("after", "a") as file:
+                        file.write("x\\n")
+                """,
+            "test_inner.py": """
+                import pytest
+
+
+                @pytest.mark.needs("license")
+                def test_inner():
+                    pass
+                """,
+        },
+    )
+    run = suite.run("test_outer.py")
+    run.expect(dict.fromkeys(("test_inner_session", "test_child_returns", "test_after"), "PASSED"))
+    assert (suite.path / "after").read_text() == "x\n"
