@@ -466,11 +466,11 @@ class CollectionHooks:
         Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to other parts than this one.
         """
         config = self._session.config
-        self._has_leases |= any(features.call("read_needs", config, self._session, items))
         finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
         if found and divides and self._divide(items):
             found = {item: marks for item in items if any(marks := finder.find(item))}
+        self._has_leases |= any(features.call("read_needs", config, self._session, items))
         if not found and not features.needed("select", config):
             return
         if self._redirector is None:

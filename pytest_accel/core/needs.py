@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
+
 from pytest_accel.core.world_key import WorldKey
 
 
@@ -43,6 +45,8 @@ class DriverLeases(NamedTuple):
     """
     missing: str | None = None
     """Reason to skip the test, because this session can never run it; None if it can run."""
+    marks: tuple[pytest.Mark, ...] = ()
+    """The marks of the test that say so."""
 
     def beside(self, world: WorldKey | None) -> tuple[tuple[WorldKey, str], ...]:
         """Return the leases that the test takes if it has a `world`, or none (None); none if it cannot run."""

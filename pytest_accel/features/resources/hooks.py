@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import MarkError
+from pytest_accel.core.needs import DriverLeases
 from pytest_accel.core.stash_keys import DRIVER_LEASES
 from pytest_accel.features.resources import needs_mark
 from pytest_accel.features.resources.needs_mark import MARKER_LINE, Supply
@@ -30,16 +31,14 @@ def configure_rank(config: pytest.Config) -> None:
 
 def read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> bool:
     """Store the leases of each test with the mark. End the session with an error if a mark is wrong."""
-    settings = session.settings
-    names = [name for name, _ in settings.resources]
     supply: Supply | None = None
     errors: dict[pytest.Item, str] = {}
     for item in items:
         if DRIVER_LEASES in item.stash or not (marks := list(item.iter_markers(_MARK))):
             continue
-        supply = supply or _supply(session, names)
+        supply = supply or _supply(session)
         try:
-            item.stash[DRIVER_LEASES] = needs_mark.leases(needs_mark.read(marks, names), supply)
+            item.stash[DRIVER_LEASES] = needs_mark.leases(marks, supply)
         except MarkError as error:
             errors[item] = f"{item.nodeid}: {error}"
     if errors:
@@ -49,10 +48,10 @@ def read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> bool:
     return supply is not None
 
 
-def _supply(session: AccelSession, names: Sequence[str]) -> Supply:
+def _supply(session: AccelSession) -> Supply:
     from pytest_accel.settings.machine import memory_part
 
-    machine = session.machine
+    machine, names = session.machine, [name for name, _ in session.settings.resources]
     counts = {name: len(machine.of(name).devices) for name in names if name != "cores"}
     return Supply(names, counts, memory_part(session.settings) if "memory" in names else 0, machine.slots)
 
@@ -80,6 +79,20 @@ class _ResourceHooks:
 
             self._leases = LeaseHooks(self._session)
             session.config.pluginmanager.register(self._leases, "accel-leases")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """Fail a test whose marks have changed since its collection: it does not have what they say."""
+        __tracebackhide__ = True
+        leases: DriverLeases | None = item.stash.get(DRIVER_LEASES, None)
+        if tuple(item.iter_markers(_MARK)) != (() if leases is None else leases.marks):
+            from pytest_accel import late_marks
+            from pytest_accel.verdict import remote_exceptions
+
+            late_marks.fail_expected(item.config)
+            raise remote_exceptions.not_run(
+                "the marks needs of the test were changed after collection; change them in pytest_collection_modifyitems"
+            )
 
     @pytest.fixture
     def accel_resources(self) -> dict[str, tuple[int, ...]]:

@@ -74,11 +74,13 @@ def _amount(mark: pytest.Mark, name: str, value: object) -> int:
     raise MarkError(f"@pytest.mark.{mark_text(mark)}: {name} must be {allowed}, got {value!r}")
 
 
-def leases(needs: Mapping[str, int], supply: Supply) -> DriverLeases:
-    """Return the leases for `needs`, or why there can be none.
+def leases(marks: Iterable[pytest.Mark], supply: Supply) -> DriverLeases:
+    """Return the leases of a test with these `marks`, or why it can have none. Raise :class:`MarkError` like `read`.
 
     They are sorted by name, with the CPU cores last: all tests request them in one order.
     """
+    marks = tuple(marks)
+    needs = read(marks, supply.names)
     found: list[tuple[WorldKey, str]] = []
     missing: list[str] = []
     for name in sorted(needs, key=lambda name: (name == "cores", name)):
@@ -97,7 +99,7 @@ def leases(needs: Mapping[str, int], supply: Supply) -> DriverLeases:
         found.append((key, text))
         if amount > available:
             missing.append(f"needs {text}; {there}")
-    return DriverLeases(tuple(found), "; ".join(missing) or None)
+    return DriverLeases(tuple(found), "; ".join(missing) or None, marks)
 
 
 def _key(name: str, count: int) -> WorldKey:

@@ -71,6 +71,16 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite, options
             pass
 
 
+        @pytest.fixture
+        def marked_late(request):
+            request.node.add_marker(needs("license"))
+
+
+        @pytest.mark.xfail
+        def test_late(marked_late):
+            pass
+
+
         def test_no_process_and_no_torch():
             assert psutil.Process().children() == []
             assert "torch" not in sys.modules
@@ -78,7 +88,8 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite, options
     )
     run = suite.run(*options)
     passed = ("test_one", "test_none", "test_port", "test_both", "test_method", "test_no_process_and_no_torch")
-    run.expect({**dict.fromkeys(passed, "PASSED"), "test_skipped": "SKIPPED"})
+    run.expect({**dict.fromkeys(passed, "PASSED"), "test_skipped": "SKIPPED", "test_late": "FAILED"})
+    assert "the marks needs of the test were changed after collection" in run.failure("test_late")
     assert "accel: resources of tests: license 2, port-9000 1, memory 4 GiB, cores 3" in run.text
 
 
@@ -105,24 +116,42 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
         @pytest.mark.distributed(2)
         def test_ranks():
             pass
+
+
+        @pytest.mark.needs(license=3)
+        def test_list():
+            pass
+        """,
+    )
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if item.name == "test_list":
+                    item.add_marker(pytest.mark.distributed([1, 2]))
         """,
     )
     license_missing = "needs 3 license; there are 2"
     memory_missing = "needs 5 GiB of memory; there is 4 GiB; needs 4 cores; there are 3"
     run = suite.run("-rs")
-    assert run.count() == {"SKIPPED": 3}
-    assert "accel: 3 skipped for missing hardware" in run.text
+    assert run.count() == {"SKIPPED": 5}
+    assert "accel: 5 skipped for missing hardware" in run.text
     for line in (
-        f"    2  {license_missing}",
+        f"    4  {license_missing}",
         f"    1  {memory_missing}",
         f"SKIPPED [1] test_it.py:5: {license_missing}",
     ):
         assert line in run.text
-    assert "3 deselected" in suite.run("--accel-select=fits").text
+    assert "5 deselected" in suite.run("--accel-select=fits").text
     strict = suite.run("--accel-strict")
-    assert strict.count() == {"ERROR": 3}
+    assert strict.count() == {"ERROR": 5}
     assert f"{license_missing} (--accel-strict)" in strict.failure("test_license")
-    assert "accel: 3 failed for missing hardware" in strict.text
+    assert "accel: 5 failed for missing hardware" in strict.text
 
 
 @pytest.mark.parametrize("options", [(), ("-n1",)], ids=["plain", "worker"])

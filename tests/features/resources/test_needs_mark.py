@@ -59,7 +59,7 @@ def test_a_wrong_argument_is_named_with_what_is_allowed(mark: pytest.Mark, error
 
 
 def test_leases_are_in_one_order_and_memory_is_rounded_up_to_its_parts() -> None:
-    found = leases({"port-9000": 1, "cores": 3, "memory": 3 * 2**30, "license": 2}, SUPPLY)
+    found = leases([needs("port-9000", cores=3, memory=3 * 2**30, license=2)], SUPPLY)
     assert [(key.kind, key.need and key.need.count, key.ranks) for key, _ in found.leases] == [
         ("license", 2, 1),
         ("memory", 2, 1),
@@ -73,7 +73,7 @@ def test_leases_are_in_one_order_and_memory_is_rounded_up_to_its_parts() -> None
 
 
 def test_all_that_is_missing_is_said() -> None:
-    found = leases({"license": 3, "memory": 9 * 2**30, "cores": 5, "port-9000": 2}, SUPPLY)
+    found = leases([needs({"port-9000": 2}, license=3, memory="9GiB", cores=5)], SUPPLY)
     assert found.missing == (
         "needs 3 license; there are 2; needs 9 GiB of memory; there is 8 GiB; needs 2 port-9000; there is 1; "
         "needs 5 cores; there are 4"
