@@ -11,7 +11,7 @@ import pytest
 
 from pytest_accel import features, late_marks
 from pytest_accel.core.marks import DividedItem, ForeignArgumentsError, MarkError, Marks, Variant, own_world_size
-from pytest_accel.core.needs import DriverLeases, Needs
+from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
@@ -103,7 +103,7 @@ class Redirector:
         if variant.world_size is None:
             variant = variant._replace(world_size=own_world_size(item))
         plan = plan_item(marks, variant, self._resources, fresh=_is_forked(item), turn=self._turn)
-        leases: DriverLeases | None = item.stash.get(DRIVER_LEASES, None)
+        leases = item.stash.get(DRIVER_LEASES, None)
         if leases is None:
             return plan
         if plan.key.kind in self._resources.machine.resources:

@@ -74,8 +74,8 @@ class AccelSession:
             from pytest_accel.settings.machine import resources_for
 
             kind, count = planned
-            slots = dict(self.settings.resources).get("cores")
-            return PretendedMachine(count, kind, resources_for(self.settings), slots)
+            resources = resources_for(self.settings)
+            return PretendedMachine(count, kind, resources, dict(self.settings.resources).get("cores"))
         return self.own_machine if self.cluster is None else self.cluster.machine
 
     @cached_property

@@ -6,9 +6,12 @@ the value.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from pytest_accel.core.needs import DriverLeases
 
 SESSION: pytest.StashKey[Any] = pytest.StashKey()
 """The `AccelSession`, on the config of a driver or controller."""
@@ -20,7 +23,7 @@ MARKED: pytest.StashKey[Any] = pytest.StashKey()
 """The `MarkedItem`, on an item that runs in a world."""
 VARIANT: pytest.StashKey[Any] = pytest.StashKey()
 """The `DividedItem`, on an item that was made of a test with lists in its mark; None on that test itself."""
-DRIVER_LEASES: pytest.StashKey[Any] = pytest.StashKey()
+DRIVER_LEASES: pytest.StashKey[DriverLeases] = pytest.StashKey()
 """The `DriverLeases`, on an item that leases named resources, CPU cores or memory."""
 EARLY_SERVER: pytest.StashKey[Any] = pytest.StashKey()
 """The `EarlyServer`, on the config of a controller that has started its fork server before the conftests."""
@@ -46,6 +49,12 @@ DEVICE_ERROR = "accel_device_error"
 """Name of the property of a report with the error that every later use of a device in the test's process raises."""
 EXPECTED_DEVICE_ERROR = "accel_expected_device_error"
 """Name of the property of a report with such an error in a rank, if the test has seen it: the ranks are replaced."""
+
+
+def missing_leases(item: pytest.Item) -> str | None:
+    """Return why the session lacks what `item` leases for itself; None if it has all."""
+    leases = item.stash.get(DRIVER_LEASES, None)
+    return None if leases is None else leases.missing
 
 
 def is_rank(config: pytest.Config) -> bool:

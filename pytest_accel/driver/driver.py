@@ -148,6 +148,7 @@ class Driver:
             grant = self._pool_client.acquire(demand, timeout)
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
+        assert isinstance(grant, WorldGrant)
         try:
             on_quiet = self._show_progress if self._interactive and not self._streams else None
             world = self._world = World(

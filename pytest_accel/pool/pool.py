@@ -38,7 +38,7 @@ from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
-from pytest_accel.pool.pool_messages import LeaseGrant, PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import Grant, LeaseGrant, PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState, WorldWorkers
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_leases import SessionMachines, WorldLeases
@@ -120,9 +120,7 @@ class Pool:
         with self._lock, suppress(OSError):  # The first test that needs the server reports the error.
             self._manager.warm()
 
-    def acquire(
-        self, demand: WorldDemand, driver: WantedObserver, answer: Callable[[WorldGrant | LeaseGrant | PoolError], None]
-    ) -> int:
+    def acquire(self, demand: WorldDemand, driver: WantedObserver, answer: Callable[[Grant | PoolError], None]) -> int:
         """Request a world, or only a lease; return the id of the request. `answer` may be called before that."""
         with self._lock:
             self._last_number += 1
@@ -455,7 +453,7 @@ class Pool:
                 return True
         return False
 
-    def _answer(self, request: WorldRequest, answer: WorldGrant | LeaseGrant | PoolError) -> None:
+    def _answer(self, request: WorldRequest, answer: Grant | PoolError) -> None:
         self._requests.pop(request.id, None)
         if isinstance(answer, PoolError):
             self._record(RequestEnded(request.id, str(answer)))

@@ -21,6 +21,7 @@ from pytest_accel.pool.pool_messages import (
     DriverMessage,
     EndWithUsageError,
     FailIfWaiting,
+    Grant,
     InterruptedTest,
     LeaseGrant,
     PoolError,
@@ -32,7 +33,6 @@ from pytest_accel.pool.pool_messages import (
     SubmitDemand,
     WarmServer,
     WatchExit,
-    WorldGrant,
     WorldWanted,
 )
 
@@ -41,7 +41,7 @@ WAITING_SHOWN_AFTER = 5.0
 WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
 
-Value = WorldGrant | LeaseGrant | PoolError | RankExit | None
+Value = Grant | PoolError | RankExit | None
 """The values of an :class:`Answer`."""
 _Answers = SimpleQueue[Value | MainThreadCalls]
 """Queue of the answers to a request; in the controller also of calls to make while waiting for the answer."""
@@ -83,32 +83,22 @@ class PoolClient:
         """Start the fork server, since tests that need ranks are being collected."""
         self._send(WarmServer())
 
-    def acquire(self, demand: WorldDemand, timeout: float | None) -> WorldGrant:
-        """Wait for a world and return it; wait for its devices at most `timeout` seconds.
+    def acquire(self, demand: WorldDemand, timeout: float | None) -> Grant:
+        """Wait for the world or the lease of `demand`; wait for its devices at most `timeout` seconds.
 
-        Raise :class:`PoolError` if the pool cannot provide the world.
+        Raise :class:`PoolError` if the pool cannot provide it.
         """
-        grant = self._request(demand, timeout)
-        assert isinstance(grant, WorldGrant)
-        return grant
-
-    def lease(self, demand: WorldDemand, timeout: float | None) -> LeaseGrant:
-        """Wait for the lease that `demand` names, at most `timeout` seconds, and return it; see :meth:`acquire`."""
-        grant = self._request(demand, timeout)
-        assert isinstance(grant, LeaseGrant)
-        return grant
-
-    def release_lease(self, lease: int) -> None:
-        """Return a lease."""
-        self._send(ReleaseLease(lease))
-
-    def _request(self, demand: WorldDemand, timeout: float | None) -> WorldGrant | LeaseGrant:
         number, answers = self._expect()
         if self._calls is not None:
             self._calls.wake = partial(answers.put, self._calls)
             self._calls.run()  # An interrupted wait may have left some.
         self._send(SubmitDemand(number, demand))
-        return self._wait_for_grant(number, answers, timeout, _refusal(demand))
+        refusal = "no devices came free" if demand.lease is None else f"{demand.lease} did not come free"
+        return self._wait_for_grant(number, answers, timeout, refusal)
+
+    def release_lease(self, lease: int) -> None:
+        """Return a lease."""
+        self._send(ReleaseLease(lease))
 
     def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
         """Return a world to the pool; see :meth:`Pool.release`."""
@@ -150,12 +140,10 @@ class PoolClient:
             answers = self._answers.pop(message.number, None)
             if answers is not None:
                 answers.put(message.value)
-        if answers is None and isinstance(message.value, (WorldGrant, LeaseGrant)):
+        if answers is None and isinstance(message.value, Grant):
             self._release_unused(message.value)
 
-    def _wait_for_grant(
-        self, number: int, answers: _Answers, timeout: float | None, refusal: str
-    ) -> WorldGrant | LeaseGrant:
+    def _wait_for_grant(self, number: int, answers: _Answers, timeout: float | None, refusal: str) -> Grant:
         """Wait for the answer to a request; `timeout` limits the wait for devices, not that for the ranks.
 
         `refusal` is the start of the error when that time is over. A line shows what a long wait is for. If the wait
@@ -188,12 +176,12 @@ class PoolClient:
             with suppress(Empty):
                 while True:  # Calls for this thread may come before the answer. The next wait makes them.
                     granted = answers.get_nowait()
-                    if isinstance(granted, (WorldGrant, LeaseGrant)):
+                    if isinstance(granted, Grant):
                         self._release_unused(granted)
             raise
         if isinstance(answer, PoolError):
             raise answer
-        assert isinstance(answer, (WorldGrant, LeaseGrant))
+        assert isinstance(answer, Grant)
         return answer
 
     def _cancel(self, number: int) -> None:
@@ -202,7 +190,7 @@ class PoolClient:
             self._answers.pop(number, None)
         self._send(CancelRequest(number))
 
-    def _release_unused(self, granted: WorldGrant | LeaseGrant) -> None:
+    def _release_unused(self, granted: Grant) -> None:
         """Return a world or a lease that nobody waits for any more."""
         if isinstance(granted, LeaseGrant):
             self.release_lease(granted.lease)
@@ -228,10 +216,6 @@ class PoolClient:
     def _fail(self, why: str) -> None:
         for answers in list(self._answers.values()):
             answers.put(PoolError(why))
-
-
-def _refusal(demand: WorldDemand) -> str:
-    return "no devices came free" if demand.lease is None else f"{demand.lease} did not come free"
 
 
 def waiting_line(waiting: str, seconds: float | None = None) -> str:

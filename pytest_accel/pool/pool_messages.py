@@ -43,6 +43,8 @@ class LeaseGrant:
     """Ids; none for CPU slots."""
 
 
+Grant = WorldGrant | LeaseGrant
+
 # Driver to pool. Most of them call a method of `Pool`, whose docstring has the details.
 
 
@@ -147,7 +149,7 @@ class Answer(Struct, frozen=True):
     """The answer to :class:`SubmitDemand` or :class:`WatchExit` with the same `number`."""
 
     number: int
-    value: WorldGrant | LeaseGrant | PoolError | RankExit | None
+    value: Grant | PoolError | RankExit | None
 
 
 class WorldWanted(Struct, frozen=True):

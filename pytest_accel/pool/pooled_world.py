@@ -17,7 +17,7 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place
-from pytest_accel.pool.pool_messages import LeaseGrant, PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import Grant, PoolError
 
 RETIRE_TIMEOUT = 10.0
 """Seconds that the ranks of a retired world have to tear down their session fixtures."""
@@ -37,7 +37,7 @@ class WorldRequest:
     id: int
     demand: WorldDemand
     driver: WantedObserver
-    answer: Callable[[WorldGrant | LeaseGrant | PoolError], None]
+    answer: Callable[[Grant | PoolError], None]
     lease_request: LeaseRequest | PlaceRequest | None = None
     """The request for the place and the leases that the world needs, while it waits for them."""
     cancelled: bool = False

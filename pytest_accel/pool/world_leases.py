@@ -175,8 +175,8 @@ class WorldLeases:
     def _parts(self, demand: WorldDemand) -> Iterator[MachineLease]:
         """Yield what to lease of each machine, in the order in which it is requested."""
         key = demand.key
-        if key.need is None or demand.lease is not None:
-            yield self._part(demand, 0, key.need)
+        if key.need is None:
+            yield self._part(demand, 0, None)
             return
         layout = self._machines.layout
         needs = key.needs([seat.machine for seat in layout.seats(key.ranks, key.machines)])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from pytest_accel.core.held_devices import held_here
 from pytest_accel.hardware.device_order import parse_order
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.hardware.vendors.cpu import memory_limit
 from pytest_accel.settings.options import Settings
 
 _MEMORY_PARTS = 64
@@ -36,26 +33,18 @@ def machine_for(settings: Settings) -> Machine:
 
 def resources_for(settings: Settings) -> dict[str, int]:
     """Return the number of devices of each named resource; those of ``memory`` are parts of :func:`memory_part`."""
-    counts = dict(settings.resources)
-    counts.pop("cores", None)
-    memory = {"memory": _memory(settings) // memory_part(settings)} if "memory" in counts else {}
-    return {name: count for name, count in counts.items() if count is not None} | memory
+    counts = {name: count for name, count in settings.resources if name != "cores"}
+    if "memory" in counts:
+        counts["memory"] //= memory_part(counts["memory"])
+    return counts
 
 
-def memory_part(settings: Settings) -> int:
+def memory_part(memory: int) -> int:
     """Return the bytes of one part of ``memory``: 1 GiB, doubled until there are at most `_MEMORY_PARTS` parts.
 
     So sessions that name different sizes mostly have equal parts.
     """
     part = _GIB
-    while _memory(settings) // part > _MEMORY_PARTS:
+    while memory // part > _MEMORY_PARTS:
         part *= 2
     return part
-
-
-def _memory(settings: Settings) -> int:
-    """Return the bytes that tests may use: as ``memory`` says, else those of this machine and its control group."""
-    given = dict(settings.resources)["memory"]
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if given is None else given
-    limit = memory_limit() if given is None else None
-    return max(_GIB, found if limit is None else min(found, limit))

@@ -177,23 +177,24 @@ def require(value: object) -> tuple[tuple[str, int], ...]:
     return tuple(needs.items())
 
 
-def resources(value: str) -> tuple[tuple[str, int | None], ...]:
+def resources(value: str) -> tuple[tuple[str, int], ...]:
     """Return pairs of a name and a number from text such as ``license: 2, memory: 64GiB, cores: auto``.
 
-    The number of ``memory`` is in bytes. None stands for ``auto``, which ``memory`` and ``cores`` may be.
+    The number of ``memory`` is in bytes. With ``auto``, ``memory`` and ``cores`` are those that this process may use.
     """
     from pytest_accel.core.units import parse_memory
+    from pytest_accel.hardware.vendors.cpu import cpu_slots, usable_memory
 
-    found: dict[str, int | None] = {}
+    found: dict[str, int] = {}
     for part in filter(None, map(str.strip, re.split(r"[,\n]", text(value)))):
         name, _, given = (word.strip() for word in part.partition(":"))
         if name in found or _RESOURCE.fullmatch(name) is None or name in ("auto", "none", *kinds()):
             raise ValueError(value)
-        if given == "auto" and name in ("memory", "cores"):
-            found[name] = None
+        if name == "memory":
+            found[name] = max(usable_memory(), _SMALLEST_MEMORY) if given == "auto" else parse_memory(given)
         else:
-            found[name] = parse_memory(given) if name == "memory" else count(given)
-    if not found or (found.get("memory") or _SMALLEST_MEMORY) < _SMALLEST_MEMORY:
+            found[name] = cpu_slots() if (name, given) == ("cores", "auto") else count(given)
+    if not found or found.get("memory", _SMALLEST_MEMORY) < _SMALLEST_MEMORY:
         raise ValueError(value)
     return tuple(found.items())
 

@@ -116,8 +116,8 @@ class Settings(NamedTuple):
     """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
     """Pairs of a plugin's name and True if ranks call all its hooks, False if ranks run without it."""
-    resources: tuple[tuple[str, int | None], ...] = ()
-    """Pairs of a named resource and how many there are; bytes of ``memory``. None: found out (``auto``)."""
+    resources: tuple[tuple[str, int], ...] = ()
+    """Pairs of a named resource and how many there are; bytes of ``memory``."""
 
     jitter: int | None = None
     """Seed of random delays before collectives; None: there are none."""

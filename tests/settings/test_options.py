@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.kinds import kinds
+from pytest_accel.hardware.vendors.cpu import cpu_slots, usable_memory
 from pytest_accel.settings import options as accel_config
 from pytest_accel.settings.options import Settings, environment_variable
 
@@ -90,7 +91,12 @@ GOOD = [
         "resources",
         (("license", 2), ("memory", 2**32), ("cores", 2)),
     ),
-    ("accel_resources", "memory: auto, cores: auto", "resources", (("memory", None), ("cores", None))),
+    (
+        "accel_resources",
+        "memory: auto, cores: auto",
+        "resources",
+        (("memory", max(2**30, usable_memory())), ("cores", cpu_slots())),
+    ),
 ]
 SWITCHES = [
     ("accel_strict", "strict"),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import ForeignArgumentsError, MarkError, MarkOwners, Marks, as_keywords
-from pytest_accel.core.needs import DriverLeases, Needs
-from pytest_accel.core.stash_keys import DRIVER_LEASES
+from pytest_accel.core.needs import Needs
+from pytest_accel.core.stash_keys import missing_leases
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import options, select_expression
@@ -62,7 +62,7 @@ def select(
         chosen = {
             item
             for item in items
-            if (meets(redirector.needs(plans[item])) if item in plans else unmarked[_missing_leases(item) is None])
+            if (meets(redirector.needs(plans[item])) if item in plans else unmarked[missing_leases(item) is None])
         }
         _deselect(session.config, items, chosen | wrong)
     # A plan shows all parts.
@@ -134,16 +134,10 @@ def divide(
 
 def skip_reason(item: pytest.Item, plan: ItemPlan | None) -> str | None:
     """Return the reason why a test is certain to be skipped; None if it may run."""
-    missing = _missing_leases(item) if plan is None else plan.missing
+    missing = missing_leases(item) if plan is None else plan.missing
     if missing is not None:
         return missing
     return "marked skip" if any(item.iter_markers("skip")) else None
-
-
-def _missing_leases(item: pytest.Item) -> str | None:
-    """Return why the session lacks resources that `item` needs; None if it has all."""
-    leases: DriverLeases | None = item.stash.get(DRIVER_LEASES, None)
-    return None if leases is None else leases.missing
 
 
 def _together(item: pytest.Item) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import MarkError
-from pytest_accel.core.needs import DriverLeases
 from pytest_accel.core.stash_keys import DRIVER_LEASES
 from pytest_accel.features.resources import needs_mark
 from pytest_accel.features.resources.needs_mark import MARKER_LINE, Supply
@@ -51,9 +50,9 @@ def read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> bool:
 def _supply(session: AccelSession) -> Supply:
     from pytest_accel.settings.machine import memory_part
 
-    machine, names = session.machine, [name for name, _ in session.settings.resources]
-    counts = {name: len(machine.of(name).devices) for name in names if name != "cores"}
-    return Supply(names, counts, memory_part(session.settings) if "memory" in names else 0, machine.slots)
+    machine, resources = session.machine, dict(session.settings.resources)
+    counts = {name: machine.slots if name == "cores" else len(machine.of(name).devices) for name in resources}
+    return Supply(counts, memory_part(resources.get("memory", 0)))
 
 
 class _ResourceHooks:
@@ -65,9 +64,11 @@ class _ResourceHooks:
         """None in a session without tests that need leases."""
 
     def pytest_report_header(self) -> str:
+        from pytest_accel.core.units import format_memory
+
         named = self._session.settings.resources
-        shown = ", ".join(f"{name} {_shown(name, count)}" for name, count in named)
-        return f"accel: resources of tests: {shown}"
+        shown = (f"{name} {format_memory(count) if name == 'memory' else count}" for name, count in named)
+        return f"accel: resources of tests: {', '.join(shown)}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -84,14 +85,15 @@ class _ResourceHooks:
     def pytest_runtest_call(self, item: pytest.Item) -> None:
         """Fail a test whose marks have changed since its collection: it does not have what they say."""
         __tracebackhide__ = True
-        leases: DriverLeases | None = item.stash.get(DRIVER_LEASES, None)
+        leases = item.stash.get(DRIVER_LEASES, None)
         if tuple(item.iter_markers(_MARK)) != (() if leases is None else leases.marks):
             from pytest_accel import late_marks
             from pytest_accel.verdict import remote_exceptions
 
             late_marks.fail_expected(item.config)
             raise remote_exceptions.not_run(
-                "the marks needs of the test were changed after collection; change them in pytest_collection_modifyitems"
+                "the marks needs of the test were changed after collection; "
+                "change them in pytest_collection_modifyitems"
             )
 
     @pytest.fixture
@@ -103,14 +105,6 @@ class _ResourceHooks:
             if name != "memory":
                 numbers[name] = (*numbers.get(name, ()), int(number))
         return numbers
-
-
-def _shown(name: str, count: int | None) -> str:
-    from pytest_accel.core.units import format_memory
-
-    if count is None:
-        return "auto"
-    return format_memory(count) if name == "memory" else str(count)
 
 
 class _RankFixture:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.core.needs import DriverLeases
-from pytest_accel.core.stash_keys import DRIVER_LEASES
+from pytest_accel.core.stash_keys import DRIVER_LEASES, missing_leases
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.items import marked_of
 from pytest_accel.leases.demand import WorldDemand
@@ -21,12 +20,6 @@ from pytest_accel.verdict import remote_exceptions
 
 if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
-
-
-def leases_of(item: pytest.Item) -> DriverLeases | None:
-    """Return the leases that `item` needs; None if it needs none."""
-    found: DriverLeases | None = item.stash.get(DRIVER_LEASES, None)
-    return found
 
 
 class LeaseHooks:
@@ -43,7 +36,7 @@ class LeaseHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        needed, marked = leases_of(item), marked_of(item)
+        needed, marked = item.stash.get(DRIVER_LEASES, None), marked_of(item)
         leases = () if needed is None else needed.beside(None if marked is None else marked.key)
         if not leases or any(item.iter_markers("skip")):
             return (yield)
@@ -54,8 +47,8 @@ class LeaseHooks:
         try:
             try:
                 self._acquire(item, leases, held)
-            except (Exception, pytest.fail.Exception) as error:
-                self._error = error  # Raised in the setup phase, where pytest reports it as an error of this test.
+            except Exception as error:  # Raised in the setup phase, where pytest reports it as an error of this test.
+                self._error = remote_exceptions.not_run(str(error)) if isinstance(error, PoolError) else error
             return (yield)
         finally:
             self._error, self.devices = None, ()
@@ -72,10 +65,9 @@ class LeaseHooks:
             demand = WorldDemand(key, Holder.here(item.nodeid), text)
             # Only this session uses the CPU slots, so the wait for them has no limit.
             timeout = None if key.need is None else self._session.settings.wait
-            try:
-                held.append(self._session.pool_client.lease(demand, timeout))
-            except PoolError as error:
-                raise remote_exceptions.not_run(str(error)) from None
+            grant = self._session.pool_client.acquire(demand, timeout)
+            assert isinstance(grant, LeaseGrant)
+            held.append(grant)
         self.devices = tuple(device for grant in held for device in grant.devices)
 
     @pytest.hookimpl
@@ -83,28 +75,26 @@ class LeaseHooks:
         __tracebackhide__ = True
         if self._error is not None:
             raise self._error
-        needed = leases_of(item)
-        self._is_missing = needed is not None and needed.missing is not None and marked_of(item) is None
-        if self._is_missing:
-            assert needed is not None
+        missing = missing_leases(item) if marked_of(item) is None else None
+        self._is_missing = missing is not None
+        if missing is not None:
             if self._session.settings.strict:
-                raise remote_exceptions.not_run(f"{needed.missing} (--accel-strict)")
-            pytest.skip(needed.missing or "")
+                raise remote_exceptions.not_run(f"{missing} (--accel-strict)")
+            pytest.skip(missing)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        needed = leases_of(item)
-        if report.when != "setup" or needed is None or marked_of(item) is not None:
+        if report.when != "setup" or DRIVER_LEASES not in item.stash or marked_of(item) is not None:
             return report
         if self._is_missing:
             self._is_missing = False
-            report.accel_missing = needed.missing  # type: ignore[attr-defined]
+            missing = report.accel_missing = missing_leases(item)  # type: ignore[attr-defined]
             path, line, _ = item.location
             if report.skipped:
-                report.longrepr = (path, (line or 0) + 1, f"Skipped: {needed.missing}")
+                report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")
         error = None if call.excinfo is None else call.excinfo.value
         if not remote_exceptions.has_run(error) and hasattr(report, "wasxfail"):
             del report.wasxfail  # xfail covers failures of the test, not failures to run it.

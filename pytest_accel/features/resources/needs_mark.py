@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,17 +23,13 @@ MARKER_LINE = (
 class Supply(NamedTuple):
     """The resources that a session has."""
 
-    names: Sequence[str]
-    """All names that a mark may have."""
     counts: Mapping[str, int]
-    """The number of each named resource; of ``memory``, the number of its parts."""
+    """The number of each named resource, of ``memory`` that of its parts, of ``cores`` that of the CPU slots."""
     memory_part: int
-    """Bytes of a part of ``memory``; 0 if the project does not name ``memory``."""
-    cores: int
-    """Number of CPU slots."""
+    """Bytes of a part of ``memory``."""
 
 
-def read(marks: Iterable[pytest.Mark], names: Sequence[str]) -> dict[str, int]:
+def read(marks: Iterable[pytest.Mark], names: Collection[str]) -> dict[str, int]:
     """Return what a test with these `marks` needs, by name: the most that any of them gives.
 
     The need for ``memory`` is in bytes. Raise :class:`MarkError` for an argument that is not allowed.
@@ -80,31 +76,25 @@ def leases(marks: Iterable[pytest.Mark], supply: Supply) -> DriverLeases:
     They are sorted by name, with the CPU cores last: all tests request them in one order.
     """
     marks = tuple(marks)
-    needs = read(marks, supply.names)
+    needs = read(marks, supply.counts)
     found: list[tuple[WorldKey, str]] = []
     missing: list[str] = []
     for name in sorted(needs, key=lambda name: (name == "cores", name)):
-        amount = needs[name]
-        if name == "cores":
-            available, key = supply.cores, WorldKey("cpu", None, amount, grouped=False)
-            text, there = count_text(amount, "core"), _there(available)
-        elif name == "memory":
-            available = supply.counts[name]
-            text, there = format_memory(amount), f"there is {format_memory(available * supply.memory_part)}"
+        amount, available = needs[name], supply.counts[name]
+        text, there = f"{amount} {name}", f"there {'is' if available == 1 else 'are'} {available}"
+        if name == "memory":
+            there = f"there is {format_memory(available * supply.memory_part)}"
+            text = f"{format_memory(amount)} of memory"
             amount = -(-amount // supply.memory_part)
-            text, key = f"{text} of memory", _key(name, amount)
-        else:
-            available, key = supply.counts[name], _key(name, amount)
-            text, there = f"{amount} {name}", _there(available)
-        found.append((key, text))
+        elif name == "cores":
+            text = count_text(amount, "core")
+        found.append((_key(name, amount), text))
         if amount > available:
             missing.append(f"needs {text}; {there}")
     return DriverLeases(tuple(found), "; ".join(missing) or None, marks)
 
 
 def _key(name: str, count: int) -> WorldKey:
+    if name == "cores":
+        return WorldKey("cpu", None, count, grouped=False)
     return WorldKey(name, DeviceNeed(count, kind=name), 1, grouped=False, devices_per_rank=count)
-
-
-def _there(available: int) -> str:
-    return f"there {'is' if available == 1 else 'are'} {available}"

@@ -146,10 +146,11 @@ def cpu_quota(root: Path) -> float | None:
     return _lowest(root, "cpu", _quota_v2, _quota_v1)
 
 
-def memory_limit(root: Path = Path("/")) -> int | None:
-    """Return the cgroup's limit of memory in bytes: the lowest of the cgroup and its parents; None if unlimited."""
+def usable_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of the machine's memory, or the lowest limit of the cgroup and its parents if that is less."""
     limit = _lowest(root, "memory", partial(_bytes, "memory.max"), partial(_bytes, "memory.limit_in_bytes"))
-    return None if limit is None else int(limit)
+    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return present if limit is None else min(present, int(limit))
 
 
 def _bytes(name: str, folder: Path) -> float | None:

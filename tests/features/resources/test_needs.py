@@ -298,13 +298,13 @@ def test_reruns_of_a_test_keep_its_leases_and_its_wait_is_in_no_phase(suite: Sui
 
         from pytest_accel.pool.pool_client import PoolClient
 
-        lease, phases = PoolClient.lease, []
+        acquire, phases = PoolClient.acquire, []
 
 
         def lease_once(self, *arguments):
             assert phases == []
             phases.append("leased")
-            return lease(self, *arguments)
+            return acquire(self, *arguments)
 
 
         @pytest.fixture
@@ -316,7 +316,7 @@ def test_reruns_of_a_test_keep_its_leases_and_its_wait_is_in_no_phase(suite: Sui
             phases.append("logstart")
 
 
-        PoolClient.lease = lease_once
+        PoolClient.acquire = lease_once
         """,
     )
     suite.write(

@@ -10,7 +10,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.resources.needs_mark import Supply, leases, read
 
 NAMES = ("license", "port-9000", "memory", "cores")
-SUPPLY = Supply(NAMES, {"license": 2, "port-9000": 1, "memory": 4}, 2 * 2**30, 4)
+SUPPLY = Supply({"license": 2, "port-9000": 1, "memory": 4, "cores": 4}, 2 * 2**30)
 
 
 def needs(*args: object, **kwargs: object) -> pytest.Mark:
