@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks.measure import ROOT, Effort, Figure
 from benchmarks.other_tools import isolate_python
 from benchmarks.virtual import Test, UniformMachine
-from pytest_accel.features.order.backlog import Backlog, Need, Task
+from pytest_accel.features.order.backlog import Backlog, Task
+from pytest_accel.features.order.plan import Need
 from pytest_accel.features.order.scheduler import DeviceScheduling
 from pytest_accel.features.planning.forecast import lower_bound
 from pytest_accel.features.planning.simulation import Worker

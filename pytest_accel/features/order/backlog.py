@@ -8,8 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from pytest_accel.features.order.plan import Offer
-from pytest_accel.leases.policy import Request
+from pytest_accel.features.order.plan import Need, Offer
 
 GUESS = 1.0
 """Expected seconds of a test if no time at all is known, neither remembered nor from this session."""
@@ -32,20 +31,6 @@ class Task:
     module: str
     expected: float | None = None
     """Expected seconds, from earlier sessions; None if none are remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The resources that a test takes while it runs."""
-
-    request: Request | None = None
-    """The request of its world; None: it has none."""
-    size: float = 0.0
-    """Fraction of its candidate devices, or of a named resource, that the test takes, from 0 to 1."""
-    devices: float = 0.0
-    """Number of devices that its world takes; parts count as fractions."""
-    leases: tuple[Request, ...] = ()
-    """The requests of its driver, for named resources, memory and CPU cores."""
 
 
 @dataclass(slots=True)
@@ -189,9 +174,8 @@ class Backlog:
                 times = [bucket.levels[bucket.order[at]].peak for at in (-1, 0)]
                 if bucket.unknown:
                     times = [max(times[0], unknown), min(times[1], unknown)] if bucket.known else [unknown, unknown]
-                need = bucket.need
                 risky = has_risky and 2 * bucket.unknown > bucket.count
-                found.append(Offer(key, need.request, need.size, need.devices, times[0], times[1], risky, need.leases))
+                found.append(Offer(key, bucket.need, times[0], times[1], risky))
         return found
 
     def totals(self) -> list[tuple[Need, float]]:

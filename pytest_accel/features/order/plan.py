@@ -30,29 +30,36 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """The resources that a test takes while it runs."""
+
+    request: Request | None = None
+    """The request of its world; None: it has none."""
+    size: float = 0.0
+    """Fraction of its candidate devices, or of a named resource, that the test takes, from 0 to 1."""
+    devices: float = 0.0
+    """Number of devices that its world takes; parts count as fractions."""
+    leases: tuple[Request, ...] = ()
+    """The requests of its driver, for named resources, memory and CPU cores."""
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All that the test takes; none: only a worker."""
+        return self.leases if self.request is None else (self.request, *self.leases)
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """Remaining tests with the same need. The longest of them may start next."""
 
     key: int
-    request: Request | None
-    """The devices or slots that the world of each test takes; None: it has no world."""
-    size: float
-    """Fraction of its candidate devices, or of a named resource, that one test takes, from 0 to 1."""
-    devices: float
-    """Number of devices that one test takes; parts count as fractions."""
+    need: Need
     longest: float
     """Expected seconds of the longest test."""
     shortest: float
     """Expected seconds of the shortest test."""
     risky: bool = False
     """True if some of these tests may take many times their expected time."""
-    leases: tuple[Request, ...] = ()
-    """What the driver of each test leases besides."""
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """All that each test takes; none: only a worker."""
-        return self.leases if self.request is None else (self.request, *self.leases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,37 +118,37 @@ def choose(
     """
     ranked = _sort(offers, horizon, warm, try_first)
     if other_workers:
-        leased = {name for offer in offers for lease in offer.leases for name in lease.candidates}
+        leased = {name for offer in offers for lease in offer.need.leases for name in lease.candidates}
         devices = sum(parts for name, parts in free.items() if name not in leased)
-        room = devices / WHOLE - other_workers * min((offer.devices for offer in offers), default=0.0)
-        ranked = [offer for offer in ranked if offer.devices <= room + _ROUNDING] or ranked
+        room = devices / WHOLE - other_workers * min((offer.need.devices for offer in offers), default=0.0)
+        ranked = [offer for offer in ranked if offer.need.devices <= room + _ROUNDING] or ranked
     reserved: _Reservation | None = None
     for offer in ranked:
-        if not offer.requests:
+        if not offer.need.requests:
             return Start(offer.key)
         start = _try_to_start(offer, free, free_slots, reserved)
         if start is not None:
             return start
-        if reserved is None and offer.size > 0:
-            lacking = [one for one in offer.requests if _grant((one,), free, free_slots) is None]
+        if reserved is None and offer.need.size > 0:
+            lacking = [one for one in offer.need.requests if _grant((one,), free, free_slots) is None]
             reserved = _reserve(lacking[0], running, free) if lacking else None
     return None
 
 
 def _sort(offers: Sequence[Offer], horizon: float, warm: Collection[int], try_first: bool) -> list[Offer]:
-    urgent = {offer.key: offer.size for offer in offers if offer.longest >= URGENT * horizon}
+    urgent = {offer.key: offer.need.size for offer in offers if offer.longest >= URGENT * horizon}
     widest = max(urgent.values(), default=0.0)
 
     def rank(offer: Offer) -> tuple[int, float, bool, float]:
-        if urgent and offer.size + widest > 1:
-            return 0, -offer.size, offer.key not in warm, -offer.longest
+        if urgent and offer.need.size + widest > 1:
+            return 0, -offer.need.size, offer.key not in warm, -offer.longest
         if offer.key in urgent:
-            return 1, -offer.longest, False, -offer.size
-        if offer.size > 0.5:
-            return 2, -offer.size, offer.key not in warm, -offer.longest
-        if try_first and offer.risky and offer.request is not None:
-            return 3, offer.size, offer.key not in warm, -offer.longest
-        return 4, -offer.size, offer.key not in warm, -offer.longest
+            return 1, -offer.longest, False, -offer.need.size
+        if offer.need.size > 0.5:
+            return 2, -offer.need.size, offer.key not in warm, -offer.longest
+        if try_first and offer.risky and offer.need.request is not None:
+            return 3, offer.need.size, offer.key not in warm, -offer.longest
+        return 4, -offer.need.size, offer.key not in warm, -offer.longest
 
     return sorted(offers, key=rank)
 
@@ -153,9 +160,9 @@ def _try_to_start(
     room = free
     if reserved is not None and offer.longest > reserved.left:
         room = {device: 0 if device in reserved.devices else parts for device, parts in free.items()}
-    granted = _grant(offer.requests, room, free_slots)
+    granted = _grant(offer.need.requests, room, free_slots)
     if granted is None and room is not free and reserved is not None and offer.shortest <= reserved.left:
-        granted, limit = _grant(offer.requests, free, free_slots), reserved.left
+        granted, limit = _grant(offer.need.requests, free, free_slots), reserved.left
     if granted is None:
         return None
     return Start(offer.key, granted[0], granted[1], limit)

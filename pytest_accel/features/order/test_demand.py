@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from types import MappingProxyType
 
 import pytest
 
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.order.backlog import Backlog, Need, Task
+from pytest_accel.features.order.backlog import Backlog, Task
+from pytest_accel.features.order.plan import Need
 from pytest_accel.features.order.stored_durations import NO_DEVICE
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Machine
@@ -20,41 +19,34 @@ from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.allocator import request_for
 from pytest_accel.leases.policy import Request
 
+Wanted = tuple[WorldKey | None, tuple[WorldKey, ...]]
+"""What a test needs: the key of its world, or None, and those of its `DriverLeases`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """The tests of a collection that need more than a worker, and what they need."""
 
-    keys: tuple[WorldKey | None, ...]
-    """The key of the world for each need; None for tests without a world."""
-    leases: tuple[tuple[WorldKey, ...], ...]
-    """The keys of `DriverLeases` for each need."""
+    wanted: tuple[Wanted, ...]
+    """The different needs."""
     tests: tuple[tuple[int, int], ...]
     """The index of each test in the collection, and the index of its need; tests that cannot run are left out."""
 
     @classmethod
-    def of(
-        cls,
-        wanted: Iterable[tuple[int, WorldKey]],
-        leases: Mapping[int, tuple[WorldKey, ...]] = MappingProxyType({}),
-    ) -> Demand:
-        """Make a demand from the indices of tests and the keys of their worlds; `leases` has those of their drivers.
+    def of(cls, tests: Iterable[Wanted]) -> Demand:
+        """Make a demand from what each test of the collection needs.
 
         The keys lose their environment variables: no need depends on them, and messages cannot carry all characters.
         """
-        numbers: dict[tuple[WorldKey | None, tuple[WorldKey, ...]], int] = {}
-        worlds = dict(wanted)
-        tests = tuple(
-            (index, numbers.setdefault((worlds.get(index), leases.get(index, ())), len(numbers)))
-            for index in sorted(worlds.keys() | leases.keys())
-        )
-        keys = tuple(None if key is None else replace(key, env=()) for key, _ in numbers)
-        return cls(keys, tuple(leased for _, leased in numbers), tests)
+        numbers: dict[Wanted, int] = {}
+        found = [(index, numbers.setdefault(one, len(numbers))) for index, one in enumerate(tests) if any(one)]
+        wanted = ((None if key is None else replace(key, env=()), leases) for key, leases in numbers)
+        return cls(tuple(wanted), tuple(found))
 
     def needs(self, machine: Machine, slots: int) -> list[Need]:
         """Return the needs of the tests: first that of a test that needs only a worker, then the others."""
         found = [Need()]
-        for key, leased in zip(self.keys, self.leases, strict=True):
+        for key, leased in self.wanted:
             world = Need() if key is None else _need(key, machine, slots)
             others = [_need(one, machine, slots) for one in leased]
             requests = tuple(other.request for other in others if other.request is not None)
@@ -63,13 +55,12 @@ class Demand:
 
     def kinds(self) -> list[str]:
         """Return the kind of device for each of the :meth:`needs`."""
-        return [NO_DEVICE, *(NO_DEVICE if key is None else key.used_kind for key in self.keys)]
+        return [NO_DEVICE, *(NO_DEVICE if key is None else key.used_kind for key, _ in self.wanted)]
 
     def requests(self, count: int, machine: Machine, slots: int) -> list[tuple[Request, ...]]:
         """Return the requests of each of the `count` tests of the collection, that of its world first."""
         needs, need_of = self.needs(machine, slots), self._need_of()
-        found = (needs[need_of.get(index, 0)] for index in range(count))
-        return [need.leases if need.request is None else (need.request, *need.leases) for need in found]
+        return [needs[need_of.get(index, 0)].requests for index in range(count)]
 
     def kinds_of_tests(self, count: int) -> list[str]:
         """Return the kind of device that each of the `count` tests of the collection uses."""
@@ -92,19 +83,23 @@ class Demand:
 
     def devices(self, machine: Machine) -> dict[str, int]:
         """Return all devices that a test may use, each with its number of parts."""
-        used = (key for key in (*self.keys, *chain(*self.leases)) if key is not None and key.need is not None)
-        kinds = dict.fromkeys(key.kind for key in used)
+        keys = [key for world, leases in self.wanted for key in (world, *leases)]
+        kinds = dict.fromkeys(key.kind for key in keys if key is not None and key.need is not None)
         return {device.id: WHOLE for kind in kinds for device in machine.of(kind).devices}
 
 
-def leases_of(items: Iterable[pytest.Item]) -> dict[int, tuple[WorldKey, ...]]:
-    """Return the keys of the leases (`DriverLeases`) of those of `items` that take any, by their index."""
-    found: dict[int, tuple[WorldKey, ...]] = {}
-    for index, item in enumerate(items):
-        if (needed := item.stash.get(DRIVER_LEASES, None)) is not None:
-            marked = item.stash.get(MARKED, None)
-            found[index] = tuple(key for key, _ in needed.beside(None if marked is None else marked.key))
-    return {index: keys for index, keys in found.items() if keys}
+def wanted(item: pytest.Item, key: WorldKey | None) -> Wanted:
+    """Return what `item` needs if it has a world of `key`, or none (None)."""
+    leases = item.stash.get(DRIVER_LEASES, None)
+    return key, () if leases is None else tuple(one for one, _ in leases.beside(key))
+
+
+def wanted_by(item: pytest.Item) -> Wanted:
+    """Return what `item` needs, after the items of the session have been redirected; nothing if it cannot run."""
+    marked = item.stash.get(MARKED, None)
+    if marked is None:
+        return wanted(item, None)
+    return (None, ()) if marked.missing is not None else wanted(item, marked.key)
 
 
 def _need(key: WorldKey, machine: Machine, slots: int) -> Need:

@@ -15,7 +15,6 @@ import pytest
 from msgspec import Struct, msgpack
 
 from pytest_accel.core.shims import ask_before_each_test, tear_down_after
-from pytest_accel.core.stash_keys import MARKED
 
 if TYPE_CHECKING:
     from pytest_accel.features.order.test_demand import Demand
@@ -80,22 +79,17 @@ class HeldTests:
 
         The controller thus has them when it begins to schedule.
         """
-        from pytest_accel.features.order.test_demand import Demand, leases_of
+        from pytest_accel.features.order.test_demand import Demand, wanted_by
 
         self._held = session.held
         self._items = items
         self._error: str | None = None
         """Traceback of the error after which no orders are received any more; None if there was none."""
-        keys = [
-            (index, marked.key)
-            for index, item in enumerate(items)
-            if (marked := item.stash.get(MARKED, None)) is not None and marked.missing is None
-        ]
-        leases = leases_of(items)
-        if keys or leases:
+        demand = Demand.of(map(wanted_by, items))
+        if demand.tests:
             ask_before_each_test(session.config, self._passes_over)
             channel.setcallback(self._receive, endmarker=None)
-            channel.send(_encode(Demand.of(keys, leases)))
+            channel.send(_encode(demand))
 
     def _receive(self, data: bytes | None) -> None:
         """Handle an order of the controller.

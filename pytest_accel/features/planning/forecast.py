@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import median
-from types import MappingProxyType
 
 from pytest_accel.core.units import count_text
-from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.order.backlog import GUESS
 from pytest_accel.features.order.scheduler import DeviceScheduling
 from pytest_accel.features.order.stored_durations import Durations, expected, expected_times
-from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.order.test_demand import Demand, Wanted
 from pytest_accel.features.planning import simulation
 from pytest_accel.features.planning.simulation import SimulatedTest, Span
 from pytest_accel.hardware.inventory import Machine
@@ -167,18 +165,10 @@ class SuiteOnMachine:
 
     @classmethod
     def of(
-        cls,
-        tests: Sequence[tuple[str, WorldKey | None]],
-        durations: Durations,
-        machine: Machine,
-        slots: int,
-        leases: Mapping[int, tuple[WorldKey, ...]] = MappingProxyType({}),
+        cls, tests: Sequence[tuple[str, Wanted]], durations: Durations, machine: Machine, slots: int
     ) -> SuiteOnMachine:
-        """Make a suite of node ids with the keys of their worlds; the key is None for a test that needs none.
-
-        `leases` has the keys of what drivers lease, by the index of the test.
-        """
-        demand = Demand.of(((index, key) for index, (_, key) in enumerate(tests) if key is not None), leases)
+        """Make a suite of node ids with what the tests need."""
+        demand = Demand.of(one for _, one in tests)
         kinds = demand.kinds_of_tests(len(tests))
         node_ids = [nodeid for nodeid, _ in tests]
         return cls(node_ids, demand, assumed_times(durations, list(zip(node_ids, kinds, strict=True))), machine, slots)

@@ -101,12 +101,11 @@ def runnable(planned: Planned) -> Planned:
 
 def suite_of(planned: Planned, durations: Durations, machine: Machine) -> SuiteOnMachine:
     """Return the suite of the :func:`runnable` tests; `durations` are the times of earlier sessions."""
-    from pytest_accel.features.order.test_demand import leases_of
+    from pytest_accel.features.order.test_demand import wanted
     from pytest_accel.features.planning.forecast import SuiteOnMachine
 
-    tests = [(item.nodeid, None if plan is None else plan.key) for item, plan in runnable(planned)]
-    leases = leases_of([item for item, _ in runnable(planned)])
-    return SuiteOnMachine.of(tests, durations, machine, machine.slots, leases)
+    tests = [(item.nodeid, wanted(item, None if plan is None else plan.key)) for item, plan in runnable(planned)]
+    return SuiteOnMachine.of(tests, durations, machine, machine.slots)
 
 
 def divide(

@@ -26,7 +26,7 @@ from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.units import count_text
 from pytest_accel.diagnostics.diagnosis import Progress
-from pytest_accel.features.order.test_demand import Demand, leases_of
+from pytest_accel.features.order.test_demand import Demand, wanted_by
 from pytest_accel.features.record.failed_subtests import FailedSubtests
 from pytest_accel.features.record.live_state import LIVE_EVENTS, LiveState, RunningTest
 from pytest_accel.features.record.terminal_file import TerminalFile
@@ -34,7 +34,6 @@ from pytest_accel.pool.pool_client import waiting_text
 from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:
-    from pytest_accel.driver.items import MarkedItem
     from pytest_accel.features.planning.forecast import SuiteOnMachine
     from pytest_accel.pool.pool import Pool
     from pytest_accel.session import AccelSession
@@ -86,13 +85,9 @@ class LiveHooks:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note the tests of a session without xdist."""
-        found: list[tuple[pytest.Item, MarkedItem | None]] = [
-            (item, item.stash.get(MARKED, None)) for item in session.items
-        ]
-        tests = [(item, marked) for item, marked in found if marked is None or marked.missing is None]
-        keys = [(index, marked.key) for index, (_, marked) in enumerate(tests) if marked is not None]
-        leases = leases_of(item for item, _ in tests)
-        self.expect([item.nodeid for item, _ in tests], Demand.of(keys, leases), 1)
+        found = [(item, item.stash.get(MARKED, None)) for item in session.items]
+        tests = [item for item, marked in found if marked is None or marked.missing is None]
+        self.expect([item.nodeid for item in tests], Demand.of(map(wanted_by, tests)), 1)
 
     def expect(self, collection: Sequence[str], demand: Demand, workers: int) -> None:
         """Note the tests that the session is going to run. Only the first call counts."""

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.features.order.backlog import Backlog, Need, Task
-from pytest_accel.features.order.plan import Offer, Running, choose
+from pytest_accel.features.order.backlog import Backlog, Task
+from pytest_accel.features.order.plan import Need, Offer, Running, choose
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request, decide
 
@@ -97,9 +97,9 @@ class SimulatedSession:
     def _check_wait(self, backlog: Backlog, running: Sequence[Running], free: dict[str, int]) -> None:
         """Check that a worker may wait: no test fits, or those that fit would delay one that does not."""
         assert running
-        offers = [offer for offer in backlog.offers() if offer.request is not None]
+        offers = [offer for offer in backlog.offers() if offer.need.request is not None]
         assert len(offers) == len(backlog.offers())
-        fitting = [offer for offer in offers if offer.request and decide((offer.request,), free, 0)]
+        fitting = [offer for offer in offers if offer.need.request and decide((offer.need.request,), free, 0)]
         if fitting:
             self.idle += 1
             assert len(fitting) < len(offers)
@@ -121,10 +121,7 @@ def test_no_worker_waits_while_devices_are_free_if_all_tests_are_equal(case: Pla
 
 def offers(*sizes: tuple[int, float]) -> list[Offer]:
     """Return one offer for each number of a need (in `NEEDS`) with the expected seconds of its tests."""
-    return [
-        Offer(number, NEEDS[size].request, NEEDS[size].size, NEEDS[size].devices, longest, longest)
-        for number, (size, longest) in enumerate(sizes)
-    ]
+    return [Offer(number, NEEDS[size], longest, longest) for number, (size, longest) in enumerate(sizes)]
 
 
 FREE = dict.fromkeys(DEVICES, WHOLE)
@@ -214,14 +211,14 @@ def test_devices_that_a_waiting_test_does_not_need_are_used() -> None:
 
 
 def test_a_test_without_devices_starts_while_others_wait_for_devices() -> None:
-    start = choose([Offer(0, None, 0.0, 0.0, 1.0, 1.0)], [HELD], FREE | TAKEN, 0, 100.0)
+    start = choose([Offer(0, Need(), 1.0, 1.0)], [HELD], FREE | TAKEN, 0, 100.0)
     assert start is not None
     assert start.devices == ()
 
 
 def test_a_test_starts_when_all_its_leases_can_be_granted() -> None:
     license, slots = Request(0, ("license-0",), 1), Request(0, (), 0, slots=1)
-    offers = [Offer(0, None, 1.0, 0.0, 5.0, 5.0, leases=(license, slots)), Offer(1, None, 0.0, 0.0, 1.0, 1.0)]
+    offers = [Offer(0, Need(size=1.0, leases=(license, slots)), 5.0, 5.0), Offer(1, Need(), 1.0, 1.0)]
 
     def key(license_parts: int, free_slots: int) -> int | None:
         start = choose(offers, [], {"license-0": license_parts}, free_slots, 100.0)
@@ -237,8 +234,8 @@ def test_licenses_do_not_count_as_devices_for_other_workers() -> None:
     """With two free devices, a test of two would leave none to the other free worker."""
     license = Request(0, ("license-0", "license-1"), 1)
     offers = [
-        Offer(1, need(2).request, 0.5, 2.0, 5.0, 5.0),
-        Offer(2, need(1).request, 0.25, 1.0, 5.0, 5.0, leases=(license,)),
+        Offer(1, need(2), 5.0, 5.0),
+        Offer(2, replace(need(1), leases=(license,)), 5.0, 5.0),
     ]
     free = {"d0": WHOLE, "d1": WHOLE, "d2": 0, "d3": 0, "license-0": WHOLE, "license-1": WHOLE}
     start = choose(offers, [], free, 0, 100.0, other_workers=1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.order.stored_durations import Durations
-from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.order.test_demand import Demand, Wanted
 from pytest_accel.features.planning import plan_text
 from pytest_accel.features.planning.forecast import (
     Forecast,
@@ -59,17 +59,15 @@ class ForecastSuite:
     known: tuple[bool, ...]
 
     def suite(self) -> SuiteOnMachine:
-        needs = [(index, one) for index, one in enumerate(self.keys) if one is not None]
         names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.keys))]
         expected = tuple(one if known else None for one, known in zip(self.seconds, self.known, strict=True))
         times = Times(expected, self.seconds, 0, len(names) - sum(self.known), 1.0)
         # The driver of a test whose ranks take slots leases none.
-        leases = {
-            index: tuple(one for one in leased if one.need or (key := self.keys[index]) is None or key.need)
-            for index, leased in enumerate(self.leases)
-            if leased
-        }
-        return SuiteOnMachine(names, Demand.of(needs, leases), times, MACHINE, SLOTS)
+        wanted = [
+            (key, tuple(one for one in leased if one.need or key is None or key.need))
+            for key, leased in zip(self.keys, self.leases, strict=True)
+        ]
+        return SuiteOnMachine(names, Demand.of(wanted), times, MACHINE, SLOTS)
 
 
 @st.composite
@@ -114,16 +112,15 @@ def test_forecasts_double_the_workers_while_that_shortens_the_makespan(case: For
 
 
 def test_tests_that_share_licenses_run_one_after_the_other_beside_others() -> None:
-    tests = [
-        ("both", None),
-        ("one", None),
-        ("other", None),
-        ("device", key(1)),
-        *((f"plain_{n}", None) for n in range(4)),
+    tests: list[tuple[str, Wanted]] = [
+        ("both", (None, (lease(2),))),
+        ("one", (None, (lease(1),))),
+        ("other", (None, (lease(1), key(0, ranks=1)))),
+        ("device", (key(1), (lease(2),))),
+        *((f"plain_{n}", (None, ())) for n in range(4)),
     ]
     durations = {name: {"none": [3.0], "sim": [3.0]} for name, _ in tests}
-    leases = {0: (lease(2),), 1: (lease(1),), 2: (lease(1), key(0, ranks=1)), 3: (lease(2),)}
-    suite = SuiteOnMachine.of(tests, durations, MACHINE, SLOTS, leases)
+    suite = SuiteOnMachine.of(tests, durations, MACHINE, SLOTS)
     assert [suite.takes(index) for index in range(5)] == [
         "2 license",
         "1 license",
@@ -212,7 +209,8 @@ TIMES: Durations = {
 def timed_suite(durations: Durations) -> SuiteOnMachine:
     """Return two tests that need all 4 devices, and two that need none."""
     keys = {"big_1": key(4), "big_2": key(4), "plain_1": None, "plain_2": None}
-    return SuiteOnMachine.of(list(keys.items()), durations, PretendedMachine(DEVICES, "sim"), SLOTS)
+    tests = [(name, (one, ())) for name, one in keys.items()]
+    return SuiteOnMachine.of(tests, durations, PretendedMachine(DEVICES, "sim"), SLOTS)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +237,8 @@ def test_there_is_no_remaining_time_if_most_times_are_unknown() -> None:
 
 
 def test_tests_with_one_node_id_count_separately() -> None:
-    suite = SuiteOnMachine.of([("same", None)] * 3, {"same": {"none": [8.0]}}, PretendedMachine(DEVICES, "sim"), SLOTS)
+    tests: list[tuple[str, Wanted]] = [("same", (None, ()))] * 3
+    suite = SuiteOnMachine.of(tests, {"same": {"none": [8.0]}}, PretendedMachine(DEVICES, "sim"), SLOTS)
     assert suite.remaining({"same": 1}, (), 1) == pytest.approx(16.0)
     assert suite.remaining({"same": 1}, [("same", 2.0), ("same", 3.0)], 1) == pytest.approx(11.0)
     assert suite.remaining({"same": 4}, (), 1) == 0.0
