@@ -94,10 +94,10 @@ def judge(phase: Phase) -> Verdict:
         phase = structs.replace(phase, outcomes=reported)
     outcomes = phase.outcomes
     verdict = _merge(phase)
+    if any(phase.missing_faults):  # Before the announced ends: a planned kill that does not come is the reason.
+        verdict = _add_missing_faults(verdict, phase)
     if is_announced and phase.when == "call":
         verdict = _compare_with_announced(verdict, phase)
-    if any(phase.missing_faults):
-        verdict = _add_missing_faults(verdict, phase)
     if verdict.outcome == "failed":
         verdict = structs.replace(
             verdict,

@@ -274,7 +274,7 @@ def no_agreement(announced: Sequence[Sequence[ExpectedEnd]]) -> str:
 def missing_faults(faults: Mapping[int, Sequence[str]]) -> str:
     """Return the message for planned faults that have not come, by rank."""
     each = "; ".join(f"rank {rank}: {', '.join(texts)}" for rank, texts in faults.items())
-    return f"planned faults have not come: {each}"
+    return f"planned faults have not come in the test's own thread: {each}"
 
 
 def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: bool) -> str:

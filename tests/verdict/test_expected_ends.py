@@ -269,14 +269,14 @@ def test_the_ranks_are_replaced_after_a_test_with_announcements() -> None:
 
 
 def test_a_planned_fault_must_come() -> None:
-    missing = [(), ("delay at barrier (called never)",)]
-    text = "planned faults have not come: rank 1: delay at barrier (called never)"
+    missing = [(), ("delay before barrier (never called)",)]
+    text = "planned faults have not come in the test's own thread: rank 1: delay before barrier (never called)"
     for outcome, ends in ((passed(1), ()), (ended(7), (EXIT,)), (STOPPED, (HANG,)), (device_error(), (DEVICE,))):
         assert judged(passed(0), outcome, announced=[ends] * 2).outcome == "passed"
         verdict = judged(passed(0), outcome, announced=[ends] * 2, missing_faults=missing)
         assert (verdict.message, verdict.cause) == (text, Cause(CauseKind.FAILED, "planned fault", (1,)))
     verdict = judged(passed(0), passed(1), announced=[(EXIT,)] * 2, missing_faults=missing)
-    assert verdict.message == f"rank 1 passed; announced: rank 1 exits with status 7; {text}"
+    assert verdict.message == f"{text}; announced: rank 1 exits with status 7"
     assert judged(passed(0), failed(1), missing_faults=missing).message == "rank 1: assert 0 == 1"
     assert judged(skipped(0), skipped(1), missing_faults=missing).outcome == "skipped"
 

@@ -57,7 +57,7 @@ class Faults:
     def expect_hang(self, rank: int, *, after: float = 1.0) -> None:
         """Announce that `rank` does not finish the test: it is stopped `after` seconds after all others have."""
         __tracebackhide__ = True
-        if not 0 < after < math.inf:
+        if not _is_duration(after) or after == 0:
             raise ValueError(f"after must be a finite number of seconds > 0, got {after!r}")
         self._announce(ExpectedEnd(EndKind.HANG, rank, after=float(after)))
 
@@ -91,7 +91,7 @@ class Faults:
     def delay(self, rank: int, seconds: float, at: str | None = None, n: int | None = None) -> None:
         """Plan a delay of `seconds` on `rank`, before each call if `n` is None."""
         __tracebackhide__ = True
-        if not 0 <= seconds < math.inf:
+        if not _is_duration(seconds):
             raise ValueError(f"seconds must be a finite number >= 0, got {seconds!r}")
         self._plan(rank, Fault("delay", at, n, partial(sleep, seconds)))
 
@@ -156,6 +156,11 @@ class Faults:
         if any(ends != own for ends in each):
             texts = "; ".join(f"rank {rank} {announcement(ends)}" for rank, ends in enumerate(each))
             raise ValueError(f"the ranks must announce the same ends: {texts}")
+
+
+def _is_duration(value: object) -> bool:
+    """Return True for a finite number of seconds >= 0."""
+    return isinstance(value, (int, float)) and 0 <= value < math.inf
 
 
 def _signal_number(signal: str | int) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from threading import get_ident
 from time import sleep
@@ -47,39 +46,45 @@ _OPERATIONS = {
 }
 """The function of `torch.distributed` for each operation of torch's dispatcher, without underscores around its name."""
 _FUNCTIONS = frozenset(_OPERATIONS.values())
-_NEW_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
-"""Functions that torch 2.13 has renamed, with their old names."""
+_OTHER_NAMES = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "isend": "send",
+    "irecv": "recv",
+}
+"""Functions whose operations have another function's name: those that torch 2.13 has renamed, and messages."""
 
 
-@dataclass(slots=True)
 class Fault:
     """A fault that happens on this rank before one operation, or before each."""
 
-    what: str
-    """A description for messages: ``delay``."""
-    at: str | None
-    """The function of `torch.distributed` before which it happens; None: any."""
-    number: int | None
-    """The number of the call, from 1; None: each call."""
-    act: Callable[[], None]
-    calls: int = 0
-    """Number of calls since the fault was planned."""
+    def __init__(self, what: str, at: str | None, number: int | None, act: Callable[[], None]) -> None:
+        """`what` describes it for messages (``delay``); `at` and `number` are arguments of the test.
 
-    def __post_init__(self) -> None:
-        self.at = None if self.at is None else _NEW_NAMES.get(self.at, self.at)
+        Raise ValueError if there is no function `at` (None: any), or `number` is not a number of calls (None: each).
+        """
+        __tracebackhide__ = True
+        self.what = what
+        self.at = None if at is None else _OTHER_NAMES.get(at, at)
+        self.number = number
+        self.act = act
+        self.calls = 0
+        """Number of calls since the fault was planned."""
         if self.at is not None and self.at not in _FUNCTIONS:
-            raise ValueError(f"at must be one of {', '.join(sorted(_FUNCTIONS))}, got {self.at!r}")
-        if self.number is not None and (type(self.number) is not int or self.number < 1):
-            raise ValueError(f"n must be an int >= 1, or None for each call, got {self.number!r}")
+            raise ValueError(f"at must be one of {', '.join(sorted(_FUNCTIONS))}, or None for any, got {at!r}")
+        if number is not None and (type(number) is not int or number < 1):
+            raise ValueError(f"n must be an int >= 1, or None for each call, got {number!r}")
 
     @property
     def has_come(self) -> bool:
         return self.calls >= (self.number or 1)
 
     def __str__(self) -> str:
-        number = "" if self.number is None else f" #{self.number}"
-        times = "once" if self.calls == 1 else f"{self.calls} times" if self.calls else "never"
-        return f"{self.what} at {self.at or 'operation'}{number} (called {times})"
+        # Not "all_reduce #3": reports call the third collective of a group so, also if the others were no all_reduce.
+        function = self.at or "any operation"
+        before = function if self.number is None else f"call {self.number} of {function}"
+        times = "called once" if self.calls == 1 else f"called {self.calls} times" if self.calls else "never called"
+        return f"{self.what} before {before} ({times})"
 
 
 class Injector:

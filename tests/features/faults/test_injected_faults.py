@@ -64,6 +64,14 @@ _TESTS = """
 
 
     @distributed(2)
+    def test_isend(faults, rank):
+        faults.fail(1, OSError("by hand"), at="isend")
+        if rank == 1:
+            with pytest.raises(OSError):
+                dist.isend(ONE, 0)
+
+
+    @distributed(2)
     def test_kill_in_a_thread(faults, rank):
         faults.kill(1, at="all_reduce")
         thread = threading.Thread(target=dist.all_reduce, args=(ONE,))
@@ -129,6 +137,15 @@ _TESTS = """
             with pytest.raises(OSError, match="by hand"):
                 dist.all_gather(parts, ONE)
         dist.all_gather(parts, ONE)
+
+
+    @distributed(2)
+    def test_unknown_function(faults):
+        with pytest.raises(ValueError, match="seconds must be a finite number >= 0, got '2s'"):
+            faults.delay(1, "2s")
+        with pytest.raises(ValueError, match="after must be a finite number of seconds > 0, got '2s'"):
+            faults.expect_hang(1, after="2s")
+        faults.kill(1, at="allreduce")
 
 
     @distributed(2)
@@ -317,8 +334,9 @@ def test_faults_are_injected_before_collectives(suite: Suite) -> None:
             "test_kill": "PASSED",
             "test_kill_in_cpp": "PASSED",
             "test_kill_in_a_hook": "PASSED",
-            "test_kill_that_does_not_come": "FAILED failed: announced end; rank 1",
-            "test_kill_in_a_thread": "FAILED failed: announced end; rank 1",
+            "test_kill_that_does_not_come": "FAILED failed: planned fault; rank 1",
+            "test_isend": "PASSED",
+            "test_kill_in_a_thread": "FAILED failed: planned fault; rank 1",
             "test_kill_by_another": "FAILED failed: planned fault; rank 1",
             "test_hang_elsewhere": "FAILED failed: planned fault; rank 1",
             "test_kill_of_unittest": "PASSED",
@@ -327,15 +345,22 @@ def test_faults_are_injected_before_collectives(suite: Suite) -> None:
             "test_delay_that_does_not_come": "FAILED failed: planned fault; rank 0",
             "test_error": "PASSED",
             "test_uncaught_error": "FAILED failed: OSError; ranks 0-1",
+            "test_unknown_function": "FAILED failed: ValueError; ranks 0-1",
             "test_after_errors": "PASSED",
             "test_values": "PASSED",
             "test_in_setup": "ERROR failed: RuntimeError; ranks 0-1",
         }
     )
-    assert "kill at all_reduce #3 (called 2 times)" in run.failure("test_kill_that_does_not_come")
-    assert "announced: rank 1 is killed by SIGKILL" in run.failure("test_kill_that_does_not_come")
-    text = "planned faults have not come: rank 0: delay at reduce (called never), delay at operation #3 (called once)"
+    failure = run.failure("test_kill_that_does_not_come")
+    head = "planned faults have not come in the test's own thread: "
+    text = f"{head}rank 1: kill before call 3 of all_reduce (called 2 times)\n"
+    assert failure.startswith(text), "the plan is the reason, and comes first"
+    assert "announced: rank 1 is killed by SIGKILL" in failure
+    text = "rank 0: delay before reduce (never called), delay before call 3 of any operation (called once)"
     assert text in run.failure("test_delay_that_does_not_come")
+    failure = run.failure("test_unknown_function")
+    assert '>       faults.kill(1, at="allreduce")\nE       ValueError: at must be one of all_gather, ' in failure
+    assert "injection.py" not in failure, "the line of the test is the place"
 
 
 _RECOVERIES = """
