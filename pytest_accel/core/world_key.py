@@ -40,7 +40,7 @@ class WorldKey:
     def about(self) -> str:
         """Short description of the world, for display."""
         if self.fake_size is not None:
-            return f"one process of a fake group of {self.fake_size}"
+            return f"one process of a fake group of {self.fake_size}, whose collectives exchange nothing"
         return f"{self.ranks} on {self.kind}" if self.grouped else self.kind
 
     @property
