@@ -24,6 +24,7 @@ SHARE = 'a fraction > 0 and <= 1, a positive size such as "8GiB" or None'
 SIZES = 'an int >= 1, "all" or a non-empty list of them'
 TIME = 'a time > 0 such as 300 (seconds), "90s", "5min" or "1.5h" or None'
 _COLLECTED = "the world_size with which the test was collected"
+_RENAME = "; rename the test's parameter world_size if it has another meaning"
 ENV = "a mapping of variable names (str) to values (str) or None"
 
 
@@ -285,7 +286,7 @@ def test_a_list_takes_its_value_from_the_variant() -> None:
     ],
 )
 def test_a_parameter_that_contradicts_the_mark(mark: pytest.Mark, param: object, text: str) -> None:
-    assert refusal(Marks(None, mark), param) == f"@pytest.mark.distributed{text}"
+    assert refusal(Marks(None, mark), param) == f"@pytest.mark.distributed{text}{_RENAME}"
 
 
 def test_a_parameter_that_repeats_the_mark() -> None:

@@ -375,9 +375,10 @@ def _chosen(argument: str, value: Any, choice: object) -> Any:
         return value
     if isinstance(choice, (int, str)) and not isinstance(choice, bool) and choice in allowed:
         return choice
+    advice = "; rename the test's parameter world_size if it has another meaning" if argument == "world_size" else ""
     raise MarkError(
         f"@pytest.mark.distributed({argument}={value!r}): the {argument} with which the test was collected must be "
-        f"{' or '.join(map(str, allowed))} as in the mark, got {choice!r}"
+        f"{' or '.join(map(str, allowed))} as in the mark, got {choice!r}{advice}"
     )
 
 
