@@ -11,10 +11,17 @@ from __future__ import annotations
 
 from json import dumps, loads
 from struct import Struct as BinaryFormat
+from threading import Lock
 from typing import Any
 
 from msgspec import convert, to_builtins
 
+describing_types = Lock()
+"""Held while msgspec decodes to a type in one of several threads.
+
+At the first use of a type, msgspec makes a description of it. If two threads do so at the same time, the process dies
+of a segmentation fault (seen with msgspec 0.22).
+"""
 LENGTH = BinaryFormat("!i")
 """The head of a frame: the number of bytes that follow."""
 
@@ -27,9 +34,15 @@ def encode(message: object) -> bytes:
 def decode(data: bytes, form: Any) -> Any:
     """Return the message in `data`; raise ValueError if it is not of the type `form`, such as a union of structs."""
     try:
-        return convert(loads(data), form, str_keys=True)
+        return from_builtins(loads(data), form)
     except RecursionError:
         raise ValueError("the message is nested too deeply") from None
+
+
+def from_builtins(data: object, form: Any) -> Any:
+    """Return the object of the type `form` for which `data` stands. Any thread may call this."""
+    with describing_types:
+        return convert(data, form, str_keys=True)
 
 
 def frame(data: bytes) -> bytes:

@@ -17,7 +17,7 @@ from pickle import load
 from time import sleep
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from msgspec import Struct, convert
+from msgspec import Struct
 
 from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.clock import monotonic
@@ -35,7 +35,7 @@ from pytest_accel.core.paths import (
 )
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import FLIGHT_SIGNAL, STACK_SIGNAL
-from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.core.struct_messages import decode, encode, from_builtins
 from pytest_accel.core.truncation import read_cut
 from pytest_accel.core.unix_sockets import limit_reads
 from pytest_accel.core.world_spec import WorldSpec
@@ -279,7 +279,7 @@ def answer(call: Connection, directory: str) -> None:
         request: Inspection = decode(call.recv_bytes(), Inspection)
         method = _METHODS[request.method]
         form, _ = get_type_hints(method).values()
-        given = convert(request.given, form, str_keys=True)
+        given = from_builtins(request.given, form)
         call.send_bytes(encode(method(MachineInspector(directory, request.world), given)))
 
 

@@ -15,6 +15,7 @@ import pytest
 from msgspec import Struct, msgpack
 
 from pytest_accel.core.shims import ask_before_each_test, tear_down_after
+from pytest_accel.core.struct_messages import describing_types
 
 if TYPE_CHECKING:
     from pytest_accel.features.order.test_demand import Demand
@@ -65,10 +66,14 @@ class WorkerChannels:
             self._channels[node].send(_encode(order))
 
     def _receive(self, data: bytes | None) -> None:
-        if data is not None and self.demand is None:
-            from pytest_accel.features.order.test_demand import Demand
+        """Receive the demand of a worker, in the thread of this worker."""
+        if data is None:
+            return
+        from pytest_accel.features.order.test_demand import Demand
 
-            self.demand = msgpack.decode(data, type=Demand)
+        with describing_types:
+            if self.demand is None:
+                self.demand = msgpack.decode(data, type=Demand)
 
 
 class HeldTests:
