@@ -39,7 +39,7 @@ class DriverLeases(NamedTuple):
     """The leases that a test takes for itself, in its driver: before its phases, and before its world if it has one."""
 
     leases: tuple[tuple[WorldKey, str], ...]
-    """What each leases, as the key of a world of one process, which is never started; and the same in words.
+    """The devices or slots of each lease, as the key of a world that is never started, and as text.
 
     All tests of all sessions have one order of leases: this prevents deadlocks.
     """

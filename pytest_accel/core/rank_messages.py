@@ -152,7 +152,7 @@ class ExpectedEnd(Struct, frozen=True):
 
 
 class Announced(Struct, frozen=True):
-    """What the running call has announced. A rank sends it in the call, each time that something changes."""
+    """The announcements of the running call. A rank sends them in the call, each time that something changes."""
 
     serial: int
     ends: tuple[ExpectedEnd, ...] = ()

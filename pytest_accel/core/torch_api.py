@@ -227,7 +227,7 @@ def make_fake_store(refuse: Callable[..., NoReturn]) -> Store:
 def replace_exchanges(code: CodeType) -> None:
     """Give the functions of `torch.distributed` that exchange objects, and `monitored_barrier`, this `code`.
 
-    They build on collectives of tensors, and cannot be told from these in the process group. A test file may have
+    They build on collectives of tensors, and look like these to the process group. A test file may have
     imported them by name before: so the functions stay, and their code is replaced.
     """
     import torch.distributed as dist

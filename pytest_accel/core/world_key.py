@@ -34,7 +34,7 @@ class WorldKey:
     server: int = 0
     """Number of the fork server for a world that is not `grouped`."""
     fake_size: int | None = None
-    """Size of the fake process group of which the world's one process is a rank; None: each rank is a process."""
+    """Size of a fake process group, in which the world's one process is a rank; None: each rank is a process."""
 
     @property
     def about(self) -> str:

@@ -33,7 +33,7 @@ _OF_FAKE_GROUP: dict[str, object] = {
     "visible": "world",
     "launcher": None,
 }
-"""The arguments of ``distributed`` of which ``backend="fake"`` allows one value only."""
+"""Arguments of ``distributed`` and the only value that each may have with ``backend="fake"``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class WorldDemand:
     holder: Holder
     """The driver that waits for the world, with its test."""
     lease: str | None = None
-    """What the test leases for itself, in words, without ranks on it; None: it needs a world."""
+    """Text about a lease that the test itself uses, in its driver; None: the test needs a world."""
 
 
 @dataclass(frozen=True, slots=True)

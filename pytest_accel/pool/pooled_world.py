@@ -32,7 +32,7 @@ class WantedObserver(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WorldRequest:
-    """A driver's request for a world, of which it is a part until the driver returns it; or only for a lease."""
+    """A driver's request for a world, or only for a lease. A world keeps its request until the driver returns it."""
 
     id: int
     demand: WorldDemand

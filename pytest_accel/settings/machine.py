@@ -5,11 +5,11 @@ from __future__ import annotations
 from pytest_accel.core.held_devices import held_here
 from pytest_accel.hardware.device_order import parse_order
 from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.settings.option_types import SMALLEST_MEMORY
 from pytest_accel.settings.options import Settings
 
 _MEMORY_PARTS = 64
 """Largest number of parts into which ``memory`` is divided. Each part that a test takes is a lock file."""
-_GIB = 2**30
 
 
 def machine_for(settings: Settings) -> Machine:
@@ -44,7 +44,7 @@ def memory_part(memory: int) -> int:
 
     So sessions that name different sizes mostly have equal parts.
     """
-    part = _GIB
+    part = SMALLEST_MEMORY
     while memory // part > _MEMORY_PARTS:
         part *= 2
     return part

@@ -32,7 +32,8 @@ TIMES = "300 (seconds), 90s, 5min or 1.5h"
 _MOST_PLANNED = 256
 """Maximum number of devices of ``--accel-plan``."""
 _RESOURCE = re.compile(r"[a-z][a-z0-9_-]*", re.ASCII)
-_SMALLEST_MEMORY = 2**30
+SMALLEST_MEMORY = 2**30
+"""Bytes of the smallest ``memory``, and of its smallest part."""
 _MARKS = ("devices", "distributed")
 _OWNERS = ("own", "project")
 
@@ -191,10 +192,10 @@ def resources(value: str) -> tuple[tuple[str, int], ...]:
         if name in found or _RESOURCE.fullmatch(name) is None or name in ("auto", "none", *kinds()):
             raise ValueError(value)
         if name == "memory":
-            found[name] = max(usable_memory(), _SMALLEST_MEMORY) if given == "auto" else parse_memory(given)
+            found[name] = max(usable_memory(), SMALLEST_MEMORY) if given == "auto" else parse_memory(given)
         else:
             found[name] = cpu_slots() if (name, given) == ("cores", "auto") else count(given)
-    if not found or found.get("memory", _SMALLEST_MEMORY) < _SMALLEST_MEMORY:
+    if not found or found.get("memory", SMALLEST_MEMORY) < SMALLEST_MEMORY:
         raise ValueError(value)
     return tuple(found.items())
 

@@ -346,7 +346,7 @@ def having(found: tuple[Device, ...]) -> Resources:
         ((distributed("all"), devices(2)), resources(count=5), 2),
         ((distributed("all", backend="gloo"), devices(share=0.25)), resources(count=2), 8),
         ((distributed("all", backend="nccl"), devices(share=0.25)), resources(count=2), 2),
-        # Each rank has two devices, of which each has room for three ranks.
+        # Each rank has two devices, and each device has room for three ranks.
         ((distributed("all", backend="gloo"), devices(2, share=0.3)), resources(count=2), 3),
         ((distributed("all"),), resources(None), 6),
         ((distributed("all", kind="cpu"),), resources(), 6),

@@ -95,7 +95,7 @@ def test_variants_are_selected_by_their_ids(suite: Suite) -> None:
         return re.findall(r"<(?:Function|TestCaseFunction) (.*)>", suite.run("--collect-only", *options).text)
 
     assert collected("test_it.py::TestDerived::test_method[world_size=2]") == ["test_method[world_size=2]"]
-    # Those of one world size come one after the other.
+    # The tests of one world size come one after the other.
     variants = ["2-a", "2-b", "2-c", "3-a", "1-b", "1-c"]
     assert collected("test_it.py::test_param") == [f"test_param[world_size={one}]" for one in variants]
     assert collected("test_it.py::test_one_param") == [

@@ -20,7 +20,7 @@ from pytest_accel.leases.allocator import request_for
 from pytest_accel.leases.policy import Request
 
 Wanted = tuple[WorldKey | None, tuple[WorldKey, ...]]
-"""What a test needs: the key of its world, or None, and those of its `DriverLeases`."""
+"""The needs of a test: the key of its world, or None, and the keys of its `DriverLeases`."""
 
 
 @dataclass(frozen=True, slots=True)

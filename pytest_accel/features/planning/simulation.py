@@ -24,7 +24,7 @@ class SimulatedTest:
     nodeid: str
     seconds: float
     requests: tuple[Request, ...] = ()
-    """Of different kinds, all granted at once; none: only a worker."""
+    """Requests of different kinds, which are granted together; empty: the test needs only a worker."""
 
 
 @dataclass(frozen=True, slots=True)

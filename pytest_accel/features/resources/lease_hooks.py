@@ -28,7 +28,7 @@ class LeaseHooks:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._error: BaseException | None = None
-        """The error because of which the test has not got its leases."""
+        """The error that has prevented the leases of the test."""
         self._is_missing = False
         """True if this object has skipped or failed the test, since the session lacks what it needs."""
         self.devices: tuple[str, ...] = ()

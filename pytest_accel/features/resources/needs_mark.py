@@ -50,7 +50,7 @@ def read(marks: Iterable[pytest.Mark], names: Collection[str]) -> dict[str, int]
 
 
 def _pairs(argument: Any) -> list[tuple[Any, object]]:
-    """Return the names in a positional argument, each with its value: a mapping, or a name of which one is needed."""
+    """Return the names in a positional argument, each with its number; None, which means one, for a single name."""
     return list(argument.items()) if isinstance(argument, Mapping) else [(argument, None)]
 
 

@@ -10,7 +10,7 @@ from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 
 class Named(BaseVendor):
-    """The vendor of the named resource `name`, of which there are `count`: ``license-0``, ``license-1`` and so on.
+    """The vendor of the named resource `name`, with `count` devices: ``license-0``, ``license-1`` and so on.
 
     No mask hides them, and torch does not know them: ranks that lease one run on the CPU. Sessions share them by locks,
     as they do real devices.
