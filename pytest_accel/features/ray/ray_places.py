@@ -41,6 +41,8 @@ _SETTLE_TIME = 0.12
 earlier may fail to be placed, and Ray tries again only after 0.7 s."""
 _NAMING_TIMEOUT = 120.0
 """Seconds in which the nodes of a place must name its devices: Ray may have to start two processes on each."""
+_EXIT_TIMEOUT = 5.0
+"""Seconds in which the agents must exit when the session ends, before they are killed."""
 _BUSY_INTERVAL = 0.004
 """Seconds between two checks of a request that is about to be met."""
 
@@ -182,6 +184,9 @@ class Places:
             self._drop(request)
         for place in (*self._held.values(), *self._kept):
             self._remove(place)
+        # The controller has told the agents to exit. Ray would kill them with their actors, and their folders would stay.
+        if agents := [node.agent for node in self._used.values() if node.agent is not None]:
+            ray.wait(agents, num_returns=len(agents), timeout=_EXIT_TIMEOUT)
         for node in self._used.values():
             ray.kill(node.actor)
 
