@@ -42,7 +42,7 @@ RUNS_IN_A_RANK = {
     *("rank/main.py", "rank/process_group.py", "rank/flight_recorder.py", "rank/group_state.py"),
     *("rank/pending_work.py", "rank/point_to_point.py", "rank/store_keys.py"),
     *("rank/torch_devices.py", "features/adoption/torch_harness.py"),
-    *("features/fake_group/hooks.py", "features/fake_group/refused_calls.py"),
+    "features/fake_group/hooks.py",
 }
 
 RUNS_BETWEEN_TESTS = (

@@ -11,7 +11,6 @@ argument.
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -39,13 +38,6 @@ _COLLECTIVES = (
     *("alltoall", "alltoall_base", "all_to_all_single"),
 )
 """The methods of `ProcessGroup` that start a collective. Each release has most of them."""
-_EXCHANGES = (
-    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-    *("send_object_list", "recv_object_list", "monitored_barrier"),
-)
-"""The functions of `torch.distributed` that exchange something else than the caller's tensors."""
-_OF_NO_KEY = ("timeout", "set_timeout", "clone")
-"""The methods of `Store` that neither read nor set keys."""
 _SETTERS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
 _GETTERS = ("get", "wait", "check", "multi_get", "queue_pop", "queue_len")
 """The methods of `Store` with a key or keys as their first argument. The queues: since torch 2.8."""
@@ -209,31 +201,17 @@ def created_groups() -> int:
 
 
 def make_fake_store(refuse: Callable[..., NoReturn]) -> Store:
-    """Register the backend ``fake``; return a store for its groups, each of whose methods calls `refuse`.
+    """Register the backend ``fake``; return a store for its groups, whose methods that use keys are `refuse`.
 
-    They are in a module for torch's own tests. Without it, this raises ImportError. If a test initialises a fake group
-    without a store, torch takes its own, which crashes torch 2.15 when another backend uses it; so this replaces it.
-    """
-    import torch.distributed as dist
-    from torch.testing._internal.distributed import fake_pg
-
-    methods = {name: refuse for name in vars(dist.Store) if name[0] != "_" and name not in _OF_NO_KEY}
-    store: Any = type("FakeStore", (dist.Store,), methods)
-    fake_pg.FakeStore = store  # type: ignore[misc]
-    made: Store = store()
-    return made
-
-
-def replace_exchanges(code: CodeType) -> None:
-    """Give the functions of `torch.distributed` that exchange objects, and `monitored_barrier`, this `code`.
-
-    They build on collectives of tensors, and look like these to the process group. A test file may have
-    imported them by name before: so the functions stay, and their code is replaced.
+    Both are in a module for torch's own tests. If a test initialises a fake group without a store, torch makes one from
+    there, which has no methods; so it gets the returned one, too.
     """
     import torch.distributed as dist
 
-    for name in _EXCHANGES:
-        inspect.unwrap(getattr(dist, name)).__code__ = code.replace(co_name=name)
+    store: Store = type("FakeStore", (dist.Store,), dict.fromkeys([*_SETTERS, *_GETTERS], refuse))()
+    fake_pg: Any = import_module("torch.testing._internal.distributed.fake_pg")
+    fake_pg.FakeStore = lambda: store
+    return store
 
 
 def default_backend(device_type: str) -> str:
@@ -252,8 +230,13 @@ def default_backend(device_type: str) -> str:
 
 
 def backend_name(group: ProcessGroup, device: Any) -> str:
-    """Return the name of the backend that runs collectives of `group` on tensors of a `torch.device`."""
-    return group._get_backend(device).name()
+    """Return the name of the backend that runs collectives of `group` on tensors of a `torch.device`.
+
+    It is empty for fake groups in old releases of torch, which do not name their backend.
+    """
+    with suppress(RuntimeError):
+        return group._get_backend(device).name()
+    return ""
 
 
 def sequence_number(group: ProcessGroup) -> int:

@@ -76,8 +76,3 @@ class WorldKey:
 def backend_names(backend: str | None) -> list[str]:
     """Return the names in ``cpu:gloo,cuda:nccl``, a `backend` of `torch.distributed.init_process_group`."""
     return [part.rpartition(":")[2].lower() for part in backend.split(",")] if backend else []
-
-
-def is_fake(backend: str | None) -> bool:
-    """Return whether all process groups of `backend` are torch's fake ones, which exchange nothing."""
-    return set(backend_names(backend)) == {"fake"}

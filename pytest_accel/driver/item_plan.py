@@ -14,7 +14,7 @@ from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.kinds import KINDS_OF_BACKEND
 from pytest_accel.core.needs import Needs
-from pytest_accel.core.world_key import WorldKey, backend_names, is_fake
+from pytest_accel.core.world_key import WorldKey, backend_names
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
@@ -26,13 +26,7 @@ from pytest_accel.settings.option_types import parse_share
 from pytest_accel.settings.options import Settings
 
 _SHARING_BACKENDS = {"gloo", "mpi"}
-_OF_FAKE_GROUP: dict[str, object] = {
-    "nodes": 1,
-    "kind": "cpu",
-    "devices_per_rank": 1,
-    "visible": "world",
-    "launcher": None,
-}
+_OF_FAKE_GROUP = {"nodes": 1, "kind": "cpu", "devices_per_rank": 1, "visible": "world", "launcher": None}
 """Arguments of ``distributed`` and the only value that each may have with ``backend="fake"``."""
 
 
@@ -95,6 +89,8 @@ def plan_item(
         need = without_figures(need)
     if found.distributed is not None:
         number = ranks.pop("world_size")
+        if set(backend_names(ranks.get("backend"))) == {"fake"}:
+            number, ranks = 1, _in_fake_group(number, need, ranks)
 
     def key_of(number: int) -> WorldKey:
         if found.distributed is not None:
@@ -102,11 +98,6 @@ def plan_item(
         assert need is not None
         return _process_key(replace(need, count=number), resources, fresh=any(requests), turn=turn)
 
-    if number == marks.ALL and is_fake(ranks.get("backend")):
-        raise marks.MarkError(
-            f"@pytest.mark.distributed(world_size={marks.ALL!r}, backend={ranks['backend']!r}): world_size must be an "
-            "int, since no machine limits the size of a fake process group"
-        )
     most: int | None = None
     if number == marks.ALL:
         most = _limit(key_of(2), resources)
@@ -186,8 +177,6 @@ def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: i
 
 def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resources, *, fresh: bool) -> WorldKey:
     """Return the key of a world of ranks, of which each needs `need`; `ranks` are the arguments of ``distributed``."""
-    if is_fake(ranks.get("backend")):
-        return _fake_group_key(need, ranks, fresh=fresh)
     size: int = ranks.pop("world_size")
     machines: int = ranks.pop("nodes", 1)
     per_rank: int = ranks.pop("devices_per_rank", 1)
@@ -215,23 +204,26 @@ def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resour
     )
 
 
-def _fake_group_key(need: DeviceNeed | None, ranks: dict[str, Any], *, fresh: bool) -> WorldKey:
-    """Return the key of a world of one process, which is a rank of a fake process group.
+def _in_fake_group(size: int | str, need: DeviceNeed | None, ranks: dict[str, Any]) -> dict[str, Any]:
+    """Return `ranks`, the arguments of ``distributed``, for one process, which is a rank of a fake group of `size`.
 
     The process has no devices, also in a session that has some: a test that passes on one device would say nothing of
     the devices of all other ranks.
     """
-    head = f"@pytest.mark.distributed(backend={ranks['backend']!r}"
-    reason = "a fake process group runs one process, on the CPU and without devices"
-    if need is not None:
-        raise marks.MarkError(f"@pytest.mark.devices with {head}): drop one of the two, since {reason}")
+    errors = []
     for argument, only in _OF_FAKE_GROUP.items():
-        value = ranks.pop(argument, only)
-        if value != only:
-            raise marks.MarkError(
-                f"{head}, {argument}={value!r}): {argument} must be {only!r}, since {reason}; got {value!r}"
-            )
-    return WorldKey("cpu", None, 1, grouped=True, fresh=fresh, fake_size=ranks.pop("world_size"), **ranks)
+        if (value := ranks.get(argument, only)) != only:
+            errors.append(f"{argument} must be {only!r}, got {value!r}")
+    if size == marks.ALL:
+        errors.append(f"world_size must be an int, got {size!r}")
+    if need is not None:
+        errors.append("the test must not have the mark devices, too")
+    if errors:
+        raise marks.MarkError(
+            f"@pytest.mark.distributed(backend={ranks['backend']!r}): {'; '.join(errors)}. A fake process group has "
+            "any size, and runs one process on the CPU, without devices"
+        )
+    return {**ranks, "kind": "cpu", "fake_size": size}
 
 
 def _default_share(kind: str, resources: Resources) -> Share | None:

@@ -57,8 +57,7 @@ Moment = Literal[
 - ``around_call(context)``: a rank is about to call a test. Returns a context manager for the call.
 - ``make_launch(request, tmp_path_factory)``: returns the value of the fixture `launch`.
 - ``make_faults(context)``: returns the value of the fixture `faults` in a rank.
-- ``open_fake_group(context, store_port)``: a rank of a fake process group is to be prepared for tests. Returns
-  its store.
+- ``open_fake_group(context)``: a rank is about to open a fake process group. Returns its store.
 - ``make_recorders(session)``: the pool is made. Returns a `Recorder` for the events of the session.
 - ``connect_cluster(session)``: returns the cluster whose machines run the tests.
 - ``start_job(spec, callbacks, lock, launcher, world, on_end)``: starts the ranks of a world with a launcher; see

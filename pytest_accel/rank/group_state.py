@@ -102,12 +102,9 @@ def created_count() -> int:
 
 
 def is_numbered_as_its_world(context: RankContext) -> bool:
-    """Return whether torch numbers the ranks as the world does.
-
-    It does not in a group that only some ranks created, nor in a fake one, most of whose ranks have no process.
-    """
+    """Return whether torch numbers the ranks as the world does. It does not in a group that only some ranks created."""
     dist = _distributed()
-    if dist is None or not dist.is_initialized() or context.spec.key.fake_size is not None:
+    if dist is None or not dist.is_initialized():
         return False
     if dist.group.WORLD is context.default_group:
         return True

@@ -15,6 +15,7 @@ from datetime import timedelta
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
+from pytest_accel import features
 from pytest_accel.core import torch_api
 from pytest_accel.core.paths import store_folder
 from pytest_accel.core.role import LOOPBACK, StorePort, host_of
@@ -62,6 +63,9 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         dist.set_debug_level_from_env()  # torch read the variable when it was imported, in the fork server.
     device = torch_devices.select(context)
+    fake_store: Store | None = None
+    if spec.key.fake_size is not None:
+        fake_store = features.call_one("open_fake_group", context.config, context)
     backend = None
     if spec.key.init:
         backend = spec.key.backend or context.vendor.backend or torch_api.default_backend(device.type)
@@ -84,8 +88,9 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     _let_children_serve()
     if backend is not None:
         flight_recorder.start(context)
+        group_store = fake_store or dist.PrefixStore("world", store)
         dist.init_process_group(
-            backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=GROUP_TIMEOUT
+            backend, store=group_store, rank=rank, world_size=spec.key.group_size, timeout=GROUP_TIMEOUT
         )
         context.default_group = world = dist.group.WORLD
         assert world is not None
@@ -168,15 +173,10 @@ def _prepare_without_torch(context: RankContext, store_port: StorePort) -> None:
         )
     if spec.addresses:
         raise BackendError(f"a test on several machines needs {MISSING_TORCH}: install torch, or use one machine")
-    open_folder_store(context, store_port)
-
-
-def open_folder_store(context: RankContext, store_port: StorePort) -> None:
-    """Open a store for the plugin's own values that needs no port, and close the world's."""
     if store_port.listening is not None:
         store_port.listening.close()
-    folder = store_folder(context.session.directory, context.spec.world)
-    context.signed_store = SignedStore(FolderStore(folder), context.spec.secret, folder)
+    folder = store_folder(context.session.directory, spec.world)
+    context.signed_store = SignedStore(FolderStore(folder), spec.secret, folder)
 
 
 def _check_backend(backend: str, device_type: str) -> None:

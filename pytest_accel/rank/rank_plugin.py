@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from pytest_accel import features
 from pytest_accel.core import plugin_roles, suite_place
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire
@@ -213,10 +212,7 @@ class RankPlugin:
             torch_devices.limit_threads()
         if spec.grouped:
             assert self._store_port is not None
-            if spec.key.fake_size is not None and torch_devices.installed_torch() is not None:
-                features.call_one("open_fake_group", context.config, context, self._store_port)
-            else:
-                process_group.prepare(context, self._store_port)
+            process_group.prepare(context, self._store_port)
 
     def _serve(self, session: pytest.Session, driver: DriverConnection) -> None:
         """Run tests until this driver returns the world, by closing its connection, or the pool retires the rank."""

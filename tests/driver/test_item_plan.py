@@ -233,18 +233,22 @@ def test_a_fake_group_is_a_world_of_one_process_on_the_cpu() -> None:
 def test_arguments_that_need_several_processes_do_not_fit_a_fake_group(
     argument: str, value: object, only: object
 ) -> None:
-    text = f"@pytest.mark.distributed(backend='fake', {argument}={value!r}): {argument} must be {only!r}, since a fake "
+    text = (
+        f"@pytest.mark.distributed(backend='fake'): {argument} must be {only!r}, got {value!r}. A fake process group "
+    )
     with pytest.raises(MarkError, match=re.escape(text)):
         plan(distributed(8, backend="fake", **{argument: value}))
 
 
 def test_a_fake_group_needs_a_number() -> None:
-    with pytest.raises(MarkError, match=r"world_size='all', backend='fake'\): world_size must be an int, since no "):
+    with pytest.raises(MarkError, match=r"backend='fake'\): world_size must be an int, got 'all'\. "):
         plan(distributed("all", backend="fake"))
 
 
 def test_the_devices_mark_does_not_fit_a_fake_group() -> None:
-    text = "@pytest.mark.devices with @pytest.mark.distributed(backend='fake'): drop one of the two, since a fake "
+    text = (
+        "@pytest.mark.distributed(backend='fake'): the test must not have the mark devices, too. A fake process group "
+    )
     with pytest.raises(MarkError, match=re.escape(text)):
         plan(devices(1, kind="cpu"), distributed(8, backend="fake"))
 

@@ -1,47 +1,85 @@
-"""Calls of the kernel: a rank is prepared for tests in a fake process group, and calls a test."""
+"""Calls of the kernel, and the failures of calls that a fake process group cannot serve. Runs in ranks only.
+
+A receive leaves its buffer as it is, and a send that nobody receives completes. Functions that exchange objects read
+sizes from uninitialised memory, or return one rank's object as that of each, so that a comparison of the ranks always
+passes. These are refused, except for a broadcast from this rank, after which a real rank has the same objects.
+
+Collectives of tensors are not: they leave this rank's own data, or copies of it, in their results (older releases of
+torch leave some results uninitialised). The results could be filled with NaN instead, so that no comparison of values
+passes. That was rejected: a loss of NaN changes what the code under test does (loss scaling, checks for finite
+gradients), integers have no NaN, and some of them are sizes (of the tokens for each expert). On the meta device there
+are no values, and reading one is an error.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from sys import _getframe
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
 
 from pytest_accel.core import torch_api
-from pytest_accel.features.fake_group import refused_calls
-from pytest_accel.rank import process_group
+from pytest_accel.rank.point_to_point import find_place, replace_method
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import ProcessGroup, Store
 
-    from pytest_accel.core.role import StorePort
     from pytest_accel.rank.context import RankContext
 
+_MESSAGES = ("send", "recv", "recv_anysource")
+_refused: list[str] = []
+"""The messages of the calls that were refused in the call of the running test."""
 
-def around_call(context: RankContext) -> AbstractContextManager[None]:
-    return refused_calls.failing_after_refusal()
+
+@contextmanager
+def around_call(context: RankContext) -> Iterator[None]:
+    """Fail the test that is called in the ``with`` block if it has handled the exception of a refused call."""
+    __tracebackhide__ = True
+    _refused.clear()
+    yield
+    if _refused:
+        pytest.fail(_refused[0], pytrace=False)
 
 
-def open_fake_group(context: RankContext, store_port: StorePort) -> Store:
-    """Initialise the fake process group, unless the mark says ``init=False``, and have torch refuse what needs a peer.
-
-    Return the store of the group. Raise :class:`process_group.BackendError` if torch lacks the backend.
-    """
+def open_fake_group(context: RankContext) -> Store:
+    """Have torch refuse what needs other ranks, from now on; return a store for fake process groups."""
     import torch.distributed as dist
 
-    key = context.spec.key
-    try:
-        store = torch_api.make_fake_store(refused_calls.refuse_store)
-    except ImportError as error:
-        raise process_group.BackendError(
-            f'backend="fake" is not available in torch {torch_api.version()}: {error}; use another torch or backend'
-        ) from error
-    process_group.open_folder_store(context, store_port)
-    refused_calls.install(key)
+    size = context.spec.key.group_size
+
+    def refuse(what: str) -> NoReturn:
+        """Fail the test with an exception of pytest, which code that handles errors of torch does not handle."""
+        __tracebackhide__ = True
+        text = (
+            f'{what} needs other ranks, and @pytest.mark.distributed({size}, backend="fake") runs one process: '
+            "use another backend, and no more ranks than the machine can run"
+        )
+        _refused.append(text)
+        pytest.fail(text)
+
+    def replace(name: str) -> None:
+        original = getattr(dist.ProcessGroup, name)
+
+        def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            function = find_place(name, _getframe(1))[0]
+            is_of_objects = "_object" in function and not (name == "broadcast" and args[1].rootRank == self.rank())
+            if name in _MESSAGES or is_of_objects:
+                refuse(function)
+            return original(self, *args, **named)
+
+        replace_method(dist.ProcessGroup, name, method)
+
+    def refuse_store(*args: object, **named: object) -> NoReturn:
+        __tracebackhide__ = True
+        refuse("the store of the process group")
+
+    for name in (*_MESSAGES, *torch_api.collective_methods()):
+        replace(name)
     dist.set_debug_level(dist.DebugLevel.OFF)  # Else torch compares the collectives of all ranks through the store.
-    # Another backend would wait at this address for ranks that do not exist.
+    store = torch_api.make_fake_store(refuse_store)
+    # Another backend would wait at the address of the group for ranks that do not exist.
     torch_api.replace_store_creation(lambda *args, **named: store)
-    if key.init:
-        dist.init_process_group(key.backend, store=store, rank=context.rank, world_size=key.group_size)
-        context.default_group = world = dist.group.WORLD
-        assert world is not None
-        context.kept_groups.add(world.group_name)
     return store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from tests.run import CAUSES
@@ -223,7 +222,6 @@ _REFUSED = {
     "dist.gather_object": "dist.gather_object(1, [None] * 64)",
     "dist.scatter_object_list": "dist.scatter_object_list([None], [*range(64)])",
     "dist.broadcast_object_list": "dist.broadcast_object_list([None], src=1)",
-    "dist.monitored_barrier": "dist.monitored_barrier()",
     "the store of the process group": "dist.new_group([0, 1], backend='gloo')",
 }
 
@@ -273,6 +271,15 @@ def test_what_needs_other_ranks_fails_the_test(suite: Suite) -> None:
         @pytest.mark.distributed(64, backend="fake", init=False)
         def test_other_backend():
             dist.init_process_group("gloo")
+
+
+        @pytest.mark.distributed(64, backend="fake", init=False)
+        def test_other_backend_in_own_group():
+            dist.init_process_group("fake", rank=1, world_size=64)
+            try:
+                dist.new_group(backend="gloo")
+            except Exception:
+                pass
         """,
     )
     run = suite.run(CAUSES, "-W", "ignore:Exception in thread")
@@ -281,6 +288,7 @@ def test_what_needs_other_ranks_fails_the_test(suite: Suite) -> None:
         "test_thread": "dist.send",
         "test_imported_name": "dist.all_gather_object",
         "test_other_backend": "the store of the process group",
+        "test_other_backend_in_own_group": "the store of the process group",
     }
     fixtures = {f"test_fixture[{name}]": name for name in ("gather", "dist_store", "world_store", "faults")}
     run.expect(dict.fromkeys([*calls, *fixtures], "FAILED failed: Failed; rank 0"))
@@ -308,5 +316,4 @@ def test_a_torch_without_fake_groups(suite: Suite) -> None:
     )
     run = suite.run()
     run.expect({"test_it": "ERROR"})
-    text = rf'backend="fake" is not available in torch [0-9.]+\S*: import of {re.escape(module)} halted'
-    assert re.search(text, run.failure("test_it"))
+    assert f"import of {module} halted" in run.failure("test_it")
