@@ -6,7 +6,6 @@ import ast
 import fnmatch
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import pytest
 
@@ -21,18 +20,13 @@ class RuleError(Exception):
     """Raised for a line that is not a rule. The message says what is wrong with it and what is allowed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One line of the setting: a pattern, and the mark for the tests that it matches."""
 
     line: str
     pattern: str
     mark: pytest.MarkDecorator
-
-    @cached_property
-    def has_lists(self) -> bool:
-        """True if the mark has lists, which divide a test."""
-        return bool(marks.variants(self.mark.mark))
 
     def by_name(self) -> Rule:
         """Return the rule with all arguments of its mark given by name."""

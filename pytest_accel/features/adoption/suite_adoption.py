@@ -92,23 +92,23 @@ class Adoption:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Apply rules whose mark has lists before these divide the tests, so that the command line has their ids."""
+        """Add marks before the lists in them divide the tests, so that the command line has the ids of the variants."""
         report = yield
         for node in report.result or ():
             if isinstance(node, pytest.Item):
-                self._apply_rules(node, only_lists=True)
+                self._apply_rules(node)
         return report
 
     @pytest.hookimpl(trylast=True)
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Add marks after conftests have added theirs in this hook, and before ``-m`` selects tests."""
+        """Add marks to variants and to torch's tests, before ``-m`` selects tests."""
         self._apply_rules(item)
         if self._harness:
             self._adopt_torch_test(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
-        """Remove the mark of a rule if the test has another of that name: a conftest may have added it in this hook."""
+        """Remove the mark of a rule if the test has another of that name: a conftest may have added it in a hook."""
         self._has_collected = True
         try:
             yield
@@ -119,17 +119,13 @@ class Adoption:
                     if any(other is not mark for other in self._own_marks(item, mark.name)):
                         item.own_markers.remove(mark)
 
-    def _apply_rules(self, item: pytest.Item, *, only_lists: bool = False) -> None:
-        """Add the marks of all rules that match `item` and whose mark it lacks; with `only_lists`, those with lists."""
-        added: set[str] = set()
+    def _apply_rules(self, item: pytest.Item) -> None:
+        """Add the marks of all rules that match `item` and whose mark it lacks."""
         for rule in self._rules:
             if rule.matches(item.nodeid):
                 self._matched.add(rule.line)
-                name = rule.mark.name
-                if name not in added and next(self._own_marks(item, name), None) is None:
-                    added.add(name)
-                    if rule.has_lists or not only_lists:
-                        item.add_marker(rule.mark)
+                if next(self._own_marks(item, rule.mark.name), None) is None:
+                    item.add_marker(rule.mark)
 
     def _own_marks(self, item: pytest.Item, name: str) -> Iterator[pytest.Mark]:
         """Yield the marks `name` of `item`, the closest first, that are not the project's own."""
