@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec import convert, to_builtins
 
-describing_types = Lock()
-"""Held while msgspec decodes to a type in one of several threads.
+_describing_types = Lock()
+"""Held while msgspec decodes, since several threads do so.
 
 At the first use of a type, msgspec makes a description of it. If two threads do so at the same time, the process dies
 of a segmentation fault (seen with msgspec 0.22).
@@ -41,7 +41,7 @@ def decode(data: bytes, form: Any) -> Any:
 
 def from_builtins(data: object, form: Any) -> Any:
     """Return the object of the type `form` for which `data` stands. Any thread may call this."""
-    with describing_types:
+    with _describing_types:
         return convert(data, form, str_keys=True)
 
 

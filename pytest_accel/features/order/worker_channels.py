@@ -12,10 +12,10 @@ from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec import Struct, msgpack
+from msgspec import Struct
 
 from pytest_accel.core.shims import ask_before_each_test, tear_down_after
-from pytest_accel.core.struct_messages import describing_types
+from pytest_accel.core.struct_messages import decode, encode
 
 if TYPE_CHECKING:
     from pytest_accel.features.order.test_demand import Demand
@@ -33,10 +33,6 @@ class RunHeldTest(Struct, frozen=True, tag=True):
     """Run the test with the number `index`, which was on hold."""
 
     index: int
-
-
-_encode = msgpack.Encoder().encode
-_decode_order = msgpack.Decoder(HoldTest | RunHeldTest).decode
 
 
 class WorkerChannels:
@@ -63,17 +59,14 @@ class WorkerChannels:
 
     def _send(self, node: Any, order: HoldTest | RunHeldTest) -> None:
         with contextlib.suppress(OSError):  # The worker has died; xdist detects that itself.
-            self._channels[node].send(_encode(order))
+            self._channels[node].send(encode(order))
 
     def _receive(self, data: bytes | None) -> None:
         """Receive the demand of a worker, in the thread of this worker."""
-        if data is None:
-            return
-        from pytest_accel.features.order.test_demand import Demand
+        if data is not None and self.demand is None:
+            from pytest_accel.features.order.test_demand import Demand
 
-        with describing_types:
-            if self.demand is None:
-                self.demand = msgpack.decode(data, type=Demand)
+            self.demand = decode(data, Demand)
 
 
 class HeldTests:
@@ -94,7 +87,7 @@ class HeldTests:
         if demand.tests:
             ask_before_each_test(session.config, self._passes_over)
             channel.setcallback(self._receive, endmarker=None)
-            channel.send(_encode(demand))
+            channel.send(encode(demand))
 
     def _receive(self, data: bytes | None) -> None:
         """Handle an order of the controller.
@@ -105,7 +98,7 @@ class HeldTests:
         if data is None:
             return
         try:
-            order = _decode_order(data)
+            order = decode(data, HoldTest | RunHeldTest)
             item = self._items[order.index]
             if isinstance(order, HoldTest):
                 self._held.add(item)

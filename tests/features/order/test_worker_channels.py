@@ -9,8 +9,8 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec import msgpack
 
+from pytest_accel.core.struct_messages import encode
 from pytest_accel.features.order.worker_channels import HeldTests, HoldTest, RunHeldTest
 
 
@@ -34,9 +34,9 @@ def test_a_held_test_raises_the_error_of_an_order_that_could_not_be_handled() ->
     session: Any = SimpleNamespace(held=set())
     item: Any = _Item()
     orders = HeldTests(session, _Channel(), [item])
-    orders._receive(msgpack.encode(HoldTest(0)))
+    orders._receive(encode(HoldTest(0)))
     with pytest.raises(IndexError):
-        orders._receive(msgpack.encode(RunHeldTest(1)))
+        orders._receive(encode(RunHeldTest(1)))
     with pytest.raises(RuntimeError, match=r"(?s)an order about the tests of this worker .*IndexError: list index"):
         orders._passes_over(item, None)
     session.held.clear()
@@ -48,13 +48,14 @@ import sys
 from threading import Barrier, Thread
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.struct_messages import encode
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.order.test_demand import Demand
-from pytest_accel.features.order.worker_channels import WorkerChannels, _encode
+from pytest_accel.features.order.worker_channels import WorkerChannels
 
 sys.setswitchinterval(1e-6)
 key = WorldKey("cpu", DeviceNeed(1), 2, grouped=True)
-data = _encode(Demand.of([(key, (key,))]))
+data = encode(Demand.of([(key, (key,))]))
 channels, barrier = WorkerChannels(), Barrier(16)
 
 
