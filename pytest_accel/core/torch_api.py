@@ -232,7 +232,7 @@ def default_backend(device_type: str) -> str:
 def backend_name(group: ProcessGroup, device: Any) -> str:
     """Return the name of the backend that runs collectives of `group` on tensors of a `torch.device`.
 
-    It is empty for fake groups in old releases of torch, which do not name their backend.
+    It is empty for fake groups in torch 2.8 and older, where their backend has no name.
     """
     with suppress(RuntimeError):
         return group._get_backend(device).name()

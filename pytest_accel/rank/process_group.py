@@ -64,7 +64,7 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
         dist.set_debug_level_from_env()  # torch read the variable when it was imported, in the fork server.
     device = torch_devices.select(context)
     fake_store: Store | None = None
-    if spec.key.fake_size is not None:
+    if spec.key.fake_size is not None:  # Call this before the check, since it registers the backend.
         fake_store = features.call_one("open_fake_group", context.config, context)
     backend = None
     if spec.key.init:

@@ -35,7 +35,7 @@ _refused: list[str] = []
 
 @contextmanager
 def around_call(context: RankContext) -> Iterator[None]:
-    """Fail the test that is called in the ``with`` block if it has handled the exception of a refused call."""
+    """Fail the test in the ``with`` block if it has handled the exception of a refused call, or lost it in a thread."""
     __tracebackhide__ = True
     _refused.clear()
     yield
