@@ -184,7 +184,7 @@ class Places:
             self._drop(request)
         for place in (*self._held.values(), *self._kept):
             self._remove(place)
-        # The controller has told the agents to exit. Ray would kill them with their actors, and their folders would stay.
+        # The controller has told the agents to exit. An agent that dies with its actor leaves its folder behind.
         if agents := [node.agent for node in self._used.values() if node.agent is not None]:
             ray.wait(agents, num_returns=len(agents), timeout=_EXIT_TIMEOUT)
         for node in self._used.values():
