@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS, KindFacts
 from pytest_accel.core.units import is_count
+from pytest_accel.hardware.sysfs import read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _THREADS = "OMP_NUM_THREADS"
+_MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""Files with the limit of a cgroup: v2, v1."""
 
 
 class Cpu(BaseVendor):
@@ -143,53 +145,32 @@ def cpu_quota(root: Path) -> float | None:
     Neither the affinity nor `os.cpu_count` considers it. cgroup v2: ``cpu.max``; v1: ``cpu.cfs_quota_us`` and
     ``cpu.cfs_period_us``.
     """
-    return _lowest(root, "cpu", _quota_v2, _quota_v1)
+    found = (_quota_v2(folder) or _quota_v1(folder) for folder in _cgroups(root, "cpu"))
+    return min((quota for quota in found if quota is not None), default=None)
 
 
 def usable_memory(root: Path = Path("/")) -> int:
     """Return the bytes of the machine's memory, or the lowest limit of the cgroup and its parents if that is less."""
-    limit = _lowest(root, "memory", partial(_bytes, "memory.max"), partial(_bytes, "memory.limit_in_bytes"))
+    limits = [read_text(folder / name) for folder in _cgroups(root, "memory") for name in _MEMORY_LIMITS]
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return present if limit is None else min(present, int(limit))
+    return min([present, *(int(limit) for limit in limits if limit.isdecimal())])
 
 
-def _bytes(name: str, folder: Path) -> float | None:
-    try:
-        text = (folder / name).read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return float(text) if text.isdecimal() else None
-
-
-_Read = Callable[[Path], float | None]
-
-
-def _lowest(root: Path, controller: str, read_v2: _Read, read_v1: _Read) -> float | None:
-    """Return the lowest limit of a `controller` that the readers find in the folders of this process's cgroups."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    limits: list[float] = []
-    for line in lines:
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folder of each cgroup in which `controller` limits this process, and of its parents."""
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount, read = root / "sys/fs/cgroup", read_v2
-        elif controller in controllers.split(","):
-            mount, read = root / "sys/fs/cgroup" / controllers, read_v1
-            if not mount.exists():
-                mount = root / "sys/fs/cgroup" / controller
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        mount = root / "sys/fs/cgroup" / controllers
+        if not mount.exists():
+            mount = root / "sys/fs/cgroup" / controller
         # In a container the path may be that of the host. Only its end, or nothing of it, exists under the mount.
         group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
-            limit = read(folder)
-            if limit is not None:
-                limits.append(limit)
+            yield folder
             if folder == mount:
                 break
-    return min(limits, default=None)
 
 
 def _quota_v2(folder: Path) -> float | None:
