@@ -127,7 +127,7 @@ def accel_scheduler(
         key = (test.devices, test.share)
         if key not in numbers:
             numbers[key] = len(needs)
-            needs.append(Need(test.request(machine.devices), test.size / len(machine.devices), test.size))
+            needs.append(Need(test.requests(machine.devices), test.size / len(machine.devices), test.size))
         tasks.append(Task(index, numbers[key], str(test.module), expected[index]))
     return DeviceScheduling(
         machine.collection,

@@ -24,7 +24,11 @@ def imbalance(mix: str, seed: int, parts: int, *, timed: bool) -> float:
     tests = MIXES[mix](random.Random(seed))
     names = [f"sim-{number}" for number in range(DEVICES)]
     split = [
-        SplitTest(f"test_{test.module}.py::test_{number}", test.seconds if timed else 1.0, test.request(names))
+        SplitTest(
+            f"test_{test.module}.py::test_{number}",
+            test.seconds if timed else 1.0,
+            next(iter(test.requests(names)), None),
+        )
         for number, test in enumerate(tests)
     ]
     shards = partition(split, parts, WORKERS, 0, timed=timed)

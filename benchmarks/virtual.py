@@ -27,12 +27,12 @@ class Test:
         """The number of devices, where a part of a device counts as a fraction."""
         return self.devices * self.share
 
-    def request(self, devices: Sequence[str]) -> Request | None:
-        """Return the test's request to the pool; None if it needs no device."""
+    def requests(self, devices: Sequence[str]) -> tuple[Request, ...]:
+        """Return the test's request to the pool; none if it needs no device."""
         if not self.devices:
-            return None
+            return ()
         parts = () if self.share == 1 else (int(self.share * WHOLE),) * len(devices)
-        return Request(0, tuple(devices), self.devices, parts=parts)
+        return (Request(0, tuple(devices), self.devices, parts=parts),)
 
 
 class UniformMachine(simulation.SimulatedMachine):
@@ -41,11 +41,8 @@ class UniformMachine(simulation.SimulatedMachine):
     def __init__(self, tests: Sequence[Test], devices: int, workers: int) -> None:
         self.tests = tests
         names = [f"sim-{number}" for number in range(devices)]
-        requests = [test.request(names) for test in tests]
         jobs = [
-            simulation.SimulatedTest(
-                f"test_{test.module}.py::test_{number}", test.seconds, () if request is None else (request,)
-            )
-            for number, (test, request) in enumerate(zip(tests, requests, strict=True))
+            simulation.SimulatedTest(f"test_{test.module}.py::test_{number}", test.seconds, test.requests(names))
+            for number, test in enumerate(tests)
         ]
         super().__init__(jobs, dict.fromkeys(names, WHOLE), workers)

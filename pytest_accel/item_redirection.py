@@ -108,10 +108,9 @@ class Redirector:
             return plan
         if plan.key.kind in self._resources.machine.resources:
             # The lease of the world would come after those of the driver, and not in the order of all other tests.
-            name = plan.key.kind
             raise MarkError(
-                f"@pytest.mark.devices(kind={name!r}) with @pytest.mark.needs: a test can have one of them, "
-                f"name {name} in needs, and leave out kind="
+                f"@pytest.mark.devices(kind={plan.key.kind!r}) with @pytest.mark.needs: a test can have one of them, "
+                f"name {plan.key.kind} in needs, and leave out kind="
             )
         return replace(plan, missing=plan.missing or leases.missing)
 

@@ -28,6 +28,7 @@ from pytest_accel.core.marks import (
 from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.source_files import record_conftest, record_file, text_of
 from pytest_accel.core.stash_keys import (
+    DRIVER_LEASES,
     INITIAL_PATHS,
     LAUNCHED,
     LEFT_ALONE,
@@ -339,8 +340,6 @@ class CollectionHooks:
         """None before the first marked item."""
         self._has_modified_items = False
         """True after the hooks that may modify the list of items, unless one of them has raised an exception."""
-        self._has_leases = False
-        """True if a test has `DriverLeases`."""
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Start the fork server if a file is about to be collected whose text has marks of this plugin.
@@ -395,7 +394,7 @@ class CollectionHooks:
             finder = MarkFinder(self._owners)
             if any(any(finder.find(item)) and MARKED not in item.stash for item in session.items):
                 self._redirect(session.items, None)
-        if self._redirector is not None or self._has_leases:
+        if self._redirector is not None or any(DRIVER_LEASES in item.stash for item in session.items):
             features.call("collection_finished", session.config, self._session, session.items)
         before = session.items.copy()
         result = yield
@@ -470,7 +469,7 @@ class CollectionHooks:
         found = {item: marks for item in items if any(marks := finder.find(item))}
         if found and divides and self._divide(items):
             found = {item: marks for item in items if any(marks := finder.find(item))}
-        self._has_leases |= any(features.call("read_needs", config, self._session, items))
+        features.call("read_needs", config, self._session, items)
         if not found and not features.needed("select", config):
             return
         if self._redirector is None:

@@ -71,11 +71,9 @@ class AccelSession:
             return received
         if (planned := planned_machine(self.config)) is not None:
             from pytest_accel.hardware.hypothetical_machine import PretendedMachine
-            from pytest_accel.settings.machine import resources_for
 
             kind, count = planned
-            resources = resources_for(self.settings)
-            return PretendedMachine(count, kind, resources, dict(self.settings.resources).get("cores"))
+            return PretendedMachine(count, kind, dict(self.settings.resources))
         return self.own_machine if self.cluster is None else self.cluster.machine
 
     @cached_property
@@ -147,11 +145,6 @@ class AccelSession:
 
             self._driver = Driver(self.config, self.settings, self.pool_client, self.machine.session_kind)
         return self._driver
-
-    def give_back_world(self) -> None:
-        """Return this process's world to the pool, if it has one: it is about to wait for something else."""
-        if self._driver is not None:
-            self._driver.close()
 
     def close(self, *, gracefully: bool) -> None:
         """Return this process's world to the pool; in the controller, close the pool and its processes.

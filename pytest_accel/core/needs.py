@@ -38,21 +38,9 @@ class Needs(NamedTuple):
 class DriverLeases(NamedTuple):
     """The leases that a test takes for itself, in its driver: before its phases, and before its world if it has one."""
 
-    leases: tuple[tuple[WorldKey, str], ...]
-    """The devices or slots of each lease, as the key of a world that is never started, and as text.
-
-    All tests of all sessions have one order of leases: this prevents deadlocks.
-    """
+    keys: tuple[WorldKey, ...]
+    """The key of each lease. All tests of all sessions have one order of leases: this prevents deadlocks."""
     missing: str | None = None
     """Reason to skip the test, because this session can never run it; None if it can run."""
     marks: tuple[pytest.Mark, ...] = ()
     """The marks of the test that say so."""
-
-    def beside(self, world: WorldKey | None) -> tuple[tuple[WorldKey, str], ...]:
-        """Return the leases that the test takes if it has a `world`, or none (None); none if it cannot run."""
-        if self.missing is not None:
-            return ()
-        if world is None or world.need is not None:
-            return self.leases
-        # Ranks on the CPU take CPU slots of their own. A test that held some and waited for more could wait forever.
-        return tuple(lease for lease in self.leases if lease[0].need is not None)

@@ -24,7 +24,7 @@ MARKED: pytest.StashKey[Any] = pytest.StashKey()
 VARIANT: pytest.StashKey[Any] = pytest.StashKey()
 """The `DividedItem`, on an item that was made of a test with lists in its mark; None on that test itself."""
 DRIVER_LEASES: pytest.StashKey[DriverLeases] = pytest.StashKey()
-"""The `DriverLeases`, on an item that leases named resources, CPU cores or memory."""
+"""The `DriverLeases`, on an item that leases named resources."""
 EARLY_SERVER: pytest.StashKey[Any] = pytest.StashKey()
 """The `EarlyServer`, on the config of a controller that has started its fork server before the conftests."""
 RECORDERS: pytest.StashKey[Any] = pytest.StashKey()

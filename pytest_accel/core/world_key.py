@@ -18,7 +18,7 @@ class WorldKey:
     need: DeviceNeed | None
     """Devices to lease for the whole world; None: the ranks run on the CPU, without a lease."""
     ranks: int
-    """Number of processes."""
+    """Number of processes; 0 for devices of this machine that a test uses in its driver, without a world."""
     grouped: bool
     """True if the ranks form a distributed world; False: one process that only has devices."""
     backend: str | None = None
@@ -59,7 +59,8 @@ class WorldKey:
 
         An MPI job always runs on the controller's machine, and slots of the kind ``cpu`` are leased there.
         """
-        return self.launcher is None and (self.machines > 1 or (self.need is not None and self.kind != "cpu"))
+        in_cluster = self.machines > 1 or (self.need is not None and self.kind != "cpu")
+        return in_cluster and self.launcher is None and self.ranks > 0
 
     def needs(self, machines: Sequence[int]) -> dict[int, DeviceNeed]:
         """Return the devices to lease on each machine, none if no lease is needed; `machines` has that of each rank."""

@@ -48,7 +48,7 @@ Moment = Literal[
   tests may get although they are not in its text.
 - ``collected(config, items)``: the items are collected, and no plugin has modified the list.
 - ``read_needs(session, items)``: plugins have modified the list, and the items may be selected and redirected. Stores
-  the `DriverLeases` of new ones, and returns True if any has some.
+  the `DriverLeases` of new ones.
 - ``select(session, items, found, redirector, shard)``: the items may be deselected; ``found`` has those with marks.
 - ``redirected(session, items, redirected)``: new items run in worlds, and this process is to run tests. Raises
   ``pytest.UsageError`` if they cannot run.

@@ -13,19 +13,15 @@ from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 class PretendedMachine(Machine):
     """A machine with `count` devices of `kind` and none of other kinds. It does not access the real machine."""
 
-    def __init__(
-        self, count: int, kind: str, resources: Mapping[str, int] = MappingProxyType({}), slots: int | None = None
-    ) -> None:
-        """`resources` and `slots` are those of :class:`Machine`."""
-        super().__init__(KindSpec(kind), resources=resources, slots=slots)
+    def __init__(self, count: int, kind: str, resources: Mapping[str, int] = MappingProxyType({})) -> None:
+        """`resources` are those of :class:`Machine`."""
+        super().__init__(KindSpec(kind), resources=resources)
         devices = tuple(Device(kind, f"{kind}-{number}", number, "pretended") for number in range(count))
         self.session = Inventory(kind, devices, present=count, visible=count)
 
     def of(self, kind: str) -> Inventory:
         """Return the devices of `kind`."""
-        if kind in self.resources:
-            return super().of(kind)
-        return self.session if kind == self.session.kind else Inventory(kind)
+        return super().of(kind) if kind in (self.session.kind, *self.resources) else Inventory(kind)
 
 
 def without_figures(need: DeviceNeed) -> DeviceNeed:

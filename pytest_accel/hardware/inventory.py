@@ -84,8 +84,8 @@ class Machine:
     environment that the session inherited (None: that of this process). `skip_busy` is ``accel_busy = skip``: devices
     that others use are left out, if the vendor can find out. `held` are the devices of the rank inside which this
     session runs: others are left out, except for pretended ones, which this session shares with nobody. `resources` are
-    the named resources, each a kind with that number of devices. `slots` is the number of CPU slots; None: as many as
-    this process may use cores. If an id or index does not exist, the first access to `session` raises ValueError.
+    the named resources, each a kind of its own, with their numbers (`Settings.resources`). If an id or index does not
+    exist, the first access to `session` raises ValueError.
     """
 
     def __init__(
@@ -97,14 +97,11 @@ class Machine:
         skip_busy: bool = False,
         held: HeldDevices | None = None,
         resources: Mapping[str, int] = MappingProxyType({}),
-        slots: int | None = None,
     ) -> None:
         self.is_cluster = False
         """True if the devices are those of a cluster, in place of those of this machine."""
         self.held = held
         self.resources = dict(resources)
-        """The number of devices of each named resource."""
-        self._slots = slots
         self._spec = spec
         self._skip_busy = skip_busy
         # Stored now: devices may be discovered later in an xdist worker, which has another pid.
@@ -116,10 +113,10 @@ class Machine:
         self._vendors: dict[str, Vendor] = {}
         self._others: dict[str, Inventory] = {}
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Number of CPU slots."""
-        return self._slots or cpu_slots()
+        return cpu_slots()
 
     def shortage(self, key: WorldKey) -> str | None:
         """Return why a cluster can never run a world of `key`; None if it can, or if the devices are this machine's."""
@@ -182,7 +179,7 @@ class Machine:
 
     def of(self, kind: str) -> Inventory:
         """Return the devices for tests that name `kind`; ``sim`` has none unless ``--accel`` creates them."""
-        if kind not in self.resources and kind == self.session.kind:
+        if kind == self.session.kind:
             return self.session
         if kind not in self._others:
             self._others[kind] = self._take(self.vendor(kind), is_session_kind=False)

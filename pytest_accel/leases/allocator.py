@@ -185,21 +185,15 @@ class Allocator:
         return self._guards[kind].refuses(device) if kind in self._guards else None
 
     def _set_aside(self, kind: str) -> Mapping[str, str]:
-        if kind in self._machine.resources:
-            if kind not in self._outer:  # This session has none of the kind yet.
-                self._outer[kind] = self._held_outside(kind)
-            return self._outer[kind]
-        return self._guards[kind].aside if kind in self._guards else {}
-
-    def _held_outside(self, kind: str) -> dict[str, str]:
-        """Return the devices of a named resource for which this session must not wait, each with its holder.
-
-        The test inside which this session runs holds them, and it may wait for this session.
-        """
-        folder = self._lock_folder(kind)
-        holders = {device.id: who_holds(folder, device.id) for device in self._machine.of(kind).devices}
-        why = "this session runs inside the test that holds it"
-        return {name: f"{why}: {one}" for name, one in holders.items() if one is not None and is_outer(one)}
+        if kind not in self._machine.resources:
+            return self._guards[kind].aside if kind in self._guards else {}
+        if kind not in self._outer:  # This session has none of the kind yet.
+            names = [device.id for device in self._machine.of(kind).devices]
+            holders = {name: who_holds(self._lock_folder(kind), name) for name in names}
+            # The outer test may wait for this session, which must not wait for it.
+            why = "this session runs inside the test that holds it"
+            self._outer[kind] = {name: f"{why}: {one}" for name, one in holders.items() if one and is_outer(one)}
+        return self._outer[kind]
 
     def _inventory(self, kind: str) -> Inventory:
         """Return the session's inventory of `kind` without the devices that were set aside since it started."""

@@ -26,8 +26,6 @@ class WorldDemand:
     key: WorldKey
     holder: Holder
     """The driver that waits for the world, with its test."""
-    lease: str | None = None
-    """Text about a lease that the test itself uses, in its driver; None: the test needs a world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,6 @@ class MachineDemand:
 
     def in_words(self, slots: int) -> str:
         """Return what is demanded, for messages; `slots` is the number of CPU slots of the machine."""
-        if self.world.lease is not None:
-            return self.world.lease
         if self.need is None:
             return count_text(min(self.world.key.ranks, slots), "CPU slot")
         return in_words(self.need, self.world.key.kind)

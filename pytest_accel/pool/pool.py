@@ -38,7 +38,7 @@ from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
-from pytest_accel.pool.pool_messages import Grant, LeaseGrant, PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState, WorldWorkers
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_leases import SessionMachines, WorldLeases
@@ -84,7 +84,7 @@ class Pool:
         self._requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""
         self._lent: dict[int, tuple[WantedObserver, MachineLease]] = {}
-        """The leases of tests that have no world on them, with their drivers, by the id of the request."""
+        """The leases without a world, with their drivers, by the number of the request."""
         self._last_number = 0
         """The last number given to a request or a world."""
         self._record = record
@@ -120,12 +120,14 @@ class Pool:
         with self._lock, suppress(OSError):  # The first test that needs the server reports the error.
             self._manager.warm()
 
-    def acquire(self, demand: WorldDemand, driver: WantedObserver, answer: Callable[[Grant | PoolError], None]) -> int:
-        """Request a world, or only a lease; return the id of the request. `answer` may be called before that."""
+    def acquire(
+        self, demand: WorldDemand, driver: WantedObserver, answer: Callable[[WorldGrant | PoolError], None]
+    ) -> int:
+        """Request a world; return the id of the request. `answer` may be called before this returns."""
         with self._lock:
             self._last_number += 1
             request = WorldRequest(self._last_number, demand, driver, answer)
-            if demand.lease is None:
+            if demand.key.ranks:
                 self._record(WorldRequested(request.id, demand.holder.test, demand.key.about))
             if self._manager.broken is not None:
                 self._answer(request, PoolError(self._manager.broken))
@@ -193,7 +195,7 @@ class Pool:
         self._manager.fail(why)
 
     def release(self, number: int, kill_reason: str | None, noticed: frozenset[int], retire: bool = False) -> None:
-        """Return a world that a driver has used; no-op if the driver does not have it any more.
+        """Return a world, or a lease without one, that a driver has used; no-op if it does not have it any more.
 
         `kill_reason` says why the world must be killed. With `retire`, the world must not run another test, but its
         session fixtures can be torn down. With both, the world is killed unless ranks measure coverage: then it is
@@ -203,6 +205,13 @@ class Pool:
         in the session's summary: a test killed the rank and passed.
         """
         with self._lock:
+            if number in self._lent:
+                _, lease = self._lent.pop(number)
+                # The lock file names the driver, which lives on. As long as it is named, nobody gets the device.
+                with suppress(LockFolderError):
+                    lease.describe(pids=())
+                lease.give_back()
+                return
             world = self._manager.worlds.get(number)
             if world is None or world.state is not WorldState.IN_USE:
                 return
@@ -227,16 +236,6 @@ class Pool:
             # Only after the world is idle: releasing slots may grant waiting requests synchronously.
             self._release_slots(world)
             self._retire_idle()
-
-    def release_lease(self, number: int) -> None:
-        """Return a lease that has no world, after its test; no-op if the driver does not have it any more."""
-        with self._lock:
-            _, lease = self._lent.pop(number, (None, None))
-            if lease is not None:
-                # The lock file names the driver, which lives on. As long as it is named, nobody gets the device.
-                with suppress(LockFolderError):
-                    lease.describe(pids=())
-                lease.give_back()
 
     def record_interrupted(self, number: int | None = None, test: str = "") -> None:
         """Record where the ranks of world `number`, which runs `test`, are; of all worlds that run a test if None."""
@@ -313,7 +312,7 @@ class Pool:
         demand, key = request.demand, request.demand.key
         self._requests[request.id] = request
         holds_lease = key.need is not None or self._leases.cluster_for(key) is not None
-        world = self._manager.find_idle(key) if holds_lease and demand.lease is None else None
+        world = self._manager.find_idle(key) if holds_lease else None
         if world is not None:
             if 0 in world.leases:
                 world.leases[0].describe(test=demand.holder.test)
@@ -336,7 +335,7 @@ class Pool:
             undo.callback(self._give_back, leases, place)
             try:
                 if not self._manager.closing:
-                    if request.demand.lease is None:
+                    if request.demand.key.ranks:
                         self._provide_world(request, leases, place)
                     else:
                         self._lend(request, leases[0])
@@ -369,7 +368,8 @@ class Pool:
         # Other sessions do not get the device before this process has ended, even if this session has ended.
         lease.describe(pids=[request.demand.holder.pid])
         self._lent[request.id] = request.driver, lease
-        self._answer(request, LeaseGrant(request.id, tuple(device.id for device in lease.devices)))
+        spec = WorldSpec(request.id, request.demand.key, devices=lease.devices)
+        self._answer(request, WorldGrant(spec, (), self._manager.directory, False, request.end_wait(), ()))
 
     # Places on a cluster
 
@@ -443,8 +443,6 @@ class Pool:
         """Hand a wanted world to the first request for the same key if no other is ahead of it; return True if done."""
         world.clear_wanted()  # The broker may report the lease as wanted by yet another request meanwhile.
         for request in self._requests.values():
-            if request.demand.lease is not None:
-                continue
             if request.demand.key == world.spec.key and isinstance(request.lease_request, LeaseRequest):
                 if not request.lease_request.take_over(world.leases[0]):
                     return False
@@ -453,7 +451,7 @@ class Pool:
                 return True
         return False
 
-    def _answer(self, request: WorldRequest, answer: Grant | PoolError) -> None:
+    def _answer(self, request: WorldRequest, answer: WorldGrant | PoolError) -> None:
         self._requests.pop(request.id, None)
         if isinstance(answer, PoolError):
             self._record(RequestEnded(request.id, str(answer)))

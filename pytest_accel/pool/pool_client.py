@@ -21,18 +21,16 @@ from pytest_accel.pool.pool_messages import (
     DriverMessage,
     EndWithUsageError,
     FailIfWaiting,
-    Grant,
     InterruptedTest,
-    LeaseGrant,
     PoolError,
     PoolMessage,
-    ReleaseLease,
     ReleaseWorld,
     ShowLine,
     ShowWaiting,
     SubmitDemand,
     WarmServer,
     WatchExit,
+    WorldGrant,
     WorldWanted,
 )
 
@@ -41,7 +39,7 @@ WAITING_SHOWN_AFTER = 5.0
 WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
 
-Value = Grant | PoolError | RankExit | None
+Value = WorldGrant | PoolError | RankExit | None
 """The values of an :class:`Answer`."""
 _Answers = SimpleQueue[Value | MainThreadCalls]
 """Queue of the answers to a request; in the controller also of calls to make while waiting for the answer."""
@@ -83,22 +81,17 @@ class PoolClient:
         """Start the fork server, since tests that need ranks are being collected."""
         self._send(WarmServer())
 
-    def acquire(self, demand: WorldDemand, timeout: float | None) -> Grant:
-        """Wait for the world or the lease of `demand`; wait for its devices at most `timeout` seconds.
+    def acquire(self, demand: WorldDemand, timeout: float | None) -> WorldGrant:
+        """Wait for a world, or a lease without one, and return it; wait for its devices at most `timeout` seconds.
 
-        Raise :class:`PoolError` if the pool cannot provide it.
+        Raise :class:`PoolError` if the pool cannot provide that.
         """
         number, answers = self._expect()
         if self._calls is not None:
             self._calls.wake = partial(answers.put, self._calls)
             self._calls.run()  # An interrupted wait may have left some.
         self._send(SubmitDemand(number, demand))
-        refusal = "no devices came free" if demand.lease is None else f"{demand.lease} did not come free"
-        return self._wait_for_grant(number, answers, timeout, refusal)
-
-    def release_lease(self, lease: int) -> None:
-        """Return a lease."""
-        self._send(ReleaseLease(lease))
+        return self._wait_for_world(number, answers, timeout)
 
     def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
         """Return a world to the pool; see :meth:`Pool.release`."""
@@ -140,14 +133,14 @@ class PoolClient:
             answers = self._answers.pop(message.number, None)
             if answers is not None:
                 answers.put(message.value)
-        if answers is None and isinstance(message.value, Grant):
+        if answers is None and isinstance(message.value, WorldGrant):
             self._release_unused(message.value)
 
-    def _wait_for_grant(self, number: int, answers: _Answers, timeout: float | None, refusal: str) -> Grant:
-        """Wait for the answer to a request; `timeout` limits the wait for devices, not that for the ranks.
+    def _wait_for_world(self, number: int, answers: _Answers, timeout: float | None) -> WorldGrant:
+        """Wait for the answer to a request for a world; `timeout` limits the wait for devices, not that for the ranks.
 
-        `refusal` is the start of the error when that time is over. A line shows what a long wait is for. If the wait
-        is interrupted, the request is cancelled, and what the pool grants at that moment is returned.
+        A line shows what a long wait is for. If the wait is interrupted, the request is cancelled, and a world that the
+        pool grants at that moment is returned.
         """
         began = monotonic()
         waited, show_at, limit = 0.0, WAITING_SHOWN_AFTER, math.inf if timeout is None else timeout
@@ -164,7 +157,7 @@ class PoolClient:
                 PAUSES.notice(due)
                 waited = monotonic() - began - PAUSES.since(began)
                 if waited >= limit:
-                    self._send(FailIfWaiting(number, f"{refusal} within {timeout:g} s (--accel-wait)"))
+                    self._send(FailIfWaiting(number, f"no devices came free within {timeout:g} s (--accel-wait)"))
                     limit = math.inf
                 elif waited >= show_at:
                     self._send(ShowWaiting(number, waited))
@@ -176,25 +169,22 @@ class PoolClient:
             with suppress(Empty):
                 while True:  # Calls for this thread may come before the answer. The next wait makes them.
                     granted = answers.get_nowait()
-                    if isinstance(granted, Grant):
+                    if isinstance(granted, WorldGrant):
                         self._release_unused(granted)
             raise
         if isinstance(answer, PoolError):
             raise answer
-        assert isinstance(answer, Grant)
+        assert isinstance(answer, WorldGrant)
         return answer
 
     def _cancel(self, number: int) -> None:
-        """Cancel a request. If its answer is on its way, `handle` returns what is granted."""
+        """Cancel a request for a world. If its answer is on its way, `handle` returns the world."""
         with self._lock:
             self._answers.pop(number, None)
         self._send(CancelRequest(number))
 
-    def _release_unused(self, granted: Grant) -> None:
-        """Return a world or a lease that nobody waits for any more."""
-        if isinstance(granted, LeaseGrant):
-            self.release_lease(granted.lease)
-            return
+    def _release_unused(self, granted: WorldGrant) -> None:
+        """Return a world that nobody waits for any more."""
         self.release(granted.spec.world, "its driver has stopped waiting for it", frozenset(), False)
 
     def _expect(self) -> tuple[int, _Answers]:

@@ -1,4 +1,4 @@
-"""The conversation between a driver and the pool: the messages, and the answers to a demand for a world or a lease.
+"""The conversation between a driver and the pool: the messages, and the answers to a demand for a world.
 
 A driver in the controller and one in an xdist worker send the same messages. All can be pickled.
 """
@@ -20,9 +20,10 @@ class PoolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorldGrant:
-    """The answer to a driver that gets a world."""
+    """The answer to a driver that gets a world, or a lease without one (`WorldKey.ranks`)."""
 
     spec: WorldSpec
+    """The world; of a lease without one its number, its key and its devices."""
     pids: tuple[int, ...]
     directory: str
     warm: bool
@@ -33,18 +34,6 @@ class WorldGrant:
     """The names of the machines of the ranks, each once."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGrant:
-    """The answer to a driver that gets a lease for its test, without a world."""
-
-    lease: int
-    """Number of the lease, for :class:`ReleaseLease`."""
-    devices: tuple[str, ...]
-    """Ids; none for CPU slots."""
-
-
-Grant = WorldGrant | LeaseGrant
-
 # Driver to pool. Most of them call a method of `Pool`, whose docstring has the details.
 
 
@@ -53,7 +42,7 @@ class WarmServer(Struct, frozen=True):
 
 
 class SubmitDemand(Struct, frozen=True):
-    """Request a world, or only a lease. An :class:`Answer` with `number` follows, unless the request is cancelled."""
+    """Request a world. An :class:`Answer` with `number` follows, unless the request is cancelled."""
 
     number: int
     demand: WorldDemand
@@ -80,18 +69,12 @@ class CancelRequest(Struct, frozen=True):
 
 
 class ReleaseWorld(Struct, frozen=True):
-    """Return a world."""
+    """Return a world, or a lease without one."""
 
     world: int
     kill_reason: str | None
     noticed: frozenset[int]
     retire: bool
-
-
-class ReleaseLease(Struct, frozen=True):
-    """Return the lease of a test."""
-
-    lease: int
 
 
 class WatchExit(Struct, frozen=True):
@@ -134,7 +117,6 @@ DriverMessage = (
     | FailIfWaiting
     | CancelRequest
     | ReleaseWorld
-    | ReleaseLease
     | WatchExit
     | InterruptedTest
     | ShowLine
@@ -149,7 +131,7 @@ class Answer(Struct, frozen=True):
     """The answer to :class:`SubmitDemand` or :class:`WatchExit` with the same `number`."""
 
     number: int
-    value: Grant | PoolError | RankExit | None
+    value: WorldGrant | PoolError | RankExit | None
 
 
 class WorldWanted(Struct, frozen=True):

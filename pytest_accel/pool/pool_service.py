@@ -20,7 +20,6 @@ from pytest_accel.pool.pool_messages import (
     InterruptedTest,
     PoolError,
     PoolMessage,
-    ReleaseLease,
     ReleaseWorld,
     ShowLine,
     ShowWaiting,
@@ -109,8 +108,6 @@ class PoolService:
                 self._pool.cancel(self._requests.pop(number, 0))
             case ReleaseWorld(world, kill_reason, noticed, retire):
                 self._pool.release(world, kill_reason, noticed, retire)
-            case ReleaseLease(lease):
-                self._pool.release_lease(lease)
             case InterruptedTest(world, test):
                 self._pool.record_interrupted(world, test)  # Slow, but the session is ending.
             case WatchExit(number, world, rank):

@@ -17,7 +17,7 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place
-from pytest_accel.pool.pool_messages import Grant, PoolError
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 
 RETIRE_TIMEOUT = 10.0
 """Seconds that the ranks of a retired world have to tear down their session fixtures."""
@@ -32,12 +32,12 @@ class WantedObserver(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WorldRequest:
-    """A driver's request for a world, or only for a lease. A world keeps its request until the driver returns it."""
+    """A driver's request for a world; it lives on as part of the world until the driver returns it."""
 
     id: int
     demand: WorldDemand
     driver: WantedObserver
-    answer: Callable[[Grant | PoolError], None]
+    answer: Callable[[WorldGrant | PoolError], None]
     lease_request: LeaseRequest | PlaceRequest | None = None
     """The request for the place and the leases that the world needs, while it waits for them."""
     cancelled: bool = False

@@ -164,7 +164,7 @@ class WorldLeases:
 
         The callbacks are those of :class:`PlaceRequest`. A request without a place never calls `on_wait`.
         """
-        cluster = None if demand.lease is not None else self.cluster_for(demand.key)
+        cluster = self.cluster_for(demand.key)
         if cluster is None:
             parts = list(self._parts(demand))
             return LeaseRequest(self._lock, parts, lambda leases: on_grant(leases, None), on_failure)
@@ -175,8 +175,8 @@ class WorldLeases:
     def _parts(self, demand: WorldDemand) -> Iterator[MachineLease]:
         """Yield what to lease of each machine, in the order in which it is requested."""
         key = demand.key
-        if key.need is None:
-            yield self._part(demand, 0, None)
+        if key.need is None or not key.ranks:
+            yield self._part(demand, 0, key.need)
             return
         layout = self._machines.layout
         needs = key.needs([seat.machine for seat in layout.seats(key.ranks, key.machines)])

@@ -32,8 +32,6 @@ TIMES = "300 (seconds), 90s, 5min or 1.5h"
 _MOST_PLANNED = 256
 """Maximum number of devices of ``--accel-plan``."""
 _RESOURCE = re.compile(r"[a-z][a-z0-9_-]*", re.ASCII)
-SMALLEST_MEMORY = 2**30
-"""Bytes of the smallest ``memory``, and of its smallest part."""
 _MARKS = ("devices", "distributed")
 _OWNERS = ("own", "project")
 
@@ -185,6 +183,7 @@ def resources(value: str) -> tuple[tuple[str, int], ...]:
     """
     from pytest_accel.core.units import parse_memory
     from pytest_accel.hardware.vendors.cpu import cpu_slots, usable_memory
+    from pytest_accel.hardware.vendors.named import SMALLEST_MEMORY
 
     found: dict[str, int] = {}
     for part in filter(None, map(str.strip, re.split(r"[,\n]", text(value)))):

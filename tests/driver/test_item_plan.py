@@ -35,8 +35,10 @@ def resources(
     hypothetical: bool = False,
 ) -> Resources:
     """Return the resources of a session with `count` devices of `kind`, or without an accelerator if `kind` is None."""
+    machine = PretendedMachine(count, kind) if kind else Machine(KindSpec("none"))
+    machine.slots = 6
     return Resources(
-        PretendedMachine(count, kind, slots=6) if kind else Machine(KindSpec("none"), slots=6),
+        machine,
         settings,
         lambda launcher: launcher_missing,
         lambda node, kind: remote,
@@ -328,7 +330,7 @@ SLICES = tuple(Device("cuda", f"MIG-{n}", n, "MIG", parent="GPU-0") for n in ran
 
 def having(found: tuple[Device, ...]) -> Resources:
     """Return the resources of a session with the CUDA devices `found`."""
-    machine = PretendedMachine(1, "cuda", slots=6)
+    machine = PretendedMachine(1, "cuda")
     machine.session = Inventory("cuda", found, present=len(found), visible=len(found))
     return replace(resources("cuda"), machine=machine)
 

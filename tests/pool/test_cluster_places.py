@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
@@ -16,7 +17,7 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_messages import LeaseGrant, PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_leases import RemoteSource
 from pytest_accel.settings.machine import machine_for
@@ -48,7 +49,7 @@ class QueueDriver:
     """A fake driver, which waits for its answers. It records the numbers of its worlds that are wanted."""
 
     pool: Pool
-    answers: queue.SimpleQueue[WorldGrant | LeaseGrant | PoolError] = field(default_factory=queue.SimpleQueue)
+    answers: queue.SimpleQueue[WorldGrant | PoolError] = field(default_factory=queue.SimpleQueue)
     wanted: list[int] = field(default_factory=list)
     acquired: WorldGrant | None = None
 
@@ -95,7 +96,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
     nodes = ThreeNodes()
-    pool = Pool(machine_for(Settings(accel="none")), spec, 2, machines=nodes, workers=PlainWorkers, record=Recorders())  # type: ignore[arg-type]
+    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
+    machine = machine_for(Settings(accel="none", resources=(("license", 1),)))
+    pool = Pool(machine, spec, 2, machines=nodes, workers=PlainWorkers, record=Recorders())  # type: ignore[arg-type]
     use_instant_worlds(pool, monkeypatch)
     yield PooledCluster(pool, nodes)
     pool.close(gracefully=False)
@@ -116,8 +119,8 @@ def test_a_world_has_the_nodes_of_its_place(cluster: PooledCluster) -> None:
 
 def test_a_lease_without_a_world_needs_no_place(cluster: PooledCluster) -> None:
     driver = QueueDriver(cluster.pool)
-    cluster.pool.acquire(WorldDemand(TWO, Holder.here("a test"), "2 cores"), driver, driver.answers.put)
-    assert isinstance(driver.answers.get(timeout=60), LeaseGrant)
+    lease = driver.get(WorldKey("license", DeviceNeed(1, "license"), 0, grouped=False))
+    assert [device.id for device in lease.spec.devices] == ["license-0"]
     assert cluster.table.granted == []
 
 

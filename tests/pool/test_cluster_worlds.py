@@ -31,7 +31,7 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_messages import LeaseGrant, PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pool_service import client_here
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
@@ -94,13 +94,13 @@ class ClusterPool:
     table: TableCluster
     suite: Path
 
-    def request(self, key: WorldKey) -> queue.SimpleQueue[WorldGrant | LeaseGrant | PoolError]:
+    def request(self, key: WorldKey) -> queue.SimpleQueue[WorldGrant | PoolError]:
         """Request a world; return the queue that gets the answer."""
-        answers: queue.SimpleQueue[WorldGrant | LeaseGrant | PoolError] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
         self.pool.acquire(WorldDemand(key, HOLDER), Unconcerned(), answers.put)
         return answers
 
-    def get(self, answers: queue.SimpleQueue[WorldGrant | LeaseGrant | PoolError]) -> World:
+    def get(self, answers: queue.SimpleQueue[WorldGrant | PoolError]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
         answer = answers.get(timeout=120)
         assert isinstance(answer, WorldGrant), answer

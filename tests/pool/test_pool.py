@@ -21,7 +21,7 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.pool import world_manager
 from pytest_accel.pool.lease_request import LeaseRequest
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_messages import LeaseGrant, PoolError, WorldGrant
+from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pooled_world import WorldState
 from pytest_accel.pool.world_leases import ThisMachine
 from pytest_accel.pool.world_manager import WorldManager, WorldStarter
@@ -34,6 +34,7 @@ TWO = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1)
 FOUR = WorldKey("sim", DeviceNeed(4, "sim"), 4, grouped=True, devices_per_rank=1)
 ON_CPU = WorldKey("cpu", None, 2, grouped=True)
 ALL = WorldKey("sim", DeviceNeed(4, "sim"), 1, grouped=False, devices_per_rank=4)
+LEASE = WorldKey("sim", DeviceNeed(4, "sim"), 0, grouped=False)
 FIRST_LEASE = 1
 """The number of the first lease of a pool."""
 
@@ -43,7 +44,7 @@ class ListDriver:
     """A fake driver, which gets all answers at once. It records them, and the numbers of its worlds that are wanted."""
 
     pool: Pool
-    answers: list[WorldGrant | LeaseGrant | PoolError] = field(default_factory=list)
+    answers: list[WorldGrant | PoolError] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
 
     def on_wanted(self, world: int) -> None:
@@ -52,12 +53,8 @@ class ListDriver:
     def acquire(self, key: WorldKey) -> int:
         return self.pool.acquire(WorldDemand(key, Holder.here("a test")), self, self.answers.append)
 
-    def lease(self, key: WorldKey) -> int:
-        """Request only a lease."""
-        return self.pool.acquire(WorldDemand(key, Holder.here("a test"), "a lease"), self, self.answers.append)
-
     def acquired(self) -> WorldGrant:
-        """Return the world in the last answer."""
+        """Return the world or the lease in the last answer."""
         answer = self.answers[-1]
         assert isinstance(answer, WorldGrant)
         return answer
@@ -147,46 +144,38 @@ def test_cpu_slots_are_held_for_one_test(pool: Pool) -> None:
 
 def test_a_test_gets_a_lease_without_a_world_until_it_returns_it_or_its_driver_is_lost(pool: Pool) -> None:
     first, second, third = ListDriver(pool), ListDriver(pool), ListDriver(pool)
-    first.lease(ALL)
-    number = second.lease(ALL)
-    third.lease(ALL)
-    (grant,) = first.answers
-    assert isinstance(grant, LeaseGrant)
-    assert grant.devices == ("sim-0", "sim-1", "sim-2", "sim-3")
+    first.acquire(LEASE)
+    number = second.acquire(LEASE)
+    third.acquire(LEASE)
+    assert [device.id for device in first.acquired().spec.devices] == ["sim-0", "sim-1", "sim-2", "sim-3"]
     waiting = pool.waiting(number)
     assert waiting is not None
-    assert waiting.startswith("a test waits for a lease: sim-0, sim-1, sim-2, sim-3 are held by pid ")
-    pool.release_lease(grant.lease)
-    pool.release_lease(grant.lease)
+    assert waiting.startswith("a test waits for 4 sim devices: sim-0, sim-1, sim-2, sim-3 are held by pid ")
+    first.release()
+    first.release()
     assert (len(second.answers), len(third.answers)) == (1, 0)
     pool.driver_lost(third)
     pool.driver_lost(second)
     assert (states(pool), third.answers) == ([], [])
-    first.lease(ON_CPU)
-    assert isinstance(slots := first.answers[-1], LeaseGrant)
-    assert slots.devices == ()
 
 
-def test_a_world_and_a_lease_of_one_key_are_not_mistaken_for_each_other(pool: Pool) -> None:
+def test_a_world_and_a_lease_of_the_same_devices_are_not_mistaken_for_each_other(pool: Pool) -> None:
     first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(ALL)
-    second.lease(ALL)
+    second.acquire(LEASE)
     assert (first.wanted, second.answers) == ([first.acquired().spec.world], [])
     first.release()
-    (grant,) = second.answers
-    assert isinstance(grant, LeaseGrant)
-    pool.release_lease(grant.lease)
+    second.release()
     first.acquire(ALL)
     first.release()
     assert states(pool) == [WorldState.IDLE]
-    second.lease(ALL)  # The idle world ends for it.
-    assert isinstance(second.answers[-1], LeaseGrant)
+    second.acquire(LEASE)  # The idle world ends for it.
     assert states(pool) == []
 
 
 def test_the_loss_of_a_lease_without_a_world_fails_the_session(pool: Pool) -> None:
     driver = ListDriver(pool)
-    driver.lease(ALL)
+    driver.acquire(LEASE)
     ((_, lease),) = pool._lent.values()
     pool.on_lease_lost(lease, "the lock was lost")
     assert pool.summary.errors == ["a test: the lock was lost"]
@@ -235,7 +224,7 @@ def test_a_refused_request_has_one_event(pool: Pool, monkeypatch: pytest.MonkeyP
 
 
 def test_a_refused_request_is_cancelled_even_if_its_driver_cannot_be_answered(pool: Pool) -> None:
-    def answer(_: WorldGrant | LeaseGrant | PoolError) -> None:
+    def answer(_: WorldGrant | PoolError) -> None:
         raise OSError("the driver has ended")
 
     first, second = ListDriver(pool), ListDriver(pool)

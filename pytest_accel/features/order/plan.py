@@ -33,19 +33,17 @@ _ROUNDING = 1e-6
 class Need:
     """The resources that a test takes while it runs."""
 
-    request: Request | None = None
-    """The request of its world; None: it has none."""
+    requests: tuple[Request, ...] = ()
+    """The requests of its world and of its driver; none: only a worker."""
     size: float = 0.0
     """Fraction of its candidate devices, or of a named resource, that the test takes, from 0 to 1."""
     devices: float = 0.0
-    """Number of devices that its world takes; parts count as fractions."""
-    leases: tuple[Request, ...] = ()
-    """The requests of its driver, for named resources, memory and CPU cores."""
+    """Number of devices that its world takes, by the first of the requests; parts count as fractions."""
 
     @property
-    def requests(self) -> tuple[Request, ...]:
-        """All that the test takes; none: only a worker."""
-        return self.leases if self.request is None else (self.request, *self.leases)
+    def candidates(self) -> tuple[str, ...]:
+        """The devices from which its world gets some."""
+        return self.requests[0].candidates if self.devices else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +116,9 @@ def choose(
     """
     ranked = _sort(offers, horizon, warm, try_first)
     if other_workers:
-        leased = {name for offer in offers for lease in offer.need.leases for name in lease.candidates}
-        devices = sum(parts for name, parts in free.items() if name not in leased)
-        room = devices / WHOLE - other_workers * min((offer.need.devices for offer in offers), default=0.0)
+        names = {name for offer in offers for name in offer.need.candidates}
+        least = min((offer.need.devices for offer in offers), default=0.0)
+        room = sum(free.get(name, 0) for name in names) / WHOLE - other_workers * least
         ranked = [offer for offer in ranked if offer.need.devices <= room + _ROUNDING] or ranked
     reserved: _Reservation | None = None
     for offer in ranked:
@@ -146,7 +144,7 @@ def _sort(offers: Sequence[Offer], horizon: float, warm: Collection[int], try_fi
             return 1, -offer.longest, False, -offer.need.size
         if offer.need.size > 0.5:
             return 2, -offer.need.size, offer.key not in warm, -offer.longest
-        if try_first and offer.risky and offer.need.request is not None:
+        if try_first and offer.risky and offer.need.requests:
             return 3, offer.need.size, offer.key not in warm, -offer.longest
         return 4, -offer.need.size, offer.key not in warm, -offer.longest
 

@@ -104,8 +104,7 @@ class DeviceScheduling:
         self.collection = list(collection)
         self._backlog = backlog
         self._free = dict(devices)
-        leased = {name for need in backlog.needs for lease in need.leases for name in lease.candidates}
-        self._width = max(1, len(devices.keys() - leased))
+        self._width = max(1, len({name for need in backlog.needs for name in need.candidates}))
         """Number of devices that worlds may use."""
         self._slots = slots
         self._orders = orders

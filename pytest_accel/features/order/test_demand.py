@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from pytest_accel.core.needs import DriverLeases
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.features.order.backlog import Backlog, Task
 from pytest_accel.features.order.plan import Need
 from pytest_accel.features.order.stored_durations import NO_DEVICE
@@ -19,8 +21,8 @@ from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.allocator import request_for
 from pytest_accel.leases.policy import Request
 
-Wanted = tuple[WorldKey | None, tuple[WorldKey, ...]]
-"""The needs of a test: the key of its world, or None, and the keys of its `DriverLeases`."""
+Wanted = tuple[WorldKey, ...]
+"""The needs of a test: the key of its world, if it has one, and those of its `DriverLeases`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +41,16 @@ class Demand:
         The keys lose their environment variables: no need depends on them, and messages cannot carry all characters.
         """
         numbers: dict[Wanted, int] = {}
-        found = [(index, numbers.setdefault(one, len(numbers))) for index, one in enumerate(tests) if any(one)]
-        wanted = ((None if key is None else replace(key, env=()), leases) for key, leases in numbers)
-        return cls(tuple(wanted), tuple(found))
+        found = [(index, numbers.setdefault(one, len(numbers))) for index, one in enumerate(tests) if one]
+        return cls(tuple(tuple(replace(key, env=()) for key in keys) for keys in numbers), tuple(found))
 
     def needs(self, machine: Machine, slots: int) -> list[Need]:
         """Return the needs of the tests: first that of a test that needs only a worker, then the others."""
-        found = [Need()]
-        for key, leased in self.wanted:
-            world = Need() if key is None else _need(key, machine, slots)
-            others = [_need(one, machine, slots) for one in leased]
-            requests = tuple(other.request for other in others if other.request is not None)
-            found.append(replace(world, size=max(one.size for one in (world, *others)), leases=requests))
-        return found
+        return [Need(), *(_need(keys, machine, slots) for keys in self.wanted)]
 
     def kinds(self) -> list[str]:
         """Return the kind of device for each of the :meth:`needs`."""
-        return [NO_DEVICE, *(NO_DEVICE if key is None else key.used_kind for key, _ in self.wanted)]
+        return [NO_DEVICE, *(keys[0].used_kind if keys[0].ranks else NO_DEVICE for keys in self.wanted)]
 
     def requests(self, count: int, machine: Machine, slots: int) -> list[tuple[Request, ...]]:
         """Return the requests of each of the `count` tests of the collection, that of its world first."""
@@ -83,38 +78,42 @@ class Demand:
 
     def devices(self, machine: Machine) -> dict[str, int]:
         """Return all devices that a test may use, each with its number of parts."""
-        keys = [key for world, leases in self.wanted for key in (world, *leases)]
-        kinds = dict.fromkeys(key.kind for key in keys if key is not None and key.need is not None)
+        kinds = dict.fromkeys(key.kind for keys in self.wanted for key in keys if key.need is not None)
         return {device.id: WHOLE for kind in kinds for device in machine.of(kind).devices}
 
 
-def wanted(item: pytest.Item, key: WorldKey | None) -> Wanted:
-    """Return what `item` needs if it has a world of `key`, or none (None)."""
-    leases = item.stash.get(DRIVER_LEASES, None)
-    return key, () if leases is None else tuple(one for one, _ in leases.beside(key))
+def wanted(item: pytest.Item, plan: ItemPlan | None) -> Wanted:
+    """Return what `item` needs, whose marks have this `plan` (None: it has none); nothing if it cannot run."""
+    leases = item.stash.get(DRIVER_LEASES, DriverLeases(()))
+    if plan is None:
+        return leases.keys if leases.missing is None else ()
+    return (plan.key, *leases.keys) if plan.missing is None else ()
 
 
 def wanted_by(item: pytest.Item) -> Wanted:
     """Return what `item` needs, after the items of the session have been redirected; nothing if it cannot run."""
     marked = item.stash.get(MARKED, None)
-    if marked is None:
-        return wanted(item, None)
-    return (None, ()) if marked.missing is not None else wanted(item, marked.key)
+    return wanted(item, None if marked is None else marked.plan)
 
 
-def _need(key: WorldKey, machine: Machine, slots: int) -> Need:
-    if key.need is None:
-        return Need(Request(0, (), 0, slots=min(key.ranks, slots)))
-    inventory = machine.of(key.kind)
-    # The memory and the capability of a cluster's devices are unknown. A test that needs more than all of the cluster
-    # waits in a worker until it has grown.
-    needs = key.need, without_figures(key.need)
-    need = next((one for one in needs if shortfall(one, inventory) is None), None)
-    if need is None:
-        return Need()
-    request = request_for(0, need, inventory)
-    devices = _devices(request)
-    return Need(request, min(1.0, devices / max(1, len(request.candidates))), devices)
+def _need(keys: Wanted, machine: Machine, slots: int) -> Need:
+    requests: list[Request] = []
+    size = devices = 0.0
+    for key in keys:
+        if key.need is None:
+            requests.append(Request(0, (), 0, slots=min(key.ranks, slots)))
+            continue
+        inventory = machine.of(key.kind)
+        # The memory and the capability of a cluster's devices are unknown. A test that needs more than all of the
+        # cluster waits in a worker until it has grown.
+        needs = key.need, without_figures(key.need)
+        need = next((one for one in needs if shortfall(one, inventory) is None), None)
+        if need is not None:
+            request = request_for(0, need, inventory)
+            requests.append(request)
+            size = max(size, min(1.0, _devices(request) / max(1, len(request.candidates))))
+            devices += _devices(request) if key.ranks else 0.0
+    return Need(tuple(requests), size, devices)
 
 
 def _devices(request: Request) -> float:

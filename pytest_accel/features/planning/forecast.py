@@ -21,19 +21,20 @@ from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
 
 
-def suite_lower_bound(tests: Sequence[tuple[Request | None, float]], slots: int) -> float:
+def suite_lower_bound(tests: Sequence[tuple[Sequence[Request], float]], slots: int) -> float:
     """Return a lower bound of the seconds for `tests` (requests with seconds), for any order and number of workers.
 
     `slots` is the number of CPU slots. Tests that can run on some of the devices only are also bounded by these alone.
     """
     bounds = [max((seconds for _, seconds in tests), default=0.0)]
-    on_slots = [(float(request.slots), seconds) for request, seconds in tests if request is not None and request.slots]
+    each = [(request, seconds) for requests, seconds in tests for request in requests]
+    on_slots = [(float(request.slots), seconds) for request, seconds in each if request.slots]
     if on_slots:
         bounds.append(lower_bound(on_slots, slots, math.inf))
     on_devices = [
         (frozenset(request.candidates), request.count * min(request.parts, default=WHOLE) / WHOLE, seconds)
-        for request, seconds in tests
-        if request is not None and request.count
+        for request, seconds in each
+        if request.count
     ]
     for some in {names for names, _, _ in on_devices}:
         within = [(count, seconds) for names, count, seconds in on_devices if names <= some]
@@ -197,8 +198,7 @@ class SuiteOnMachine:
     @cached_property
     def lower_bound(self) -> float:
         """Lower bound of the makespan in seconds, for any order of tests and any number of workers."""
-        tests = zip(self.requests, self.times.seconds, strict=True)
-        return suite_lower_bound(_each_request(tests), self.slots)
+        return suite_lower_bound(list(zip(self.requests, self.times.seconds, strict=True)), self.slots)
 
     def forecast(self, workers: int) -> Forecast:
         """Simulate the session with ``-n workers``, and return the result."""
@@ -240,12 +240,7 @@ class SuiteOnMachine:
                 ends[test] -= 1
             else:
                 left.append((requests, max(0.0, seconds - (taken[test].pop() if taken.get(test) else 0.0))))
-        return max(suite_lower_bound(_each_request(left), self.slots), sum(seconds for _, seconds in left) / workers)
-
-
-def _each_request(tests: Iterable[tuple[Sequence[Request], float]]) -> list[tuple[Request | None, float]]:
-    """Return a pair for each request of each test, or one with None; for bounds, each may be a test of its own."""
-    return [(request, seconds) for requests, seconds in tests for request in requests or (None,)]
+        return max(suite_lower_bound(left, self.slots), sum(seconds for _, seconds in left) / workers)
 
 
 def best(forecasts: Sequence[Forecast]) -> Forecast:

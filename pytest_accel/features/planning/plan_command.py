@@ -82,9 +82,8 @@ class PlanHooks:
         """Yield the machine of ``--accel-plan KIND:N``, and those with half of its devices, a quarter and so on."""
         config = self._session.config
         kind, count = options.planned_machine(config) or ("", 0)
-        assumed = self._session.machine
         while count >= 1:
-            machine = PretendedMachine(count, kind, assumed.resources, assumed.slots)
+            machine = PretendedMachine(count, kind, self._session.machine.resources)
             redirector, finder = Redirector(self._session, machine), MarkFinder(config.stash[OWNERS])
             these = [
                 (item, None if plan is None else redirector.plan(item, finder.find(item))) for item, plan in planned

@@ -104,7 +104,7 @@ def suite_of(planned: Planned, durations: Durations, machine: Machine) -> SuiteO
     from pytest_accel.features.order.test_demand import wanted
     from pytest_accel.features.planning.forecast import SuiteOnMachine
 
-    tests = [(item.nodeid, wanted(item, None if plan is None else plan.key)) for item, plan in runnable(planned)]
+    tests = [(item.nodeid, wanted(item, plan)) for item, plan in runnable(planned)]
     return SuiteOnMachine.of(tests, durations, machine, machine.slots)
 
 

@@ -222,7 +222,7 @@ class RayMachine(Machine):
 
     def __init__(self, spec: KindSpec, nodes: Sequence[RayNode], own: Machine, *, can_scale: bool) -> None:
         """`own` is this machine. `can_scale` is True if the cluster may add nodes that tests need."""
-        super().__init__(spec, resources=own.resources, slots=own.slots)
+        super().__init__(spec, resources=own.resources)
         self.is_cluster = True
         self.nodes = tuple(nodes)
         self._own = own

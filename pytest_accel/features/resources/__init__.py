@@ -8,8 +8,5 @@ To the kernel, a named resource is a kind of device (`hardware/vendors/named.py`
 queue: ``devices(1, kind="license")`` needs nothing of this feature. It uses the moments `configure`, `configure_rank`
 and `read_needs`, leaves `DriverLeases` on items, and gets each lease through the pool client.
 
-- `needs_mark` reads the marks. Pure.
-- `lease_hooks` has the hooks that get the leases of a test before its phases, and return them after these.
-
 Tests: ``tests/features/resources``. Page: ``docs/how-to/xdist.md``.
 """

@@ -2,66 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.core.device import Device
 from pytest_accel.core.marks import MarkError
-from pytest_accel.core.stash_keys import DRIVER_LEASES
-from pytest_accel.features.resources import needs_mark
-from pytest_accel.features.resources.needs_mark import MARKER_LINE, Supply
+from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, missing_leases
 
 if TYPE_CHECKING:
-    from pytest_accel.features.resources.lease_hooks import LeaseHooks
+    from pytest_accel.core.needs import DriverLeases
     from pytest_accel.session import AccelSession
 
 _MARK = "needs"
+_PLUGIN = "accel-resources"
+"""Name of the plugin with the hooks."""
 
 
 def configure(session: AccelSession) -> None:
-    session.config.addinivalue_line("markers", MARKER_LINE)
-    session.config.pluginmanager.register(_ResourceHooks(session), "accel-resources")
+    session.config.addinivalue_line(
+        "markers",
+        "needs(*names, **counts): lease these resources of accel_resources while the test runs, as in "
+        'needs("license") or needs(license=2, cores=4, memory="8GiB"); needs({"port-9000": 1}) for names that are no '
+        "identifiers.",
+    )
+    session.config.pluginmanager.register(_LeaseHooks(session), _PLUGIN)
 
 
 def configure_rank(config: pytest.Config) -> None:
-    config.pluginmanager.register(_RankFixture(), "accel-resources")
+    config.pluginmanager.register(_Fixture(), _PLUGIN)
 
 
-def read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> bool:
+def read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> None:
     """Store the leases of each test with the mark. End the session with an error if a mark is wrong."""
-    supply: Supply | None = None
     errors: dict[pytest.Item, str] = {}
     for item in items:
-        if DRIVER_LEASES in item.stash or not (marks := list(item.iter_markers(_MARK))):
-            continue
-        supply = supply or _supply(session)
-        try:
-            item.stash[DRIVER_LEASES] = needs_mark.leases(marks, supply)
-        except MarkError as error:
-            errors[item] = f"{item.nodeid}: {error}"
+        if DRIVER_LEASES not in item.stash and (marks := tuple(item.iter_markers(_MARK))):
+            from pytest_accel.features.resources.needs_mark import leases
+
+            try:
+                item.stash[DRIVER_LEASES] = leases(marks, session.machine)
+            except MarkError as error:
+                errors[item] = f"{item.nodeid}: {error}"
     if errors:
         from pytest_accel.item_redirection import Redirector
 
         Redirector(session).refuse("\n".join(dict.fromkeys(errors.values())), errors)
-    return supply is not None
 
 
-def _supply(session: AccelSession) -> Supply:
-    from pytest_accel.settings.machine import memory_part
+class _Fixture:
+    """The fixture, which has no value in ranks."""
 
-    machine, resources = session.machine, dict(session.settings.resources)
-    counts = {name: machine.slots if name == "cores" else len(machine.of(name).devices) for name in resources}
-    return Supply(counts, memory_part(resources.get("memory", 0)))
+    devices: tuple[Device, ...] | None = None
+    """The devices that the running test has leased; None in a rank."""
+
+    @pytest.fixture
+    def accel_resources(self) -> dict[str, tuple[int, ...]]:
+        """Return which of the named resources the test has: ``{"license": (1,)}``."""
+        if self.devices is None:
+            pytest.fail(
+                "the fixture 'accel_resources' has a value only in tests without the marks devices and distributed: "
+                "the process that reports this test holds what it needs",
+                pytrace=False,
+            )
+        numbers: dict[str, tuple[int, ...]] = {}
+        for device in self.devices:
+            numbers[device.kind] = (*numbers.get(device.kind, ()), device.index)
+        return numbers
 
 
-class _ResourceHooks:
-    """The header, the fixture, and the start of the hooks that get leases. Registered in drivers and controllers."""
+class _LeaseHooks(_Fixture):
+    """Leases what a test needs before its phases, and returns it after them. Registered in drivers and controllers.
+
+    No limit of the test's time includes the wait, and reruns of a test (pytest-rerunfailures) use the same leases.
+    """
+
+    devices: tuple[Device, ...] = ()
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._leases: LeaseHooks | None = None
-        """None in a session without tests that need leases."""
+        self._error: BaseException | None = None
+        """The reason why the running test has no leases, as its setup raises it."""
 
     def pytest_report_header(self) -> str:
         from pytest_accel.core.units import format_memory
@@ -71,15 +93,62 @@ class _ResourceHooks:
         return f"accel: resources of tests: {', '.join(shown)}"
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
+    def pytest_runtestloop(self) -> None:
         """Register the hooks after those of all other plugins: they must wait before these begin with a test."""
-        option = session.config.option
-        runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan"))
-        if runs_tests and any(DRIVER_LEASES in item.stash for item in session.items):
-            from pytest_accel.features.resources.lease_hooks import LeaseHooks
+        plugins = self._session.config.pluginmanager
+        plugins.unregister(self)
+        plugins.register(self, _PLUGIN)
 
-            self._leases = LeaseHooks(self._session)
-            session.config.pluginmanager.register(self._leases, "accel-leases")
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        leases = item.stash.get(DRIVER_LEASES, None)
+        only_shows = getattr(item.config.option, "setupplan", False)
+        if leases is None or only_shows or any(item.iter_markers("skip")):
+            return (yield)
+        if self._session.is_forked_copy:
+            text = "a process that a test forked has returned from the test; only the original process gets resources"
+            pytest.exit(text, returncode=1)
+        held: list[int] = []
+        try:
+            try:
+                self._acquire(item, leases, held)
+            except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
+                self._error = error
+            return (yield)
+        finally:
+            self._error, self.devices = None, ()
+            if not self._session.is_forked_copy:  # A child that the test has forked holds nothing.
+                for number in held:
+                    self._session.pool_client.release(number, None, frozenset(), retire=False)
+
+    def _acquire(self, item: pytest.Item, leases: DriverLeases, held: list[int]) -> None:
+        """Wait for the leases, one after the other, and add their numbers to `held`. Raise what the setup raises."""
+        from pytest_accel import late_marks
+        from pytest_accel.leases.demand import WorldDemand
+        from pytest_accel.leases.holder import Holder
+        from pytest_accel.pool.pool_messages import PoolError
+        from pytest_accel.verdict import remote_exceptions
+
+        late_marks.fail_expected(item.config)
+        if leases.missing is None:
+            try:
+                for key in leases.keys:
+                    demand = WorldDemand(key, Holder.here(item.nodeid))
+                    spec = self._session.pool_client.acquire(demand, self._session.settings.wait).spec
+                    held.append(spec.world)
+                    self.devices += spec.devices
+            except PoolError as error:
+                raise remote_exceptions.not_run(str(error)) from None
+        elif MARKED not in item.stash:  # An item with marks of the kernel says so itself.
+            if self._session.settings.strict:
+                raise remote_exceptions.not_run(f"{leases.missing} (--accel-strict)")
+            pytest.skip(leases.missing)
+
+    @pytest.hookimpl
+    def pytest_runtest_setup(self) -> None:
+        __tracebackhide__ = True
+        if self._error is not None:
+            raise self._error
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
@@ -96,25 +165,15 @@ class _ResourceHooks:
                 "change them in pytest_collection_modifyitems"
             )
 
-    @pytest.fixture
-    def accel_resources(self) -> dict[str, tuple[int, ...]]:
-        """Return which of the named resources the test has: ``{"license": (1,)}``."""
-        numbers: dict[str, tuple[int, ...]] = {}
-        for device in () if self._leases is None else self._leases.devices:
-            name, _, number = device.rpartition("-")
-            if name != "memory":
-                numbers[name] = (*numbers.get(name, ()), int(number))
-        return numbers
-
-
-class _RankFixture:
-    """The fixture in ranks, where it has no value."""
-
-    @pytest.fixture
-    def accel_resources(self) -> None:
-        """Fail: only the driver knows."""
-        pytest.fail(
-            "the fixture 'accel_resources' has a value only in tests without the marks devices and distributed: the "
-            "process that reports this test holds what it needs",
-            pytrace=False,
-        )
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        missing = missing_leases(item)
+        if missing is not None and call.excinfo is not None and call.excinfo.value is self._error:
+            report.accel_missing = missing  # type: ignore[attr-defined]
+            if report.skipped:
+                path, line, _ = item.location
+                report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")
+        return report

@@ -8,22 +8,34 @@ from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KindFacts
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
+SMALLEST_MEMORY = 2**30
+"""Bytes of the smallest ``memory``, and of its smallest device."""
+_MEMORY_PARTS = 64
+"""Largest number of devices into which ``memory`` is divided. Each one that a test takes is a lock file."""
+
 
 class Named(BaseVendor):
-    """The vendor of the named resource `name`, with `count` devices: ``license-0``, ``license-1`` and so on.
+    """The vendor of the named resource `name`, with `number` devices: ``license-0``, ``license-1`` and so on.
 
     No mask hides them, and torch does not know them: ranks that lease one run on the CPU. Sessions share them by locks,
-    as they do real devices.
+    as they do real devices. The number of ``memory`` is its bytes. Each of its devices is 1 GiB, or 2, 4, ... GiB if
+    there were too many otherwise. So sessions that name different sizes mostly have equal devices.
     """
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(self, name: str, number: int) -> None:
         self.facts = KindFacts(name, hardware=False, backend="gloo", torch="cpu", torch_index=None)
         super().__init__()
-        self._count = count
+        self._count, self._bytes = number, None
+        if name == "memory":
+            self._bytes = SMALLEST_MEMORY
+            while number // self._bytes > _MEMORY_PARTS:
+                self._bytes *= 2
+            self._count = number // self._bytes
 
     def discover(self) -> tuple[Device, ...]:
         """Return the devices of the resource."""
-        return tuple(Device(self.kind, f"{self.kind}-{index}", index, self.kind) for index in range(self._count))
+        ids = [f"{self.kind}-{index}" for index in range(self._count)]
+        return tuple(Device(self.kind, name, index, self.kind, self._bytes) for index, name in enumerate(ids))
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """Do nothing: no variable hides a named resource."""

@@ -23,7 +23,7 @@ def need(count: int, share: float = 1.0) -> Need:
     if not count:
         return Need()
     parts = () if share == 1 else (int(share * WHOLE),) * len(DEVICES)
-    return Need(Request(0, DEVICES, count, parts=parts), count * share / len(DEVICES), count * share)
+    return Need((Request(0, DEVICES, count, parts=parts),), count * share / len(DEVICES), count * share)
 
 
 NEEDS = [need(0), need(1), need(2), need(3), need(4), need(1, 0.5), need(2, 0.25)]
@@ -78,11 +78,10 @@ class SimulatedSession:
                     break
                 task = backlog.take(start.key, None, start.limit)
                 self.order.append(task.index)
-                request = NEEDS[task.need].request
-                assert len({name for name, _ in start.devices}) == (request.count if request else 0)
+                requests = NEEDS[task.need].requests
+                assert len({name for name, _ in start.devices}) == sum(request.count for request in requests)
                 for device, parts in start.devices:
-                    assert request is not None
-                    assert parts == request.takes(device)
+                    assert parts == requests[0].takes(device)
                     free[device] -= parts
                     assert free[device] >= 0
                 one = Running(start.key, start.devices, 0, backlog.expected(task))
@@ -97,9 +96,9 @@ class SimulatedSession:
     def _check_wait(self, backlog: Backlog, running: Sequence[Running], free: dict[str, int]) -> None:
         """Check that a worker may wait: no test fits, or those that fit would delay one that does not."""
         assert running
-        offers = [offer for offer in backlog.offers() if offer.need.request is not None]
-        assert len(offers) == len(backlog.offers())
-        fitting = [offer for offer in offers if offer.need.request and decide((offer.need.request,), free, 0)]
+        offers = backlog.offers()
+        assert all(offer.need.requests for offer in offers)
+        fitting = [offer for offer in offers if decide(offer.need.requests, free, 0)]
         if fitting:
             self.idle += 1
             assert len(fitting) < len(offers)
@@ -218,7 +217,7 @@ def test_a_test_without_devices_starts_while_others_wait_for_devices() -> None:
 
 def test_a_test_starts_when_all_its_leases_can_be_granted() -> None:
     license, slots = Request(0, ("license-0",), 1), Request(0, (), 0, slots=1)
-    offers = [Offer(0, Need(size=1.0, leases=(license, slots)), 5.0, 5.0), Offer(1, Need(), 1.0, 1.0)]
+    offers = [Offer(0, Need((license, slots), 1.0), 5.0, 5.0), Offer(1, Need(), 1.0, 1.0)]
 
     def key(license_parts: int, free_slots: int) -> int | None:
         start = choose(offers, [], {"license-0": license_parts}, free_slots, 100.0)
@@ -235,7 +234,7 @@ def test_licenses_do_not_count_as_devices_for_other_workers() -> None:
     license = Request(0, ("license-0", "license-1"), 1)
     offers = [
         Offer(1, need(2), 5.0, 5.0),
-        Offer(2, replace(need(1), leases=(license,)), 5.0, 5.0),
+        Offer(2, replace(need(1), requests=(*need(1).requests, license)), 5.0, 5.0),
     ]
     free = {"d0": WHOLE, "d1": WHOLE, "d2": 0, "d3": 0, "license-0": WHOLE, "license-1": WHOLE}
     start = choose(offers, [], free, 0, 100.0, other_workers=1)

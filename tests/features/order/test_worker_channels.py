@@ -55,7 +55,7 @@ from pytest_accel.features.order.worker_channels import WorkerChannels
 
 sys.setswitchinterval(1e-6)
 key = WorldKey("cpu", DeviceNeed(1), 2, grouped=True)
-data = encode(Demand.of([(key, (key,))]))
+data = encode(Demand.of([(key, key)]))
 channels, barrier = WorkerChannels(), Barrier(16)
 
 
@@ -69,7 +69,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-assert channels.demand == Demand.of([(key, (key,))])
+assert channels.demand == Demand.of([(key, key)])
 """
 
 

@@ -41,11 +41,11 @@ def key(devices: int, share: float | None = None, ranks: int = 0) -> WorldKey:
 
 def lease(count: int) -> WorldKey:
     """Return the key of a lease of `count` licenses."""
-    return WorldKey("license", DeviceNeed(count, "license"), 1, grouped=False, devices_per_rank=count)
+    return WorldKey("license", DeviceNeed(count, "license"), 0, grouped=False)
 
 
 MACHINE = PretendedMachine(DEVICES, "sim", {"license": 2})
-LEASES = [(), (), (lease(1),), (lease(2),), (lease(1), key(0, ranks=2))]
+LEASES = [(), (), (lease(1),), (lease(2),)]
 KEYS = [None, key(1), key(2), key(3), key(4), key(2, share=0.5), key(0, ranks=2), key(0, ranks=1)]
 
 
@@ -62,11 +62,7 @@ class ForecastSuite:
         names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.keys))]
         expected = tuple(one if known else None for one, known in zip(self.seconds, self.known, strict=True))
         times = Times(expected, self.seconds, 0, len(names) - sum(self.known), 1.0)
-        # The driver of a test whose ranks take slots leases none.
-        wanted = [
-            (key, tuple(one for one in leased if one.need or key is None or key.need))
-            for key, leased in zip(self.keys, self.leases, strict=True)
-        ]
+        wanted = [leased if key is None else (key, *leased) for key, leased in zip(self.keys, self.leases, strict=True)]
         return SuiteOnMachine(names, Demand.of(wanted), times, MACHINE, SLOTS)
 
 
@@ -113,18 +109,18 @@ def test_forecasts_double_the_workers_while_that_shortens_the_makespan(case: For
 
 def test_tests_that_share_licenses_run_one_after_the_other_beside_others() -> None:
     tests: list[tuple[str, Wanted]] = [
-        ("both", (None, (lease(2),))),
-        ("one", (None, (lease(1),))),
-        ("other", (None, (lease(1), key(0, ranks=1)))),
-        ("device", (key(1), (lease(2),))),
-        *((f"plain_{n}", (None, ())) for n in range(4)),
+        ("both", (lease(2),)),
+        ("one", (lease(1),)),
+        ("other", (key(0, ranks=1), lease(1))),
+        ("device", (key(1), lease(2))),
+        *((f"plain_{n}", ()) for n in range(4)),
     ]
     durations = {name: {"none": [3.0], "sim": [3.0]} for name, _ in tests}
     suite = SuiteOnMachine.of(tests, durations, MACHINE, SLOTS)
     assert [suite.takes(index) for index in range(5)] == [
         "2 license",
         "1 license",
-        "1 license, 1 CPU slot",
+        "1 CPU slot, 1 license",
         "1 device, 2 license",
         "",
     ]
@@ -149,9 +145,9 @@ def test_the_critical_path_prefers_tests_on_the_same_device() -> None:
 def test_the_lower_bound_respects_which_devices_and_slots_a_test_can_use() -> None:
     one_device = Request(0, ("a",), 1)
     all_devices = Request(0, ("a", "b", "c", "d"), 1)
-    assert suite_lower_bound([(one_device, 3.0)] * 4 + [(all_devices, 1.0)] * 4, 8) == pytest.approx(12.0)
-    assert suite_lower_bound([(Request(0, (), 0, slots=2), 3.0)] * 4, 2) == pytest.approx(12.0)
-    assert suite_lower_bound([(None, 3.0)] * 4, 8) == 3.0
+    assert suite_lower_bound([((one_device,), 3.0)] * 4 + [((all_devices,), 1.0)] * 4, 8) == pytest.approx(12.0)
+    assert suite_lower_bound([((Request(0, (), 0, slots=2),), 3.0)] * 4, 2) == pytest.approx(12.0)
+    assert suite_lower_bound([((), 3.0)] * 4, 8) == 3.0
     assert suite_lower_bound([], 8) == 0.0
 
 
@@ -209,7 +205,7 @@ TIMES: Durations = {
 def timed_suite(durations: Durations) -> SuiteOnMachine:
     """Return two tests that need all 4 devices, and two that need none."""
     keys = {"big_1": key(4), "big_2": key(4), "plain_1": None, "plain_2": None}
-    tests = [(name, (one, ())) for name, one in keys.items()]
+    tests = [(name, () if one is None else (one,)) for name, one in keys.items()]
     return SuiteOnMachine.of(tests, durations, PretendedMachine(DEVICES, "sim"), SLOTS)
 
 
@@ -237,7 +233,7 @@ def test_there_is_no_remaining_time_if_most_times_are_unknown() -> None:
 
 
 def test_tests_with_one_node_id_count_separately() -> None:
-    tests: list[tuple[str, Wanted]] = [("same", (None, ()))] * 3
+    tests: list[tuple[str, Wanted]] = [("same", ())] * 3
     suite = SuiteOnMachine.of(tests, {"same": {"none": [8.0]}}, PretendedMachine(DEVICES, "sim"), SLOTS)
     assert suite.remaining({"same": 1}, (), 1) == pytest.approx(16.0)
     assert suite.remaining({"same": 1}, [("same", 2.0), ("same", 3.0)], 1) == pytest.approx(11.0)

@@ -113,15 +113,14 @@ def test_a_cluster_without_devices_has_no_kind() -> None:
 
 def test_the_schedule_counts_devices_whose_properties_are_unknown() -> None:
     large = WorldKey("sim", DeviceNeed(2, "sim", memory=40 << 30, capability=(9, 0)), 2, True, devices_per_rank=1)
-    request = Demand.of([(large, ())]).needs(machine("sim:4"), 2)[1].request
-    assert request is not None
+    (request,) = Demand.of([(large,)]).needs(machine("sim:4"), 2)[1].requests
     assert (request.count, len(request.candidates)) == (2, 6)
 
 
 @pytest.mark.parametrize("nodes", [NODES, NODES[:1]])
 def test_the_schedule_has_a_worker_wait_for_devices_that_an_autoscaler_may_add(nodes: Sequence[RayNode]) -> None:
     growing = machine("sim:4", nodes, can_scale=True)
-    suite = SuiteOnMachine.of([("test_it.py::test_large", (key(9), ()))], {}, growing, 2)
+    suite = SuiteOnMachine.of([("test_it.py::test_large", (key(9),))], {}, growing, 2)
     assert [forecast.makespan for forecast in suite.forecasts()] == [suite.lower_bound]
 
 

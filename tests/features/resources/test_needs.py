@@ -38,8 +38,8 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite, options
 
         @needs("license", memory="2GiB", cores=3)
         def test_one(accel_resources):
-            assert accel_resources == {"license": (0,)}
-            names = ("license-0", "memory-0", "memory-1")
+            assert accel_resources == {"cores": (0, 1, 2), "license": (0,), "memory": (0, 1)}
+            names = ("cores-0", "cores-1", "cores-2", "license-0", "memory-0", "memory-1")
             assert locked() == [f"pytest-accel-{name}.lock" for name in names]
             assert os.getpid() == MAIN
 
@@ -136,8 +136,10 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
                     item.add_marker(pytest.mark.distributed([1, 2]))
         """,
     )
-    license_missing = "needs 3 license; there are 2"
-    memory_missing = "needs 5 GiB of memory; there is 4 GiB; needs 4 cores; there are 3"
+    license_missing = "needs 3 license devices; there are 2: 2 x license"
+    memory_missing = (
+        "needs 4 cores devices; there are 3: 3 x cores; needs 5 memory devices; there are 4: 4 x memory (1 GiB)"
+    )
     run = suite.run("-rs")
     assert run.count() == {"SKIPPED": 5}
     assert "accel: 5 skipped for missing hardware" in run.text
@@ -193,7 +195,7 @@ def test_a_wrong_kind_is_named_with_the_resources(suite: Suite) -> None:
     )
     error = suite.run().failure("test_kind")
     assert "mps, privateuse1, cpu, sim" in error
-    assert " or None; or a name of accel_resources: license, port-9000, got 'licence'" in error
+    assert " or None; or a name of accel_resources: license, port-9000, cores, got 'licence'" in error
 
 
 def test_two_orders_of_the_same_leases_are_refused(suite: Suite) -> None:
@@ -238,13 +240,6 @@ def test_ranks_lease_a_resource_by_its_kind_or_beside_their_devices(suite: Suite
             assert accel.ids == ("sim-0",)
 
 
-        # The ranks take all cores. If the driver held some, they would never get them.
-        @pytest.mark.needs(cores=3)
-        @pytest.mark.distributed(3, kind="cpu")
-        def test_cores(world_size):
-            assert world_size == 3
-
-
         @pytest.mark.needs("license")
         @pytest.mark.devices(1)
         def test_fixture(accel_resources):
@@ -253,9 +248,9 @@ def test_ranks_lease_a_resource_by_its_kind_or_beside_their_devices(suite: Suite
     )
     run = suite.run()
     run.expect(
-        {**dict.fromkeys(("test_kind", "test_beside", "test_cores"), "PASSED"), "test_fixture": "ERROR"},
+        {**dict.fromkeys(("test_kind", "test_beside"), "PASSED"), "test_fixture": "ERROR"},
     )
-    assert "4 tests to run\n" in suite.run("--accel-plan").text
+    assert "3 tests to run\n" in suite.run("--accel-plan").text
     text = "the fixture 'accel_resources' has a value only in tests without the marks devices and distributed"
     assert text in run.failure("test_fixture")
 

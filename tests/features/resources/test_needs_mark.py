@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.marks import MarkError
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.features.resources.needs_mark import Supply, leases, read
+from pytest_accel.features.resources.needs_mark import leases
+from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 
-NAMES = ("license", "port-9000", "memory", "cores")
-SUPPLY = Supply({"license": 2, "port-9000": 1, "memory": 4, "cores": 4}, 2 * 2**30)
+GIB = 2**30
+MACHINE = PretendedMachine(0, "sim", {"license": 2, "port-9000": 1, "memory": 101 * GIB, "cores": 4})
+"""The devices of its memory are 2 GiB each."""
 
 
 def needs(*args: object, **kwargs: object) -> pytest.Mark:
@@ -20,19 +20,28 @@ def needs(*args: object, **kwargs: object) -> pytest.Mark:
     return mark
 
 
-def test_each_name_counts_once_with_the_most_that_any_mark_gives() -> None:
-    assert read([needs("license", {"port-9000": 1}), needs(license=2), needs("license", cores=2)], NAMES) == {
-        "license": 2,
-        "port-9000": 1,
-        "cores": 2,
-    }
-    assert read([needs(memory="8GiB"), needs(memory=2**20)], NAMES) == {"memory": 2**33}
+def counts(*marks: pytest.Mark) -> list[tuple[str, int]]:
+    """Return the kind and the number of devices of each lease of a test with these `marks`, in their order."""
+    return [(key.kind, key.need.count) for key in leases(marks, MACHINE).keys if key.need is not None]
+
+
+def test_each_name_counts_once_with_the_most_that_any_mark_gives_and_leases_are_in_one_order() -> None:
+    marks = needs("port-9000", {"license": 1}), needs(license=2), needs("license", cores=2)
+    assert counts(*marks) == [("cores", 2), ("license", 2), ("port-9000", 1)]
+    assert leases(marks, MACHINE).missing is None
+
+
+def test_memory_is_rounded_up_to_its_devices() -> None:
+    assert counts(needs(memory="8GiB"), needs(memory=20)) == [("memory", 4)]
+    assert counts(needs(memory=8 * GIB + 1)) == [("memory", 5)]
+    assert len(MACHINE.of("memory").devices) == 50
 
 
 @pytest.mark.parametrize(
     ("mark", "error"),
     [
         (needs(), "needs(): needs at least one of license, port-9000, memory, cores"),
+        (needs({}), "needs({}): needs at least one of license, port-9000, memory, cores"),
         (
             needs("licence"),
             "needs('licence'): there is no resource 'licence' in accel_resources, allowed are license, port-9000, "
@@ -54,28 +63,12 @@ def test_each_name_counts_once_with_the_most_that_any_mark_gives() -> None:
 )
 def test_a_wrong_argument_is_named_with_what_is_allowed(mark: pytest.Mark, error: str) -> None:
     with pytest.raises(MarkError) as caught:
-        read([mark], NAMES)
+        leases((mark,), MACHINE)
     assert str(caught.value) == f"@pytest.mark.{error}"
 
 
-def test_leases_are_in_one_order_and_memory_is_rounded_up_to_its_parts() -> None:
-    found = leases([needs("port-9000", cores=3, memory=3 * 2**30, license=2)], SUPPLY)
-    assert [(key.kind, key.need and key.need.count, key.ranks) for key, _ in found.leases] == [
-        ("license", 2, 1),
-        ("memory", 2, 1),
-        ("port-9000", 1, 1),
-        ("cpu", None, 3),
-    ]
-    assert [text for _, text in found.leases] == ["2 license", "3 GiB of memory", "1 port-9000", "3 cores"]
-    assert found.beside(WorldKey("sim", DeviceNeed(1), 1, grouped=True)) == found.beside(None) == found.leases
-    assert found.beside(WorldKey("cpu", None, 2, grouped=True)) == found.leases[:3]
-    assert found.missing is None
-
-
 def test_all_that_is_missing_is_said() -> None:
-    found = leases([needs({"port-9000": 2}, license=3, memory="9GiB", cores=5)], SUPPLY)
-    assert found.missing == (
-        "needs 3 license; there are 2; needs 9 GiB of memory; there is 8 GiB; needs 2 port-9000; there is 1; "
-        "needs 5 cores; there are 4"
+    assert leases((needs(license=3, memory="101GiB", cores=5),), MACHINE).missing == (
+        "needs 5 cores devices; there are 4: 4 x cores; needs 3 license devices; there are 2: 2 x license; "
+        "needs 51 memory devices; there are 50: 50 x memory (2 GiB)"
     )
-    assert found.beside(None) == ()

@@ -119,7 +119,7 @@ def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundS
     suite.read("holding")
     limited = suite.run("test_alone.py", "-k", "test_alone and 0", "--accel-wait=0.1")
     limited.expect({"test_alone[0]": "ERROR"})
-    assert "1 license did not come free within 0.1 s (--accel-wait)\nlicense-0 is held by pid " in limited.text
+    assert "no devices came free within 0.1 s (--accel-wait)\nlicense-0 is held by pid " in limited.text
     sessions, outputs = [], [suite.path / f"output-{number}" for number in range(3)]
     for output in outputs:
         with output.open("w") as file:
@@ -127,7 +127,7 @@ def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundS
                 suite.start("test_alone.py", *(("-n2",) if output is outputs[0] else ()), terminal=file.fileno())
             )
     for output in outputs:
-        wait_for_line(output, "waits for 1 license: license-0 is held by pid ")
+        wait_for_line(output, "waits for 1 license device: license-0 is held by pid ")
     sessions[2].process.send_signal(signal.SIGINT)
     assert exit_status(sessions[2]) == pytest.ExitCode.INTERRUPTED
     (suite.path / "go").touch()
@@ -182,7 +182,7 @@ def test_a_killed_worker_and_a_killed_session_lose_their_license(suite: Backgrou
     with output.open("w") as file:
         following = suite.start("test_killed.py", "-k", "test_after", terminal=file.fileno())
     # The worker lives: its test may still use the license, though no process has the lock.
-    wait_for_line(output, f"test_after waits for 1 license: license-0 is held by pid {worker.pid} ")
+    wait_for_line(output, f"test_after waits for 1 license device: license-0 is held by pid {worker.pid} ")
     os.kill(worker.pid, signal.SIGKILL)
     assert exit_status(following) == pytest.ExitCode.OK, output.read_text()
 
@@ -238,7 +238,7 @@ def test_a_driver_gives_its_world_back_before_it_waits_for_a_resource(suite: Bac
     for output, name, line in zip(
         outputs,
         ("test_both.py", "test_kept.py"),
-        ("test_both waits for 1 b: b-0 is held", "test_second waits for 1 a: a-0 is held"),
+        ("test_both waits for 1 b device: b-0 is held", "test_second waits for 1 a device: a-0 is held"),
         strict=True,
     ):
         with output.open("w") as file:
