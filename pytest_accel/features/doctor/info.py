@@ -42,13 +42,11 @@ class SessionFacts:
 
     inventory: Inventory
     devices: tuple[DeviceFacts, ...] = ()
-    """The devices in the session's order."""
+    """The devices in the session's order, and then the named resources."""
     mask: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables of a process that sees all these devices; None removes a variable."""
     notes: tuple[str, ...] = ()
     """Facts that could not be determined, as text, in addition to the inventory's notes."""
-    resources: Mapping[str, Mapping[str, Holder | None]] = field(default_factory=dict)
-    """For each named resource the ids of all that there are, with the holder of each."""
 
 
 def look(machine: Machine) -> SessionFacts:
@@ -57,53 +55,43 @@ def look(machine: Machine) -> SessionFacts:
     Raise ValueError if ``--accel`` or another option does not fit the machine.
     """
     inventory = machine.session
-    devices = inventory.devices
-    notes: list[str] = []
-    resources = {name: _holders(machine.of(name).devices, notes) for name in machine.resources}
-    if not devices:
-        return SessionFacts(inventory, notes=tuple(notes), resources=resources)
-    vendor = machine.vendor(inventory.kind)
-    health = vendor.health(devices) if isinstance(vendor, HealthVendor) else {}
-    private = isinstance(vendor, PretendVendor) and not vendor.shared
-    holders = {} if private else _holders(devices, notes)
-    return SessionFacts(
-        inventory,
-        tuple(
+    found: list[DeviceFacts] = []
+    mask: dict[str, str | None] = {}
+    notes: tuple[str, ...] = ()
+    for one in (inventory, *map(machine.of, machine.resources)):
+        devices = one.devices
+        if not devices:
+            continue
+        vendor = machine.vendor(one.kind)
+        health = vendor.health(devices) if isinstance(vendor, HealthVendor) else {}
+        holders: dict[str, Holder | None] = {}
+        try:
+            if not isinstance(vendor, PretendVendor) or vendor.shared:
+                holders = {device.id: who_holds(default_folder(), device.id) for device in devices}
+        except LockFolderError as error:
+            notes = (f"the holders of leases are not known: {error}",)
+        mask |= vendor.mask(devices, os.environ)
+        found += (
             DeviceFacts(name, device, holders.get(device.id), health.get(device.id))
             for name, device in zip(vendor.torch_devices(devices), devices, strict=True)
-        ),
-        vendor.mask(devices, os.environ),
-        tuple(dict.fromkeys(notes)),
-        resources,
-    )
-
-
-def _holders(devices: Sequence[Device], notes: list[str]) -> dict[str, Holder | None]:
-    """Return the holder of each device; if they cannot be found out, none of them, and add the reason to `notes`."""
-    try:
-        return {device.id: who_holds(default_folder(), device.id) for device in devices}
-    except LockFolderError as error:
-        notes.append(f"the holders of leases are not known: {error}")
-        return dict.fromkeys(device.id for device in devices)
+        )
+    return SessionFacts(inventory, tuple(found), mask, notes)
 
 
 def table(facts: SessionFacts) -> str:
-    """Return the text for the terminal: a header line, a row for each device, the mask, resources, and notes."""
+    """Return the text for the terminal: a header line, a row for each device, the mask, and notes.
+
+    Only the named resources that somebody holds have rows: memory alone may have 64 of them.
+    """
     lines = [describe(facts.inventory)]
-    if facts.devices:
+    shown = [one for one in facts.devices if one.holder is not None or one.device.kind == facts.inventory.kind]
+    if shown:
         numbers = {one.device.id: number for number, one in enumerate(facts.devices)}
         heads = ("#", "device", "id", "kind", "name", "memory", "free", "capability", "pci", "numa", "links")
-        rows = [(*heads, "held by", "used by"), *(_row(one, numbers) for one in facts.devices)]
+        rows = [(*heads, "held by", "used by"), *(_row(one, numbers) for one in shown)]
         lines += _columns(rows)
     mask = {name: value for name, value in facts.mask.items() if value is not None}
     lines += [f"mask of a process that sees all of them: {name}={value}" for name, value in mask.items()]
-    for name, holders in facts.resources.items():
-        held: dict[str, list[str]] = {}
-        for one, holder in holders.items():
-            if holder is not None:
-                held.setdefault(_holder_text(holder), []).append(one)
-        texts = [f"{', '.join(ids)} held by {text}" for text, ids in held.items()]
-        lines.append(f"resource {name}, {len(holders)}: {'; '.join(texts) or 'free'}")
     return "\n".join([*lines, *facts.notes])
 
 
@@ -122,21 +110,11 @@ def as_json(facts: SessionFacts) -> dict[str, object]:
         "notes": [*inventory.notes, *facts.notes],
         "busy": list(inventory.busy),
         "devices": [_device_json(number, one, numbers) for number, one in enumerate(facts.devices)],
-        "resources": {
-            name: {one: _holder_json(holder) for one, holder in holders.items()}
-            for name, holders in facts.resources.items()
-        },
     }
 
 
-def _holder_json(holder: Holder | None) -> dict[str, object] | None:
-    if holder is None:
-        return None
-    return {"pid": holder.pid, "user": holder.user, "test": holder.test, "since": holder.since}
-
-
 def _device_json(number: int, facts: DeviceFacts, numbers: Mapping[str, int]) -> dict[str, object]:
-    device, health = facts.device, facts.health
+    device, holder, health = facts.device, facts.holder, facts.health
     return {
         "number": number,
         "torch": facts.torch,
@@ -154,7 +132,9 @@ def _device_json(number: int, facts: DeviceFacts, numbers: Mapping[str, int]) ->
             {"peer": peer, "number": numbers.get(peer), "via": via, "count": count}
             for (via, peer), count in _links(device).items()
         ],
-        "holder": _holder_json(facts.holder),
+        "holder": None
+        if holder is None
+        else {"pid": holder.pid, "user": holder.user, "test": holder.test, "since": holder.since},
         "health": None if health is None else {"state": health.state, "reason": health.reason},
     }
 
