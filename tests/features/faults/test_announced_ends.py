@@ -130,7 +130,7 @@ def test_each_end_passes_only_if_it_was_announced(suite: Suite, which: str) -> N
     run.expect({f"test_{one}_{end}": _expected(one, end) for one, end in pairs} | others)
     if which == "quick":
         assert "rank 1 exited with status 8; announced: rank 1 exits with status 7" in run.text
-        assert "rank 1 passed; announced: rank 1 hangs for 0.3 s" in run.text
+        assert "the test passed; announced: rank 1 hangs for 0.3 s" in run.text
 
 
 _MISUSES = """
@@ -357,8 +357,9 @@ def test_announcements_are_strict(suite: Suite) -> None:
     for name, words in others.items():
         assert "FAILED" in words.split(), name
     run.expect({**_VERDICTS_ON_MISUSES, **others})
-    assert "the end of a rank can be announced only in the first run of a test's own code" in run.text
-    assert "the ranks did not announce the same ends: rank 0 announced: rank 1 exits with status 7" in run.text
+    assert "ends can be announced, and faults planned, only in the first run of a test's own code" in run.text
+    text = "the ranks must announce the same ends, and leave a rank to report: rank 0 announced: rank 1 exits"
+    assert text in run.text
     assert "rank 1: exited with status 7, as announced" in run.failure("test_survivor_fails")
 
 
