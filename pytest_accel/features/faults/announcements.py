@@ -43,6 +43,7 @@ class Faults:
     def __init__(self, context: RankContext, modes: ExitStack) -> None:
         """Operations are seen as long as `modes` is open."""
         self._context = context
+        self._test = context.tests
         self._modes = modes
         self._is_watching = False
         self._thread = get_ident()
@@ -136,7 +137,7 @@ class Faults:
         size = context.spec.ranks
         if leave_nobody((*self._ends, *ends), size):
             raise ValueError("the ends of all ranks would be announced; at least one rank must be left to report")
-        if not context.in_call:
+        if not context.in_call or context.tests != self._test:
             raise RuntimeError("ends can be announced, and faults planned, only in the first run of a test's own code")
         turn = f"faults/{context.tests}/{len(self._ends)}"
         self._ends += ends

@@ -274,6 +274,19 @@ _MISUSES = """
 
 
     @distributed(2)
+    def test_kept(faults):
+        RUN.append(faults)
+
+
+    @distributed(2)
+    def test_not_by_another_test(rank):
+        with pytest.raises(RuntimeError):
+            RUN.pop().expect_exit(1, status=7)
+        if rank == 1:
+            os._exit(7)
+
+
+    @distributed(2)
     def test_all_devices(faults):
         RUN.append("this test")
         faults.expect_device_error(text="errors might be late")
@@ -334,6 +347,8 @@ _VERDICTS_ON_MISUSES = {
     "test_survivor_fails": "FAILED failed: AssertionError; rank 0",
     "test_values": "PASSED",
     "test_only_rank": "PASSED",
+    "test_kept": "PASSED",
+    "test_not_by_another_test": "FAILED died: status 7; rank 1",
     "test_all_devices": "PASSED",
     "test_after_all_devices": "PASSED",
     "test_rank_0_ends": "PASSED",
