@@ -253,10 +253,10 @@ def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def faults(request: pytest.FixtureRequest) -> Faults:
+def faults(request: pytest.FixtureRequest) -> Iterator[Faults]:
     """Return an object that announces how ranks of this test end on purpose, and plans faults; see `Faults`."""
-    made: Faults = features.call_one("make_faults", request.config, _rank_context(request))
-    return made
+    with features.call_one("make_faults", request.config, _rank_context(request)) as made:
+        yield made
 
 
 FIXTURES = frozenset(name for name, value in globals().items() if isinstance(value, type(accel)))

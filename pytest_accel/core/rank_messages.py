@@ -120,45 +120,36 @@ class PhaseReport(Struct, frozen=True):
     at: float
     exception: ExceptionSketch | None = None
     collectives: tuple[CollectiveCall, ...] = ()
-    device_error: str = ""
-    """Text of the error of a device with which the phase has failed; empty if it has not failed with one."""
-
-
-class EndKind(Enum):
-    """The kinds of ends that a test can announce."""
-
-    EXIT = "exit"
-    """The process of a rank ends."""
-    HANG = "hang"
-    """A rank does not finish the call."""
-    DEVICE_ERROR = "device error"
-    """The call fails on a rank with an error of a device."""
-    UNEVEN_COLLECTIVES = "uneven collectives"
-    """The ranks issue different numbers of collectives."""
 
 
 class ExpectedEnd(Struct, frozen=True):
-    """An end of a rank, or of a test, that would be a failure if the test had not announced it."""
+    """An end of a rank that would be a failure if the test had not announced it. One field besides `rank` is set."""
 
-    kind: EndKind
     rank: int | None = None
-    """The rank that ends so; None for an end of the whole test."""
+    """None for `UNEVEN_COLLECTIVES` only."""
     status: int | None = None
-    """For `EXIT`: exit code, or the negative number of the signal."""
-    after: float = 0.0
-    """For `HANG`: seconds for which the rank still runs when the others have finished the call."""
-    text: str = ""
-    """For `DEVICE_ERROR`: a part of the error's text."""
+    """The process ends with this exit code, or by the signal of this negative number."""
+    after: float | None = None
+    """The rank hangs: it still runs so many seconds after all others have finished the call."""
+    text: str | None = None
+    """The call fails on the rank with an error of a device that contains this text."""
+
+
+UNEVEN_COLLECTIVES = ExpectedEnd()
+"""The ranks issue different numbers of collectives."""
 
 
 class Announced(Struct, frozen=True):
-    """The announcements of the running call. A rank sends them in the call, each time that something changes."""
+    """All announcements of the running call. A rank sends them in the call, each time that something changes."""
 
-    serial: int
+    serial: int = 0
     ends: tuple[ExpectedEnd, ...] = ()
-    """Ends that the call may have, in addition to earlier ones. All ranks send the same."""
+    """The ends that the call may have. All ranks send the same."""
     missing_faults: tuple[str, ...] = ()
-    """Descriptions of all faults that are planned for this rank and have not come yet."""
+    """Descriptions of the faults that are planned for this rank and have not come yet."""
+
+
+NOTHING_ANNOUNCED = Announced()
 
 
 class TerminalRequest(Struct, frozen=True):
@@ -204,6 +195,8 @@ class ExceptionSketch(Struct, frozen=True):
     """The rank whose failure this exception repeats; None: it is a failure of its own."""
     own: bool = False
     """If `peer` is set: True if this rank has failed in the same way itself."""
+    of_device: bool = False
+    """True for an error of a device."""
 
 
 class WarningSketch(Struct, frozen=True):

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.rank_messages import Collected, ExpectedEnd, Finished, PhaseReport, When
+from pytest_accel.core.rank_messages import NOTHING_ANNOUNCED, Announced, Collected, Finished, PhaseReport, When
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
@@ -32,8 +32,6 @@ class HangCause(Enum):
     """Another rank had failed or ended, and this one did not finish the test in its grace time."""
     DEADLOCK = "deadlock"
     """The rank stood in a collective that can never complete; see `diagnostics.deadlock`."""
-    EXPECTED = "expected"
-    """The rank did not finish the call, as all ranks have announced."""
 
 
 class RankEvent(NamedTuple):
@@ -41,7 +39,7 @@ class RankEvent(NamedTuple):
 
     rank: int
     ending: str
-    """How the rank ended, or the outcome that it has reported."""
+    """How the rank ended, or the outcome that it has reported; ``finished`` if others hang as announced."""
 
 
 class Hang(NamedTuple):
@@ -106,10 +104,8 @@ class RankState:
     """Set if the test is not sent to the rank, because it or another rank cannot run it."""
     end: RankOutcome | None = None
     """Set when the rank will send nothing more, in any phase."""
-    announced: tuple[ExpectedEnd, ...] = ()
-    """The ends that the rank has announced in the call of the test."""
-    missing_faults: tuple[str, ...] = ()
-    """The planned faults that have not come on the rank."""
+    announced: Announced = NOTHING_ANNOUNCED
+    """What the rank has announced in the call of the test."""
 
     @property
     def done(self) -> bool:
@@ -125,7 +121,7 @@ class RankState:
         """Reset the state for the next test."""
         self.reports.clear()
         self.finished = self.collected = self.not_run = None
-        self.announced = self.missing_faults = ()
+        self.announced = NOTHING_ANNOUNCED
 
     def forget_reports(self, when: When) -> None:
         """Forget the reports of phase `when` and of those after it: the rank has not passed them after all."""

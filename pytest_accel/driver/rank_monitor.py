@@ -179,8 +179,7 @@ class RankMonitor:
             self._extras.append((rank.rank, message))
         elif isinstance(message, Announced):
             if message.serial == self.serial and rank.phase == "call":
-                rank.announced += message.ends
-                rank.missing_faults = message.missing_faults
+                rank.announced = message
         elif isinstance(message, TerminalRequest):
             self._debugger.ask(rank.rank, message.method)
         elif isinstance(message, TerminalReturned):
@@ -237,14 +236,13 @@ class RankMonitor:
         goes on is not recorded.
         """
         phases = {rank.rank: rank.phase for rank in pending}
+        is_early = hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK)
         # Native frames take seconds to collect. They are not needed if the cause is known.
-        known = hang.cause in (HangCause.DEADLOCK, HangCause.EXPECTED) or any(
-            rank.end is not None or rank.has_failed for rank in self.ranks
-        )
+        known = is_early or any(rank.end is not None or rank.has_failed for rank in self.ranks)
         stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=not known)
         for rank in pending:
             phase = phases[rank.rank]
-            if hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK, HangCause.EXPECTED):
+            if is_early:
                 self._drain(rank)
                 if rank.done or rank.phase != phase:
                     continue

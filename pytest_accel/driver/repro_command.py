@@ -17,12 +17,7 @@ from pytest_accel.settings.options import given
 
 _TITLE = "rerun"
 _REPEATED_OPTIONS = (
-    "accel",
-    "accel_cluster",
-    "accel_order",
-    "accel_share",
-    "accel_timeout",
-    "accel_fresh",
+    *("accel", "accel_cluster", "accel_order", "accel_share", "accel_timeout", "accel_fresh"),
     "accel_jitter",
 )
 """Options of this plugin that change how a test runs. Values from the ini file need not be repeated."""

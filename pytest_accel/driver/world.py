@@ -11,10 +11,10 @@ from pickle import dumps
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.rank_messages import (
+    Announced,
     Collected,
     CollectFile,
     ExitRequest,
-    ExpectedEnd,
     ExtraReport,
     Finished,
     Prepare,
@@ -276,26 +276,18 @@ class World:
         return any(rank.end is not None or rank.has_failed for rank in self._unexpected)
 
     @property
-    def announced(self) -> list[tuple[ExpectedEnd, ...]]:
-        """The ends that each rank has announced in the current test."""
+    def announced(self) -> list[Announced]:
+        """What each rank has announced in the current test."""
         return [rank.announced for rank in self._ranks]
-
-    @property
-    def missing_faults(self) -> list[tuple[str, ...]]:
-        """The faults that are planned for each rank in the current test and that have not come."""
-        return [rank.missing_faults for rank in self._ranks]
 
     @property
     def _unexpected(self) -> list[RankConnection]:
         """The ranks without those whose call has ended as all ranks have announced: nobody waits for these in vain."""
-        ends = expected_ends.agreed(self.announced)
-        if not ends:
+        if not (ends := expected_ends.agreed(self.announced)):
             return self._ranks
-        return [
-            rank
-            for rank in self._ranks
-            if not (rank.settled("call") and expected_ends.is_expected(rank.outcome("call"), ends))
-        ]
+        settled = {rank.rank: rank.outcome("call") for rank in self._ranks if rank.settled("call")}
+        expected = {rank for rank, outcome in settled.items() if expected_ends.is_expected(outcome, ends)}
+        return [rank for rank in self._ranks if rank.rank not in expected]
 
     @property
     def _any_held_long(self) -> bool:
@@ -313,10 +305,6 @@ class World:
         began = max(beginning(when, self._ranks, self._monitor.began_of(when)), self._debugger.ended)
         deadline = limit.deadline(began)
         spent = self._grace()
-        timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
-        if when == "call" and spent.end == math.inf and (hang := self._announced_hang(pending)) is not None:
-            spent = hang
-            timed_out = Hang(HangCause.EXPECTED, hang.seconds) if hang.end < deadline else timed_out
         end = min(deadline, spent.end)
         interval = self._show_output()
         looked = monotonic()
@@ -325,21 +313,17 @@ class World:
             return
         self._show_if_quiet(when, began, limit.timeout)
         if looked >= end:
+            timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
         elif spent.end < math.inf:
             self._extend_grace(looked)
-        elif not self._any_failed_or_ended and not any(self.announced) and self._deadlock.finds(deadline):
+        elif (
+            not self._any_failed_or_ended
+            and not any(one.ends for one in self.announced)
+            and self._deadlock.finds(deadline)
+        ):
             unfinished = [rank for rank in self._ranks if not rank.done]
             self._monitor.record_hung(unfinished, Hang(HangCause.DEADLOCK, 0.0, when))
-
-    def _announced_hang(self, pending: Sequence[RankConnection]) -> Grace | None:
-        """Return the time after which the ranks `pending` have hung as announced; None if they are not to hang."""
-        ends = expected_ends.agreed(self.announced)
-        seconds = expected_ends.hang_time([rank.rank for rank in pending], ends)
-        if seconds is None:
-            return None
-        since = max(rank.outcome("call").at for rank in self._ranks if rank not in pending)
-        return Grace(since + seconds + self._held_up + PAUSES.since(since), seconds)
 
     def _show_output(self) -> float:
         """Pass on the next output and logs of the ranks if that is due; return the seconds until it is due again."""
@@ -403,6 +387,8 @@ class World:
 
     def _grace(self) -> Grace:
         found = grace(self._unexpected, self._debugger.ended, self._monitor.is_any_at_work)
+        if found.event is None:
+            found = expected_ends.announced_hang(self._ranks, self.announced)
         return found._replace(end=found.end + self._held_up + PAUSES.since(found.end - found.seconds))
 
     def _give_up(self, pending: list[RankConnection], timed_out: Hang, spent: Grace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,8 +19,8 @@ from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world import World
-from pytest_accel.verdict import merged_subtests, remote_exceptions, sentences
-from pytest_accel.verdict.judgement import Phase, judge, with_expected
+from pytest_accel.verdict import expected_ends, merged_subtests, remote_exceptions, sentences
+from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import Verdict, publish
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ class WorldRun:
         world = self._world
         assert world is not None
         outcomes = self._wait(world, when)
+        if when == "call":
+            outcomes = expected_ends.marked(outcomes, world.announced)
         phase = Phase(
             when=when,
             outcomes=outcomes,
@@ -129,11 +131,8 @@ class WorldRun:
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
             finished=world.finished() if when == "teardown" else {},
             leaks=self._driver.settings.leaks,
-            announced=world.announced if when != "setup" else (),
-            missing_faults=world.missing_faults if when == "call" else (),
+            announced=world.announced,
         )
-        if when == "call" and any(phase.announced):
-            phase = with_expected(phase)
         # Subtests of a setup that passed are reported with the call phase, which follows.
         if when != "setup" or any(outcome.ending != "passed" for outcome in outcomes):
             reports = merged_subtests.merge(world.take_extras(when), phase)
@@ -149,7 +148,7 @@ class WorldRun:
             self._add_properties([(SLOW_IMPORTS, slow)])
         return verdict
 
-    def _wait(self, world: World, when: When) -> tuple[RankOutcome, ...]:
+    def _wait(self, world: World, when: When) -> Sequence[RankOutcome]:
         """Return the ranks' outcomes of phase `when`. End the world if the wait is interrupted."""
         __tracebackhide__ = True
         item = self._test.item

@@ -56,7 +56,7 @@ Moment = Literal[
 - ``workers_collected(session, ids, workers)``: a worker of xdist has collected. In the controller.
 - ``around_call(context)``: a rank is about to call a test. Returns a context manager for the call.
 - ``make_launch(request, tmp_path_factory)``: returns the value of the fixture `launch`.
-- ``make_faults(context)``: returns the value of the fixture `faults` in a rank.
+- ``make_faults(context)``: returns a context manager with the value of the fixture `faults` in a rank.
 - ``open_fake_group(context)``: a rank is about to open a fake process group. Returns its store.
 - ``make_recorders(session)``: the pool is made. Returns a `Recorder` for the events of the session.
 - ``connect_cluster(session)``: returns the cluster whose machines run the tests.
@@ -125,15 +125,6 @@ def _selects_by_argument(config: pytest.Config) -> bool:
     return compares_arguments(getattr(config.option, "markexpr", ""))
 
 
-def _has_jitter(config: pytest.Config) -> bool:
-    return options.jitter(config) is not None
-
-
-def _has_faults(config: pytest.Config) -> bool:
-    """Return whether a test of this rank has used the fixture `faults`, or tests run with random delays."""
-    return f"{__name__}.faults.hooks" in sys.modules or _has_jitter(config)
-
-
 FEATURES = (
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts, "marks_of_file": _adopts}),
     Feature(
@@ -171,7 +162,7 @@ FEATURES = (
     Feature("plugins", {"configure_rank": _always, "redirected": _always}),
     Feature("properties", {"around_call": lambda config: "hypothesis" in sys.modules}),
     Feature("launch", {"make_launch": _always}),
-    Feature("faults", {"configure": _has_jitter, "make_faults": _always, "around_call": _has_faults}),
+    Feature("faults", {"make_faults": _always, "around_call": lambda config: options.jitter(config) is not None}),
     Feature(
         "fake_group",
         {"open_fake_group": _always, "around_call": lambda config: f"{__name__}.fake_group.hooks" in sys.modules},

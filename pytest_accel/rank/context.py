@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.core.rank_messages import ExpectedEnd
+from pytest_accel.core.rank_messages import Announced
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.hardware import shares
@@ -61,8 +61,10 @@ class RankContext:
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
-        self.announce: Callable[[Sequence[ExpectedEnd], Sequence[str]], None]
-        """Tells the driver how the running call may end, and which faults must still come (`TestRunner.announce`)."""
+        self.in_call = False
+        """True while the rank runs the test's own code for the first time."""
+        self.announce: Callable[[Announced], None]
+        """Sends the announcements of the running call to the driver (`TestRunner.announce`)."""
         self.absent: frozenset[str] = frozenset()
         """Modules of the plugins with the role `absent`, which only add their options in a rank."""
         self.vendor = make_vendor(spec.key.kind, spec.kind_argument)

@@ -64,9 +64,3 @@ class RaisedErrors:
 def first_line(error: object) -> str:
     """Return the first line of the text of `error`. The others explain how to debug it."""
     return str(error).strip().partition("\n")[0]
-
-
-def is_of_device(error: BaseException) -> bool:
-    """Return whether torch has raised `error` as an error of a device, which its class tells since torch 2.8."""
-    kind = torch_api.accelerator_error(modules.get("torch"))
-    return kind is not None and isinstance(error, kind)

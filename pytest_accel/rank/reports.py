@@ -12,8 +12,9 @@ from traceback import format_exc
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from pytest_accel.core import rank_data, torch_errors
+from pytest_accel.core import rank_data, torch_api, torch_errors
 from pytest_accel.core.frames import failure_place, folders_of, is_library
 from pytest_accel.core.missing_mark import name_place
 from pytest_accel.core.rank_messages import ExceptionSketch
@@ -22,7 +23,6 @@ from pytest_accel.core.shims import report_to_data, shorten_frames
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.core.truncation import cut, cut_failure
 from pytest_accel.rank.context import RankContext
-from pytest_accel.rank.raised_errors import is_of_device
 
 _WRAPPERS = ("torch.distributed.c10d_logger", "torch.utils._contextlib", "torch._compile")
 """Modules whose functions only wrap others: for logging, for ``torch.no_grad`` and the like, for the compiler."""
@@ -43,13 +43,10 @@ class RankReports:
         """The exception of the report that is sent next; None if it has not failed."""
         self.late_error: RuntimeError | None = None
         """The error of work on a device that the test has not waited for."""
-        self.device_error = ""
-        """Text of the error of a device with which the next report has failed; empty if there is none."""
 
     def begin(self) -> None:
         """Begin a test."""
         self.exception = self.late_error = None
-        self.device_error = ""
 
     @property
     def hidden_devices(self) -> str | None:
@@ -82,13 +79,13 @@ class RankReports:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         self._explain_skip(item, report)
-        self.exception, self.device_error = None, ""
+        self.exception = None
         if call.excinfo is None or not report.failed:
             return report
         failure = call.excinfo.value
-        self.exception = sketch(failure)
-        if failure is self.late_error or is_of_device(failure):
-            self.device_error = str(failure)
+        kind = torch_api.accelerator_error(sys.modules.get("torch"))
+        of_device = failure is self.late_error or (kind is not None and isinstance(failure, kind))
+        self.exception = structs.replace(sketch(failure), of_device=of_device)
         if (explanation := self._explain(failure)) is not None:
             torch_errors.add_headline(report.longrepr, explanation)
         report.accel_place = failure_place(call.excinfo, report.longrepr, folders_of(item.config))  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from typing import Any
 from warnings import warn_explicit
 
 import pytest
+from msgspec import structs
 
 from pytest_accel import PreloadWarning, features
 from pytest_accel.core import rank_data, torch_errors
@@ -24,7 +25,6 @@ from pytest_accel.core.rank_messages import (
     Collected,
     CollectFile,
     ExitRequest,
-    ExpectedEnd,
     ExtraReport,
     Finished,
     PhaseReport,
@@ -198,15 +198,9 @@ class TestRunner:
         self._collector.keep_setup(item, following, request.next)
         self._finish(test)
 
-    def announce(self, ends: Sequence[ExpectedEnd], missing_faults: Sequence[str]) -> None:
-        """Tell the driver that the running call may end like this, too, and which planned faults must still come.
-
-        Raise RuntimeError if `ends` are announced outside of the call of a test.
-        """
-        test = self._test
-        if ends and (test.phase != "call" or not test.in_phase or "call" in test.reported):
-            raise RuntimeError("the end of a rank can be announced only in the first run of a test's own code")
-        test.driver.send(Announced(test.request.serial, tuple(ends), tuple(missing_faults)))
+    def announce(self, announced: Announced) -> None:
+        """Send the announcements of the running call to the driver."""
+        self._test.driver.send(structs.replace(announced, serial=self._test.request.serial))
 
     def _report_skipped(self, longrepr: Any) -> None:
         """Report a test whose file was skipped as pytest reports a skipped test."""
@@ -305,6 +299,7 @@ class TestRunner:
     def pytest_runtest_call(self) -> Generator[None, None, None]:
         """Run the test in the contexts of features, wait for its devices, and note if it closed pytest's streams."""
         __tracebackhide__ = True
+        self._context.in_call = "call" not in self._test.reported
         try:
             with ExitStack() as stack:
                 for context in features.call("around_call", self._config, self._context):
@@ -315,6 +310,7 @@ class TestRunner:
             self._wait_for_devices()
             return result
         finally:
+            self._context.in_call = False
             # A test may have replaced the streams with objects of any kind.
             self._test.closed_streams = any(
                 getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
@@ -380,10 +376,8 @@ class TestRunner:
         if report.failed:
             # The rank may have waited for the others since then: the driver does not give them the grace period again.
             now = min(now, self._context.failed_at + self._context.session.clock)
-        collectives = self._collectives(report)
-        error = self._reports.device_error if report.failed else ""
-        phase_report = PhaseReport(serial, report.when, data, now, exception, collectives, error)
-        self._reports.exception, self._reports.device_error = None, ""
+        phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report))
+        self._reports.exception = None
         if not report.passed:
             test.only_passed = False
             test.driver.send(phase_report)

@@ -118,7 +118,6 @@ class Settings(NamedTuple):
     """Pairs of a plugin's name and True if ranks call all its hooks, False if ranks run without it."""
     resources: tuple[tuple[str, int], ...] = ()
     """Pairs of a named resource and how many there are; bytes of ``memory``."""
-
     jitter: int | None = None
     """Seed of random delays before collectives; None: there are none."""
 
@@ -350,8 +349,8 @@ _OPTIONS: dict[str, _Option] = {
         "int",
         "an int >= 0",
         option_types.rank,
-        "delay each rank for a random time of up to 20 ms before each collective and message, to find races; a failure "
-        "names this seed of the delays",
+        "delay each rank for a random time of up to 20 ms before each collective and message, to find races; the same "
+        "seed gives the same delays",
         "SEED",
     ),
     PRELOAD: _Option(

@@ -7,34 +7,33 @@ Whatever differs from the announcements in any way is judged as if there were no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-
-from msgspec import structs
+from collections.abc import Mapping, Sequence
 
 from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.rank_messages import EndKind, ExceptionSketch, ExpectedEnd, Finished
-from pytest_accel.diagnostics.rank_state import HangCause, RankOutcome
+from pytest_accel.core.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, ExpectedEnd, Finished
+from pytest_accel.diagnostics.rank_state import RankEvent, RankOutcome, RankState
+from pytest_accel.diagnostics.waiting_limits import Grace
 from pytest_accel.verdict.causes import error_consequence
-from pytest_accel.verdict.mismatches import Unawaited
+from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
 
-_SILENT = (EndKind.EXIT, EndKind.HANG)
-"""The ends of ranks that do not report."""
+_FINISHED = "finished"
+"""The event after which ranks hang as announced. No other wait for a rank begins with it."""
 
 
-def agreed(announced: Sequence[Sequence[ExpectedEnd]]) -> tuple[ExpectedEnd, ...]:
-    """Return the ends that all ranks have `announced`, one sequence for each rank; nothing if the ranks differ.
+def agreed(announced: Sequence[Announced]) -> tuple[ExpectedEnd, ...]:
+    """Return the ends that all ranks have `announced`; nothing if the ranks differ.
 
     Return nothing, too, if no rank would be left to report: then no outcome of the test is known.
     """
-    ends = tuple(announced[0]) if announced else ()
-    if any(tuple(one) != ends for one in announced):
+    ends = announced[0].ends if announced else ()
+    if any(one.ends != ends for one in announced):
         return ()
     return () if leave_nobody(ends, len(announced)) else ends
 
 
 def leave_nobody(ends: Sequence[ExpectedEnd], size: int) -> bool:
     """Return whether none of `size` ranks would be left to report if the test ended so."""
-    return {end.rank for end in ends if end.kind in _SILENT} >= set(range(size))
+    return {end.rank for end in ends if end.text is None} >= set(range(size))
 
 
 def is_expected(outcome: RankOutcome, ends: Sequence[ExpectedEnd]) -> bool:
@@ -42,30 +41,55 @@ def is_expected(outcome: RankOutcome, ends: Sequence[ExpectedEnd]) -> bool:
     own = [end for end in ends if end.rank == outcome.rank]
     if len(own) != 1:
         return False
-    match own[0].kind:
-        case EndKind.EXIT:
-            return outcome.ending == "died" and own[0].status is not None and outcome.exit == exited(own[0].status)
-        case EndKind.HANG:
-            return outcome.hang is not None and outcome.hang.cause is HangCause.EXPECTED
-        case EndKind.DEVICE_ERROR:
-            error = "" if outcome.report is None else outcome.report.device_error
-            return outcome.ending == "failed" and bool(error) and own[0].text in error
-    return False
+    end, hang = own[0], outcome.hang
+    error = None if outcome.report is None else outcome.report.exception
+    if end.status is not None:
+        return outcome.ending == "died" and outcome.exit == exited(end.status)
+    if end.after is not None:
+        return hang is not None and hang.event is not None and hang.event.ending == _FINISHED
+    if end.text is None or error is None:
+        return False
+    return outcome.ending == "failed" and error.of_device and end.text in error.text
 
 
-def without_broken_groups(finished: Mapping[int, Finished], ends: Sequence[ExpectedEnd]) -> dict[int, Finished]:
-    """Return the last messages of the ranks without the process groups that have a rank that was to end.
+def marked(outcomes: Sequence[RankOutcome], announced: Sequence[Announced]) -> Sequence[RankOutcome]:
+    """Return `outcomes`, those of the call, with those marked as expected that all ranks have announced."""
+    ends = agreed(announced)
+    return [one._replace(expected=is_expected(one, ends)) for one in outcomes] if ends else outcomes
 
-    The other ranks of such a group notice the end at different times. So their numbers of collectives and messages
-    differ in any way.
+
+def announced_hang(ranks: Sequence[RankState], announced: Sequence[Announced]) -> Grace:
+    """Return the time after which the ranks that have not finished the call have hung as all ranks have `announced`.
+
+    It is infinite if a rank among them is to end in another way.
+    """
+    times = {end.rank: end.after for end in agreed(announced) if end.after is not None}
+    pending = {rank.rank for rank in ranks if not rank.settled("call")}
+    if not pending or not times.keys() >= pending:
+        return Grace()
+    at, last = max((rank.outcome("call").at, rank.rank) for rank in ranks if rank.rank not in pending)
+    seconds = max(times[rank] for rank in pending)
+    return Grace(at + seconds, seconds, RankEvent(last, _FINISHED))
+
+
+def unexplained(
+    found: Sequence[Mismatch], finished: Mapping[int, Finished], ends: Sequence[ExpectedEnd]
+) -> list[Mismatch]:
+    """Return the mismatches in `found` for which the announced `ends` are no reason.
+
+    In a process group with a rank that ends, the other ranks notice the end at different times. So their numbers of
+    collectives and messages differ in any way.
     """
     gone = {end.rank for end in ends}
-    return {
-        rank: structs.replace(
-            left, collectives={name: one for name, one in left.collectives.items() if gone.isdisjoint(one[0])}
-        )
-        for rank, left in finished.items()
-    }
+    groups = [one for left in finished.values() for one in left.collectives.items()]
+    broken = {name for name, (members, _) in groups if not gone.isdisjoint(members)}
+    is_uneven = UNEVEN_COLLECTIVES in ends
+    return [
+        one
+        for one in found
+        if isinstance(one, UnequalGroups)
+        or not (one.group in broken or (is_uneven and isinstance(one, UnequalCollectives)))
+    ]
 
 
 def without_consequences(waiting: Sequence[Unawaited], ends: Sequence[ExpectedEnd]) -> list[Unawaited]:
@@ -75,18 +99,5 @@ def without_consequences(waiting: Sequence[Unawaited], ends: Sequence[ExpectedEn
     they lose it; if the ranks issue different numbers, some never complete.
     """
     is_any_gone = any(end.rank is not None for end in ends)
-    return [
-        one
-        for one in waiting
-        if one.error is not None
-        and not (is_any_gone and error_consequence(ExceptionSketch("", "RuntimeError", one.error)))
-    ]
-
-
-def hang_time(pending: Collection[int], ends: Sequence[ExpectedEnd]) -> float | None:
-    """Return how long the ranks `pending`, which alone have not finished, must go on to hang as announced.
-
-    Return None if a rank among them is to end in another way.
-    """
-    times = {end.rank: end.after for end in ends if end.kind is EndKind.HANG}
-    return max(times[rank] for rank in pending) if pending and times.keys() >= set(pending) else None
+    failed = [(one, ExceptionSketch("", "RuntimeError", one.error)) for one in waiting if one.error is not None]
+    return [one for one, error in failed if not (is_any_gone and error_consequence(error))]

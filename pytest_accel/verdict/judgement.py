@@ -21,7 +21,7 @@ from msgspec import Struct, field, structs
 
 from pytest_accel.core import rank_data
 from pytest_accel.core.frames import Folders
-from pytest_accel.core.rank_messages import EndKind, ExceptionSketch, ExpectedEnd, Finished, When
+from pytest_accel.core.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.shims import reason_of_skip
@@ -70,11 +70,8 @@ class Phase(Struct, frozen=True, kw_only=True):
     """True if an earlier phase of the test has failed. Leaks and mismatches are not reported in addition."""
     ended_before: frozenset[int] = frozenset()
     """Ranks whose end was reported with an earlier phase. It is reported only once."""
-    announced: Sequence[Sequence[ExpectedEnd]] = ()
-    """The ends that each rank of the test has announced; empty before the call, and if the phase has none."""
-    missing_faults: Sequence[Sequence[str]] = ()
-    """The faults that the test has planned for each rank and that have not come; empty in other phases than the call.
-    """
+    announced: Sequence[Announced] = ()
+    """What each rank of the test has announced. `expected_ends.marked` marks the outcomes of the call."""
     finished: Mapping[int, Finished] = field(default_factory=dict)
     """The last message of each rank that reached the end of the test. Empty before the teardown."""
     leaks: Literal["warn", "fail", "off"] = "fail"
@@ -86,17 +83,13 @@ class Phase(Struct, frozen=True, kw_only=True):
 def judge(phase: Phase) -> Verdict:
     """Return the verdict on `phase`."""
     size = len(phase.outcomes)
-    is_announced = any(phase.announced)
-    if is_announced and phase.when == "call":
-        phase = with_expected(phase)
+    is_announced = any(one.ends for one in phase.announced)
     if phase.ended_before:
         reported = [one for one in phase.outcomes if one.report is not None or one.rank not in phase.ended_before]
         phase = structs.replace(phase, outcomes=reported)
     outcomes = phase.outcomes
     verdict = _merge(phase)
-    if any(phase.missing_faults):  # Before the announced ends: a planned kill that does not come is the reason.
-        verdict = _add_missing_faults(verdict, phase)
-    if is_announced and phase.when == "call":
+    if phase.when == "call":
         verdict = _compare_with_announced(verdict, phase)
     if verdict.outcome == "failed":
         verdict = structs.replace(
@@ -126,43 +119,33 @@ def judge(phase: Phase) -> Verdict:
     )
 
 
-def with_expected(phase: Phase) -> Phase:
-    """Return `phase`, the call, with those outcomes marked that all ranks have announced."""
-    ends = expected_ends.agreed(phase.announced) if len(phase.announced) == len(phase.outcomes) else ()
-    outcomes = [one._replace(expected=expected_ends.is_expected(one, ends)) for one in phase.outcomes]
-    return structs.replace(phase, outcomes=outcomes)
-
-
 def _compare_with_announced(verdict: Verdict, phase: Phase) -> Verdict:
-    """Return `verdict`, or a failure, with the announced ends that have not come."""
-    ends = expected_ends.agreed(phase.announced)
-    came = {outcome.rank for outcome in phase.outcomes if outcome.expected}
-    missing = [end for end in ends if end.kind is not EndKind.UNEVEN_COLLECTIVES and end.rank not in came]
-    if ends and not missing:
-        return verdict
-    if verdict.outcome == "failed":
-        stopped = {outcome.rank for outcome in phase.outcomes if outcome.secondary}
-        about = [end for end in missing if end.rank not in stopped]
-        if ends and not about:
-            return verdict
-        text = sentences.announcement(about) if ends else sentences.no_agreement(phase.announced)
-        return _with_addition(verdict, text)
-    missed = sentences.missed_ends(missing, phase.outcomes, phase.folders)
-    text = missed if ends else sentences.no_agreement(phase.announced)
-    cause = Cause(CauseKind.FAILED, "announced end", tuple(end.rank for end in missing if end.rank is not None))
-    return _with_problems(verdict, cause, [text, "", *sentences.outcome_lines(phase.outcomes, phase.folders)], phase)
-
-
-def _add_missing_faults(verdict: Verdict, phase: Phase) -> Verdict:
-    """Return `verdict` with the planned faults that have not come, as a failure if the phase has passed.
+    """Return `verdict`, or a failure, with the planned faults and the announced ends that have not come.
 
     A test may fail, or be skipped, before a fault comes. Then that alone is reported, unless ends were announced.
     """
-    missing = {rank: faults for rank, faults in enumerate(phase.missing_faults) if faults}
-    text = sentences.missing_faults(missing)
-    if verdict.outcome == "passed":
-        return _with_problems(verdict, Cause(CauseKind.FAILED, "planned fault", tuple(missing)), [text], phase)
-    return _with_addition(verdict, text) if verdict.outcome == "failed" and any(phase.announced) else verdict
+    is_announced = any(one.ends for one in phase.announced)
+    ends = expected_ends.agreed(phase.announced)
+    # A rank that was stopped because of another one could not end as announced.
+    done = {one.rank for one in phase.outcomes if one.expected or one.secondary}
+    missing = [end for end in ends if end.rank is not None and end.rank not in done]
+    faults = {rank: one.missing_faults for rank, one in enumerate(phase.announced) if one.missing_faults}
+    texts = []
+    if faults and (is_announced or verdict.outcome == "passed"):
+        texts.append(sentences.missing_faults(faults))
+    if missing:
+        texts.append(sentences.announcement(missing))
+    elif is_announced and not ends:
+        texts.append(sentences.no_agreement([one.ends for one in phase.announced]))
+    if not texts:
+        return verdict
+    text = "; ".join(texts)
+    if verdict.outcome == "failed":
+        return _with_addition(verdict, text)
+    ranks = [*faults, *(end.rank for end in missing if end.rank is not None)]
+    cause = Cause(CauseKind.FAILED, "planned fault" if faults else "announced end", tuple(dict.fromkeys(ranks)))
+    message = f"the test {verdict.outcome}; {text}"
+    return _with_problems(verdict, cause, [message, "", *sentences.outcome_lines(phase.outcomes, phase.folders)], phase)
 
 
 def _with_addition(verdict: Verdict, text: str) -> Verdict:
@@ -202,17 +185,15 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     finished = phase.finished.values()
     leaks = sentences.leak_lines(phase.finished)
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
-    uneven = compare_collectives(phase.finished)
-    found: list[Mismatch] = [*uneven, *compare_groups(phase.finished), *unmet_messages(phase.finished)]
+    found: list[Mismatch] = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
+    found += unmet_messages(phase.finished)
     kill_reason = next(iter(sentences.mismatch_lines(found, phase.folders)), None)
     waiting = unawaited_collectives(phase.finished)
     missed = []
     if ends := expected_ends.agreed(phase.announced):
-        announced = [one for one in ends if one.kind is EndKind.UNEVEN_COLLECTIVES]
-        if announced and not uneven:
-            missed = [sentences.missed_ends(announced, phase.outcomes, phase.folders)]
-        intact = expected_ends.without_broken_groups(phase.finished, ends)
-        found = [*([] if announced else compare_collectives(intact)), *compare_groups(intact), *unmet_messages(intact)]
+        if UNEVEN_COLLECTIVES in ends and not compare_collectives(phase.finished):
+            missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
+        found = expected_ends.unexplained(found, phase.finished, ends)
         waiting = expected_ends.without_consequences(waiting, ends)
     mismatch = sentences.mismatch_lines(found, phase.folders)
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.

@@ -122,10 +122,8 @@ def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
     """Return the report of `subtest` with the verdict on it; ranks without a report of it are named."""
     absence = sentences.absence(subtest.number - 1)
     outcomes = []
-    for rank, is_expected in ((outcome.rank, outcome.expected) for outcome in phase.outcomes):
+    for rank in (one.rank for one in phase.outcomes if not one.expected or one.rank in subtest.reports):
         data = subtest.reports.get(rank)
-        if data is None and is_expected:
-            continue
         if data is None:
             outcomes.append(RankOutcome(rank, "absent", text=absence))
         else:

@@ -14,16 +14,7 @@ import pytest
 
 from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.core.rank_messages import (
-    CallSite,
-    EndKind,
-    ExceptionSketch,
-    ExpectedEnd,
-    Finished,
-    Leak,
-    LeakKind,
-    When,
-)
+from pytest_accel.core.rank_messages import CallSite, ExceptionSketch, ExpectedEnd, Finished, Leak, LeakKind, When
 from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
 from pytest_accel.core.shims import reason_of_skip
 from pytest_accel.core.signals import signal_name
@@ -76,7 +67,6 @@ _HANGS = {
     HangCause.UNREAD: "did not read the driver's message",
     HangCause.OTHER_RANK: "stopped",
     HangCause.DEADLOCK: "in a deadlock",
-    HangCause.EXPECTED: "still running",
 }
 """Words for a rank that hung, beside the message that says more."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
@@ -87,6 +77,7 @@ _EVENTS = {
     "unstarted": "could not run the test",
     "failed": "failed",
     "skipped": "skipped",
+    "finished": "finished the call",
 }
 """Words for the end of a rank, by its kind."""
 
@@ -127,8 +118,6 @@ def describe_hang(hang: Hang, be: str = "was") -> str:
             return f"{be} stopped {hang.seconds:g} s after {describe_event(hang.event)}"
         case HangCause.DEADLOCK:
             return f"{be} in a deadlock"
-        case HangCause.EXPECTED:
-            return f"{be} still running {hang.seconds:g} s after the other ranks had finished the call"
 
 
 def describe_event(event: RankEvent) -> str:
@@ -233,42 +222,21 @@ def announcement(ends: Sequence[ExpectedEnd]) -> str:
 
 
 def _describe_announced(end: ExpectedEnd) -> str:
-    match end.kind:
-        case EndKind.EXIT:
-            assert end.status is not None
-            how = f"exits with status {end.status}" if end.status >= 0 else f"is killed by {signal_name(-end.status)}"
-            return f"rank {end.rank} {how}"
-        case EndKind.HANG:
-            return f"rank {end.rank} hangs for {end.after:g} s"
-        case EndKind.DEVICE_ERROR:
-            about = f" with the text {end.text!r}" if end.text else ""
-            return f"rank {end.rank} fails with an error of its device{about}"
-        case EndKind.UNEVEN_COLLECTIVES:
-            return "the ranks issue different numbers of collectives"
-
-
-def missed_ends(missing: Sequence[ExpectedEnd], outcomes: Sequence[RankOutcome], folders: Folders) -> str:
-    """Return the message for announced ends that have not come, with what came instead."""
-    by_rank = {outcome.rank: outcome for outcome in outcomes}
-    texts = []
-    for end in missing:
-        outcome = None if end.rank is None else by_rank.get(end.rank)
-        did = "" if outcome is None else f"rank {outcome.rank} {_describe_briefly(outcome, folders, 1)}"
-        if end.kind is EndKind.UNEVEN_COLLECTIVES:
-            did = "the ranks issued equal numbers of collectives"
-        texts.append(f"{did or f'there is no rank {end.rank}'}; {announcement([end])}")
-    return "; ".join(texts)
+    if end.status is not None:
+        how = f"exits with status {end.status}" if end.status >= 0 else f"is killed by {signal_name(-end.status)}"
+    elif end.after is not None:
+        how = f"hangs for {end.after:g} s"
+    elif end.text is not None:
+        how = f"fails with an error of its device{f' with the text {end.text!r}' if end.text else ''}"
+    else:
+        return "the ranks issue different numbers of collectives"
+    return f"rank {end.rank} {how}"
 
 
 def no_agreement(announced: Sequence[Sequence[ExpectedEnd]]) -> str:
     """Return the message for announcements that are not the same on all ranks, or leave no rank to report."""
-    ranks: dict[tuple[ExpectedEnd, ...], list[int]] = {}
-    for rank, ends in enumerate(announced):
-        ranks.setdefault(tuple(ends), []).append(rank)
-    if len(ranks) == 1:
-        return f"the ends of all ranks are announced, and none is left to report: {announcement(announced[0])}"
-    each = "; ".join(f"{ranks_text(who)} {announcement(ends)}" for ends, who in ranks.items())
-    return f"the ranks did not announce the same ends: {each}"
+    each = [f"rank {rank} {announcement(ends)}" for rank, ends in enumerate(announced)]
+    return f"the ranks must announce the same ends, and leave a rank to report: {'; '.join(each)}"
 
 
 def missing_faults(faults: Mapping[int, Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.rank_messages import Announced, EndKind, ExpectedEnd, PhaseReport
+from pytest_accel.core.rank_messages import NOTHING_ANNOUNCED, Announced, ExpectedEnd, PhaseReport
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -53,19 +53,19 @@ def test_ends_are_announced_only_in_the_call_of_the_running_test(
     monkeypatch.setattr(RankConnection, "open", lambda grant, number: rank)
     grant = WorldGrant(WorldSpec(1, WorldKey("cpu", None, 1, grouped=True)), (0,), str(tmp_path), False, 0.0, ())
     monitor = RankMonitor(grant, cast(PoolClient, None), WorldCondition(), cast(DebuggerRelay, None))
-    end = ExpectedEnd(EndKind.EXIT, 0, 7)
+    own = Announced(1, (ExpectedEnd(0, status=7),))
 
-    def announced_after(message: object) -> tuple[ExpectedEnd, ...]:
-        sender.send_bytes(dumps((message, Announced(1, (end,)))))
+    def announced_after(message: object, announced: Announced = own) -> Announced:
+        sender.send_bytes(dumps((message, announced)))
         assert monitor.pump(monotonic() + 60)
         return rank.announced
 
     monitor.serial = 1
-    assert announced_after(Announced(2, (end,))) == ()
-    assert announced_after(PhaseReport(1, "setup", {"outcome": "passed"}, 0.0)) == (end,)
-    assert announced_after(Announced(2, (end,))) == (end, end)
-    assert announced_after(PhaseReport(1, "call", {"outcome": "passed"}, 0.0)) == (end, end)
+    assert announced_after(Announced(2)) == NOTHING_ANNOUNCED
+    assert announced_after(PhaseReport(1, "setup", {"outcome": "passed"}, 0.0)) == own
+    assert announced_after(own, Announced(2)) == own
+    assert announced_after(PhaseReport(1, "call", {"outcome": "passed"}, 0.0), Announced(1)) == own
     rank.begin()
-    assert rank.announced == ()
+    assert rank.announced == NOTHING_ANNOUNCED
     monitor.close()
     sender.close()

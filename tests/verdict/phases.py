@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_accel.core.frames import Folders
 from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.rank_messages import ExceptionSketch, PhaseReport, When
+from pytest_accel.core.rank_messages import Announced, ExceptionSketch, PhaseReport, When
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.verdict.expected_ends import marked
 from pytest_accel.verdict.judgement import Phase, judge, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
 
@@ -53,10 +55,12 @@ def terminated(rank: int, event: RankEvent) -> RankOutcome:
     return RankOutcome(rank, "hung", 9.0, stack=STACK, sections=(OUTPUT,), hang=hang)
 
 
-def judged(*outcomes: RankOutcome, when: When = "call", **more: Any) -> Verdict:
+def judged(*outcomes: RankOutcome, when: When = "call", announced: Sequence[Announced] = (), **more: Any) -> Verdict:
     """Return the verdict on a phase with `outcomes`, one of each rank. `more` are further fields of the phase."""
     about = f"{len(outcomes)} on sim"
-    return judge(Phase(when=when, outcomes=outcomes, place=PLACE, about=about, folders=FOLDERS, **more))
+    seen = marked(outcomes, announced) if when == "call" else outcomes
+    phase = Phase(when=when, outcomes=seen, place=PLACE, about=about, folders=FOLDERS, announced=announced, **more)
+    return judge(phase)
 
 
 def traceback_lines(verdict: Verdict) -> list[str]:

@@ -8,8 +8,10 @@ import pytest
 
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.rank_messages import (
+    UNEVEN_COLLECTIVES,
+    Announced,
     CallSite,
-    EndKind,
+    ExceptionSketch,
     ExpectedEnd,
     Finished,
     Leak,
@@ -19,17 +21,18 @@ from pytest_accel.core.rank_messages import (
     When,
 )
 from pytest_accel.core.rank_names import DEFAULT_GROUP
-from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome, RankState
+from pytest_accel.diagnostics.waiting_limits import Grace
 from pytest_accel.verdict.causes import Cause, CauseKind
-from pytest_accel.verdict.expected_ends import hang_time
+from pytest_accel.verdict.expected_ends import announced_hang
 from pytest_accel.verdict.phase_verdict import Verdict
 from tests.verdict.phases import failed, hung, judged, passed, skipped, summary, terminated
 
-EXIT = ExpectedEnd(EndKind.EXIT, 1, 7)
-KILLED = ExpectedEnd(EndKind.EXIT, 1, -signal.SIGKILL)
-HANG = ExpectedEnd(EndKind.HANG, 1, after=2.0)
-DEVICE = ExpectedEnd(EndKind.DEVICE_ERROR, 1, text="assert triggered")
-UNEVEN = ExpectedEnd(EndKind.UNEVEN_COLLECTIVES)
+EXIT = ExpectedEnd(1, status=7)
+KILLED = ExpectedEnd(1, status=-signal.SIGKILL)
+HANG = ExpectedEnd(1, after=2.0)
+DEVICE = ExpectedEnd(1, text="assert triggered")
+UNEVEN = UNEVEN_COLLECTIVES
 
 
 def ended(status: int | None, rank: int = 1, cause: ExitCause = ExitCause.EXITED) -> RankOutcome:
@@ -40,10 +43,11 @@ def device_error(text: str = "CUDA error: device-side assert triggered") -> Rank
     outcome = failed(1, text)
     assert outcome.report is not None
     sent = outcome.report
-    return outcome._replace(report=PhaseReport(1, "call", sent.report, sent.at, sent.exception, (), text))
+    exception = ExceptionSketch("torch", "AcceleratorError", text, of_device=True)
+    return outcome._replace(report=PhaseReport(1, "call", sent.report, sent.at, exception))
 
 
-STOPPED = RankOutcome(1, "hung", 9.0, hang=Hang(HangCause.EXPECTED, 2.0))
+STOPPED = RankOutcome(1, "hung", 9.0, hang=Hang(HangCause.OTHER_RANK, 2.0, event=RankEvent(0, "finished")))
 OUTCOMES = {
     "passes": passed(1),
     "skips": skipped(1),
@@ -87,9 +91,14 @@ FITTING = {
 ENDS_OF_RANKS = [end for end in FITTING if end is not UNEVEN]
 
 
+def by_rank(*ends: tuple[ExpectedEnd, ...]) -> list[Announced]:
+    """Return what the ranks have announced, the `ends` of each."""
+    return [Announced(1, one) for one in ends]
+
+
 def announced(*outcomes: RankOutcome, ends: tuple[ExpectedEnd, ...]) -> Verdict:
     """Return the verdict on the call if all ranks have announced `ends`."""
-    return judged(*outcomes, announced=[ends] * len(outcomes))
+    return judged(*outcomes, announced=[Announced(1, ends)] * len(outcomes))
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
@@ -99,7 +108,7 @@ def test_only_the_announced_end_counts_as_passed(end: ExpectedEnd, name: str) ->
     verdict = announced(*outcomes, ends=(end,))
     assert (verdict.outcome == "passed") == (FITTING[end] == name)
     # The message about a rank that was stopped is about what has stopped it.
-    if verdict.outcome == "failed" and name != "is stopped" and end is not UNEVEN:
+    if verdict.outcome == "failed" and name not in ("is stopped", "hangs") and end is not UNEVEN:
         assert "announced: rank 1 " in verdict.message
     assert verdict.outside_cause is None
     survivor = OUTCOMES[name]._replace(rank=0)
@@ -117,14 +126,13 @@ def test_an_announcement_counts_only_if_all_ranks_have_made_the_same(end: Expect
         [(end,), (), (end,)],
         [(end,), (end,), ()],
         [(end,), (end, UNEVEN), (end,)],
-        [(end,)],
-        [(end,), (ExpectedEnd(EndKind.EXIT, 1, 3),), (end,)],
+        [(end,), (ExpectedEnd(1, status=3),), (end,)],
     ):
-        verdict = judged(*outcomes, announced=ends)
+        verdict = judged(*outcomes, announced=by_rank(*ends))
         assert verdict.outcome == "failed"
-        assert len(ends) == 1 or "the ranks did not announce the same ends: " in verdict.message
+        assert "the ranks must announce the same ends, " in verdict.message
     every = [passed(0), passed(1), passed(2)]
-    assert judged(*every, announced=[(UNEVEN,), (), ()]).outcome == "failed"
+    assert judged(*every, announced=by_rank((UNEVEN,), (), ())).outcome == "failed"
 
 
 @pytest.mark.parametrize("when", ["setup", "teardown"])
@@ -132,28 +140,29 @@ def test_an_announcement_counts_only_if_all_ranks_have_made_the_same(end: Expect
 def test_announcements_change_no_verdict_on_another_phase_than_the_call(end: ExpectedEnd, when: When) -> None:
     for name, outcome in OUTCOMES.items():
         strict = judged(passed(0), outcome, when=when)
-        verdict = judged(passed(0), outcome, when=when, announced=[(end,), (end,)])
+        verdict = judged(passed(0), outcome, when=when, announced=by_rank((end,), (end,)))
         assert (verdict.outcome, verdict.message) == (strict.outcome, strict.message)
         assert (verdict.outcome == "passed") == (name == "passes")
 
 
 def test_the_announcement_of_all_ends_is_a_failure() -> None:
-    ends = (ExpectedEnd(EndKind.EXIT, 0, 7), EXIT)
+    ends = (ExpectedEnd(0, status=7), EXIT)
     verdict = announced(ended(7, 0), ended(7), ends=ends)
     text = "announced: rank 0 exits with status 7, rank 1 exits with status 7"
     assert verdict.message == (
-        f"ranks 0-1 exited with status 7; the ends of all ranks are announced, and none is left to report: {text}"
+        "ranks 0-1 exited with status 7; the ranks must announce the same ends, and leave a rank to report: "
+        f"rank 0 {text}; rank 1 {text}"
     )
     assert announced(ended(7, 0), ends=ends[:1]).outcome == "failed"
-    hangs = (ExpectedEnd(EndKind.EXIT, 0, 7), HANG)
+    hangs = (ExpectedEnd(0, status=7), HANG)
     assert announced(ended(7, 0), STOPPED, ends=hangs).outcome == "failed"
 
 
 def test_two_ends_of_one_rank_or_ends_of_no_rank_are_a_failure() -> None:
     assert announced(passed(0), ended(7), ends=(EXIT, KILLED)).outcome == "failed"
     assert announced(passed(0), ended(7), ends=(EXIT, EXIT)).outcome == "failed"
-    verdict = announced(passed(0), passed(1), ends=(ExpectedEnd(EndKind.EXIT, 9, 7),))
-    assert verdict.message == "there is no rank 9; announced: rank 9 exits with status 7"
+    verdict = announced(passed(0), passed(1), ends=(ExpectedEnd(9, status=7),))
+    assert verdict.message == "the test passed; announced: rank 9 exits with status 7"
 
 
 def test_the_message_of_a_failure_says_what_was_announced_and_what_came() -> None:
@@ -162,7 +171,7 @@ def test_the_message_of_a_failure_says_what_was_announced_and_what_came() -> Non
     assert verdict.longrepr["reprcrash"]["message"] == verdict.message
     assert verdict.cause == Cause(CauseKind.DIED, "status 8", (1,))
     verdict = announced(passed(0), passed(1), ends=(KILLED,))
-    assert verdict.message == "rank 1 passed; announced: rank 1 is killed by SIGKILL"
+    assert verdict.message == "the test passed; announced: rank 1 is killed by SIGKILL"
     assert verdict.cause == Cause(CauseKind.FAILED, "announced end", (1,))
     verdict = announced(passed(0), skipped(1), ends=(HANG,))
     assert verdict.message.endswith("; announced: rank 1 hangs for 2 s")
@@ -191,13 +200,15 @@ def test_an_announced_end_is_reported_with_the_call_only() -> None:
     assert (verdict.outcome, verdict.ended_ranks) == ("failed", frozenset({1, 2})), "rank 2 was not announced"
     verdict = announced(passed(0), ended(7), ends=(EXIT,))
     assert (verdict.outcome, verdict.ended_ranks, verdict.retire) == ("passed", frozenset({1}), True)
-    subtest = judged(passed(0), ended(7), announced=[(EXIT,)] * 2, failed_subtests={"subtest": 1})
+    subtest = judged(passed(0), ended(7), announced=by_rank((EXIT,), (EXIT,)), failed_subtests={"subtest": 1})
     assert (subtest.outcome, subtest.ended_ranks) == ("failed", frozenset({1}))
-    later = judged(passed(0), ended(7), when="teardown", announced=[(EXIT,)] * 2, ended_before=verdict.ended_ranks)
+    later = judged(
+        passed(0), ended(7), when="teardown", announced=by_rank((EXIT,), (EXIT,)), ended_before=verdict.ended_ranks
+    )
     assert later.outcome == "passed"
     reported = announced(passed(0), device_error(), ends=(DEVICE,))
     assert (reported.outcome, reported.ended_ranks) == ("passed", frozenset())
-    assert announced(device_error(), ends=(ExpectedEnd(EndKind.DEVICE_ERROR, 1),)).outcome == "passed"
+    assert announced(device_error(), ends=(ExpectedEnd(1, text=""),)).outcome == "passed"
 
 
 def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
@@ -206,21 +217,19 @@ def test_uneven_collectives_are_announced_for_the_end_of_the_test() -> None:
             rank: Finished(1, {DEFAULT_GROUP: ((0, 1), number)}, **more)  # type: ignore[arg-type]
             for rank, number in enumerate(numbers)
         }
-        ends = [(UNEVEN,), (UNEVEN,)]
-        return judged(passed(0), passed(1), when="teardown", finished=finished, announced=ends)
+        announced = by_rank((UNEVEN,), (UNEVEN,))
+        return judged(passed(0), passed(1), when="teardown", finished=finished, announced=announced)
 
     assert announced(passed(0), passed(1), ends=(UNEVEN,)).outcome == "passed"
     verdict = end_of_test(1, 2)
     assert verdict.outcome == "passed"
     assert verdict.kill_reason is not None, "the ranks are replaced"
     verdict = end_of_test(2, 2)
-    assert verdict.message == (
-        "the ranks issued equal numbers of collectives; announced: the ranks issue different numbers of collectives"
-    )
+    assert verdict.message == "the test passed; announced: the ranks issue different numbers of collectives"
     verdict = end_of_test(1, 2, late_teardown_error="late")
     assert (verdict.outcome, verdict.message) == ("failed", "late")
     finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank)}) for rank in (0, 1)}
-    half = judged(passed(0), passed(1), when="teardown", finished=finished, announced=[(UNEVEN,), ()])
+    half = judged(passed(0), passed(1), when="teardown", finished=finished, announced=by_rank((UNEVEN,), ()))
     assert half.outcome == "failed"
 
 
@@ -231,7 +240,13 @@ def test_groups_without_a_rank_that_has_ended_are_compared_as_always() -> None:
             for rank in (0, 2)
         }
         outcomes = [passed(0), ended(7), passed(2)]
-        return judged(*outcomes, when="teardown", finished=finished, announced=[ends] * 3, ended_before=frozenset({1}))
+        return judged(
+            *outcomes,
+            when="teardown",
+            finished=finished,
+            announced=by_rank(ends, ends, ends),
+            ended_before=frozenset({1}),
+        )
 
     assert end_of_test((0, 1, 2), (EXIT,)).outcome == "passed", "the others notice the end at different times"
     assert end_of_test((0, 2), (EXIT,)).cause == Cause(CauseKind.DISAGREED, "collectives")
@@ -258,36 +273,45 @@ def test_a_collective_that_nobody_waits_for_may_wait_for_a_rank_that_has_ended(
 ) -> None:
     unawaited = (UnawaitedCollective(CallSite("all_reduce", "test_it.py", 7), error),)
     finished = {rank: Finished(1, {DEFAULT_GROUP: ((0, 1), rank)}, unawaited=unawaited) for rank in (0, 1)}
-    verdict = judged(passed(0), passed(1), when="teardown", finished=finished, announced=[(end,)] * 2)
+    verdict = judged(passed(0), passed(1), when="teardown", finished=finished, announced=by_rank((end,), (end,)))
     assert verdict.outcome == outcome
 
 
 def test_the_ranks_are_replaced_after_a_test_with_announcements() -> None:
-    both = (ExpectedEnd(EndKind.DEVICE_ERROR, 0), ExpectedEnd(EndKind.DEVICE_ERROR, 1))
+    both = (ExpectedEnd(0, text=""), ExpectedEnd(1, text=""))
     verdict = announced(device_error()._replace(rank=0), device_error(), ends=both)
     assert (verdict.outcome, verdict.retire) == ("passed", True), "although their outcomes are equal"
 
 
 def test_a_planned_fault_must_come() -> None:
-    missing = [(), ("delay before barrier (never called)",)]
+    faults = ("delay before barrier (never called)",)
     text = "planned faults have not come in the test's own thread: rank 1: delay before barrier (never called)"
     for outcome, ends in ((passed(1), ()), (ended(7), (EXIT,)), (STOPPED, (HANG,)), (device_error(), (DEVICE,))):
-        assert judged(passed(0), outcome, announced=[ends] * 2).outcome == "passed"
-        verdict = judged(passed(0), outcome, announced=[ends] * 2, missing_faults=missing)
-        assert (verdict.message, verdict.cause) == (text, Cause(CauseKind.FAILED, "planned fault", (1,)))
-    verdict = judged(passed(0), passed(1), announced=[(EXIT,)] * 2, missing_faults=missing)
-    assert verdict.message == f"{text}; announced: rank 1 exits with status 7"
-    assert judged(passed(0), failed(1), missing_faults=missing).message == "rank 1: assert 0 == 1"
-    assert judged(skipped(0), skipped(1), missing_faults=missing).outcome == "skipped"
+        assert announced(passed(0), outcome, ends=ends).outcome == "passed"
+        verdict = judged(passed(0), outcome, announced=[Announced(1, ends), Announced(1, ends, faults)])
+        assert verdict.message == f"the test passed; {text}"
+        assert verdict.cause == Cause(CauseKind.FAILED, "planned fault", (1,))
+    verdict = judged(passed(0), passed(1), announced=[Announced(1, (EXIT,)), Announced(1, (EXIT,), faults)])
+    assert verdict.message == f"the test passed; {text}; announced: rank 1 exits with status 7"
+    missing = [Announced(), Announced(1, (), faults)]
+    assert judged(passed(0), failed(1), announced=missing).message == "rank 1: assert 0 == 1"
+    assert judged(skipped(0), skipped(1), announced=missing).outcome == "skipped"
 
 
 def test_only_announced_ranks_may_hang() -> None:
-    other = ExpectedEnd(EndKind.HANG, 2, after=5.0)
-    assert hang_time([1], (HANG, other)) == 2
-    assert hang_time([1, 2], (HANG, other)) == 5
-    assert hang_time([1, 3], (HANG, other)) is None
-    assert hang_time([], (HANG,)) is None
-    assert hang_time([1], (EXIT,)) is None
+    def hang(pending: set[int], *ends: ExpectedEnd) -> tuple[float, float, RankEvent | None]:
+        ranks = [RankState(rank=rank) for rank in range(4)]
+        for state in ranks:
+            state.reports["setup"] = PhaseReport(1, "setup", {"outcome": "passed"}, 1.0)
+            if state.rank not in pending:
+                state.reports["call"] = PhaseReport(1, "call", {"outcome": "passed"}, 10.0 + state.rank)
+        return announced_hang(ranks, [Announced(1, ends)] * 4)
+
+    other = ExpectedEnd(2, after=5.0)
+    assert hang({1}, HANG, other) == (15.0, 2.0, RankEvent(3, "finished"))
+    assert hang({1, 2}, HANG, other) == (18.0, 5.0, RankEvent(3, "finished"))
+    for grace in (hang({1, 3}, HANG, other), hang(set(), HANG), hang({1}, EXIT), hang({1})):
+        assert grace == Grace()
 
 
 def test_an_exit_is_compared_as_a_whole() -> None:

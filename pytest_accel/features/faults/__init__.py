@@ -4,12 +4,12 @@ It gives the fixture `faults`, and the option ``--accel-jitter``. A test announc
 end. The rank that ends so counts as passed, and the other ranks are judged as always. Faults can be injected before a
 collective, and random delays before all.
 
-It uses the moments `make_faults`, `around_call` and `configure`, and `RankContext.announce` to tell the driver. The
-kernel knows announced ends as data (`core.rank_messages.ExpectedEnd`), and judges them (`verdict/expected_ends.py`) and
-the faults that have not come without this feature.
+It uses the moments `make_faults` and `around_call`, and `RankContext.announce` to tell the driver. The kernel knows
+announcements as data (`core.rank_messages.Announced`), and judges the ends (`verdict/expected_ends.py`) and the faults
+that have not come without this feature.
 
 - `announcements` has the methods of the fixture. The ranks exchange each announcement through the world's store.
-- `injection` sees collectives at torch's dispatcher, and lets faults and delays happen before them.
+- `injection` sees collectives at torch's dispatcher.
 
 Tests: ``tests/features/faults``, and ``tests/verdict/test_expected_ends.py``. Page: ``docs/how-to/test-failures.md``.
 """

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import signal as signals
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from os import getpid, kill
+from sys import modules
+from threading import get_ident
 from time import sleep
 from typing import TYPE_CHECKING, NoReturn
 
 from msgspec import json
 
-from pytest_accel.core.rank_messages import EndKind, ExpectedEnd
+from pytest_accel.core.rank_messages import UNEVEN_COLLECTIVES, Announced, ExpectedEnd
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.features.faults.injection import Fault
+from pytest_accel.features.faults.injection import Fault, watch
 from pytest_accel.verdict.expected_ends import leave_nobody
-from pytest_accel.verdict.sentences import announcement
+from pytest_accel.verdict.sentences import no_agreement
 
 if TYPE_CHECKING:
-    from pytest_accel.features.faults.injection import Injector
     from pytest_accel.rank.context import RankContext
 
 _LARGEST_STATUS = 255
@@ -37,11 +40,18 @@ class Faults:
     has ended as announced.
     """
 
-    def __init__(self, context: RankContext, injector: Injector) -> None:
+    def __init__(self, context: RankContext, modes: ExitStack) -> None:
+        """Operations are seen as long as `modes` is open."""
         self._context = context
-        self._injector = injector
-        self._ends: list[ExpectedEnd] = []
-        self._exchanges = 0
+        self._test = context.tests
+        self._modes = modes
+        self._is_watching = False
+        self._thread = get_ident()
+        """The thread of the test, in which operations are seen."""
+        self._ends: tuple[ExpectedEnd, ...] = ()
+        self._faults: list[Fault] = []
+        if "torch" in modules:
+            self._watch()  # Modes must end in the reverse order, and the test may plan faults in another one.
 
     def expect_exit(self, rank: int, *, status: int | None = None, signal: str | int | None = None) -> None:
         """Announce that the process of `rank` exits with `status`, or that `signal` (``"SIGKILL"``) kills it."""
@@ -49,17 +59,20 @@ class Faults:
         if (status is None) == (signal is None):
             raise ValueError("expect_exit needs either status= or signal=")
         if signal is not None:
-            status = -_signal_number(signal)
+            try:
+                status = -(signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal))
+            except (KeyError, ValueError):
+                raise ValueError(f"there is no signal {signal!r}; name it as in 'SIGKILL'") from None
         elif type(status) is not int or not 0 <= status <= _LARGEST_STATUS:
             raise ValueError(f"status must be an int from 0 to {_LARGEST_STATUS}, got {status!r}")
-        self._announce(ExpectedEnd(EndKind.EXIT, rank, status))
+        self._announce(ExpectedEnd(rank, status=status))
 
     def expect_hang(self, rank: int, *, after: float = 1.0) -> None:
         """Announce that `rank` does not finish the test: it is stopped `after` seconds after all others have."""
         __tracebackhide__ = True
         if not _is_duration(after) or after == 0:
             raise ValueError(f"after must be a finite number of seconds > 0, got {after!r}")
-        self._announce(ExpectedEnd(EndKind.HANG, rank, after=float(after)))
+        self._announce(ExpectedEnd(rank, after=float(after)))
 
     def expect_device_error(self, rank: int | None = None, text: str = "") -> None:
         """Announce that the test fails on `rank` (None: on each) with an error of its device that contains `text`.
@@ -71,22 +84,20 @@ class Faults:
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, got {text!r}")
         ranks = range(self._context.spec.ranks) if rank is None else (rank,)
-        self._announce(*(ExpectedEnd(EndKind.DEVICE_ERROR, one, text=text) for one in ranks))
+        self._announce(*(ExpectedEnd(one, text=text) for one in ranks))
 
     def expect_uneven_collectives(self) -> None:
         """Announce that the ranks issue different numbers of collectives in a process group."""
         __tracebackhide__ = True
         if self._context.spec.ranks == 1:
             raise ValueError("a test of one rank cannot issue different numbers of collectives")
-        self._announce(ExpectedEnd(EndKind.UNEVEN_COLLECTIVES))
+        self._announce(UNEVEN_COLLECTIVES)
 
     def kill(self, rank: int, at: str | None = None, n: int = 1) -> None:
         """Plan that SIGKILL kills `rank`, and announce it as :meth:`expect_exit` does."""
         __tracebackhide__ = True
-        self._injector.check()
         fault = Fault("kill", at, n, lambda: kill(getpid(), signals.SIGKILL))
-        self.expect_exit(rank, signal="SIGKILL")
-        self._plan(rank, fault)
+        self._plan(rank, fault, ExpectedEnd(rank, status=-signals.SIGKILL))
 
     def delay(self, rank: int, seconds: float, at: str | None = None, n: int | None = None) -> None:
         """Plan a delay of `seconds` on `rank`, before each call if `n` is None."""
@@ -102,35 +113,54 @@ class Faults:
             raise TypeError(f"error must be an exception, got {error!r}")
         self._plan(rank, Fault(f"fail with {type(error).__name__}", at, n, partial(_raise, error)))
 
-    def _plan(self, rank: int, fault: Fault) -> None:
+    def _plan(self, rank: int, fault: Fault, *ends: ExpectedEnd) -> None:
+        """Let `fault` happen on `rank`, and announce `ends`. Raise RuntimeError in a thread that is not the test's."""
         __tracebackhide__ = True
-        self._injector.check()
+        if self._thread != get_ident():
+            raise RuntimeError("faults can be planned only by the test's own code, in its own thread")
         self._check_rank(rank)
-        if rank == self._context.rank:
-            self._injector.plan(fault)
+        self._announce(*ends, faults=[fault] if rank == self._context.rank else [])
+        self._watch()
 
-    def _announce(self, *ends: ExpectedEnd) -> None:
-        """Tell the driver, then wait until the other ranks have told it the same. Raise ValueError if they differ."""
-        __tracebackhide__ = True
-        self._check(ends)
-        # Before the exchange: when it returns, the driver's connections have the announcements of all ranks.
-        self._context.announce(ends, self._injector.missing)
-        self._ends += ends
-        if self._context.spec.ranks > 1:
-            self._compare(ends)
+    def _announce(self, *ends: ExpectedEnd, faults: Sequence[Fault] = ()) -> None:
+        """Tell the driver, then wait until the other ranks have told it the same ends. Raise ValueError if they differ.
 
-    def _check(self, ends: tuple[ExpectedEnd, ...]) -> None:
-        """Raise ValueError for ends that cannot be judged."""
+        Raise ValueError, too, for ends that cannot be judged, and RuntimeError outside of the call of a test.
+        """
         __tracebackhide__ = True
-        known = {end.rank for end in self._ends}
+        context, known = self._context, {end.rank for end in self._ends}
         for end in ends:
-            if end.kind is not EndKind.UNEVEN_COLLECTIVES:
+            if end.rank is not None:
                 self._check_rank(end.rank)
-            if end.rank in known:
-                what = "uneven collectives were" if end.rank is None else f"the end of rank {end.rank} was"
-                raise ValueError(f"{what} announced before in this test; announce one end for each rank")
-        if leave_nobody((*self._ends, *ends), self._context.spec.ranks):
+                if end.rank in known:
+                    raise ValueError(f"the end of rank {end.rank} was announced before in this test")
+        size = context.spec.ranks
+        if leave_nobody((*self._ends, *ends), size):
             raise ValueError("the ends of all ranks would be announced; at least one rank must be left to report")
+        if not context.in_call or context.tests != self._test:
+            raise RuntimeError("ends can be announced, and faults planned, only in the first run of a test's own code")
+        turn = f"faults/{context.tests}/{len(self._ends)}"
+        self._ends += ends
+        self._faults += faults
+        # Before the exchange: when it returns, the driver's connections have the announcements of all ranks.
+        self._tell()
+        if not ends or size == 1:
+            return
+        store = context.signed_store  # The world's store, which works without a process group.
+        assert store is not None
+        store.set(f"{turn}/{context.rank}", json.encode(ends))
+        each = [json.decode(store.get(f"{turn}/{rank}"), type=tuple[ExpectedEnd, ...]) for rank in range(size)]
+        # Rank 0 serves the store: it must not end before the others have read.
+        store.set(f"{turn}/{context.rank}/read", b"")
+        for rank in range(size) if context.rank == 0 else ():
+            store.get(f"{turn}/{rank}/read")
+        if any(one != ends for one in each):
+            raise ValueError(no_agreement(each))
+
+    def _tell(self) -> None:
+        """Tell the driver what is announced and planned."""
+        missing = tuple(str(fault) for fault in self._faults if not fault.has_come)
+        self._context.announce(Announced(ends=self._ends, missing_faults=missing))
 
     def _check_rank(self, rank: object) -> None:
         """Raise ValueError if the test has no such rank."""
@@ -139,36 +169,31 @@ class Faults:
         if type(rank) is not int or rank not in ranks:
             raise ValueError(f"the test has no rank {rank!r}; its ranks are {ranks_text(ranks)}")
 
-    def _compare(self, own: tuple[ExpectedEnd, ...]) -> None:
-        """Exchange the announced ends `own` through the world's store, which works without a process group."""
+    def _watch(self) -> None:
+        """See the operations of this thread from now on."""
+        if not self._is_watching:
+            self._is_watching = True
+            self._modes.enter_context(watch(self._before))
+
+    def _before(self, function: str) -> None:
+        """Let the faults happen that are planned for this call of a `function` of `torch.distributed`."""
         __tracebackhide__ = True
-        context = self._context
-        store, ranks = context.signed_store, range(context.spec.ranks)
-        assert store is not None
-        self._exchanges += 1
-        turn = f"faults/{context.tests}/{self._exchanges}"
-        store.set(f"{turn}/{context.rank}", json.encode(own))
-        each = [json.decode(store.get(f"{turn}/{rank}"), type=tuple[ExpectedEnd, ...]) for rank in ranks]
-        # Rank 0 serves the store: it must not end before the others have read.
-        store.set(f"{turn}/{context.rank}/read", b"")
-        for rank in ranks if context.rank == 0 else ():
-            store.get(f"{turn}/{rank}/read")
-        if any(ends != own for ends in each):
-            texts = "; ".join(f"rank {rank} {announcement(ends)}" for rank, ends in enumerate(each))
-            raise ValueError(f"the ranks must announce the same ends: {texts}")
+        if not self._context.in_call:
+            return
+        concerned = [fault for fault in self._faults if fault.at in (None, function)]
+        is_news = not all(fault.has_come for fault in concerned)
+        for fault in concerned:
+            fault.calls += 1
+        if is_news:  # Before the fault, which may kill this process.
+            self._tell()
+        for fault in concerned:
+            if fault.number in (None, fault.calls):
+                fault.act()
 
 
 def _is_duration(value: object) -> bool:
     """Return True for a finite number of seconds >= 0."""
     return isinstance(value, (int, float)) and 0 <= value < math.inf
-
-
-def _signal_number(signal: str | int) -> int:
-    """Return the number of a signal, which `signal` names. Raise ValueError if there is no such signal."""
-    try:
-        return (signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)).value
-    except (KeyError, ValueError):
-        raise ValueError(f"there is no signal {signal!r}; name it as in 'SIGKILL'") from None
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -130,7 +130,7 @@ def test_each_end_passes_only_if_it_was_announced(suite: Suite, which: str) -> N
     run.expect({f"test_{one}_{end}": _expected(one, end) for one, end in pairs} | others)
     if which == "quick":
         assert "rank 1 exited with status 8; announced: rank 1 exits with status 7" in run.text
-        assert "rank 1 passed; announced: rank 1 hangs for 0.3 s" in run.text
+        assert "the test passed; announced: rank 1 hangs for 0.3 s" in run.text
 
 
 _MISUSES = """
@@ -274,6 +274,19 @@ _MISUSES = """
 
 
     @distributed(2)
+    def test_kept(faults):
+        RUN.append(faults)
+
+
+    @distributed(2)
+    def test_not_by_another_test(rank):
+        with pytest.raises(RuntimeError):
+            RUN.pop().expect_exit(1, status=7)
+        if rank == 1:
+            os._exit(7)
+
+
+    @distributed(2)
     def test_all_devices(faults):
         RUN.append("this test")
         faults.expect_device_error(text="errors might be late")
@@ -334,6 +347,8 @@ _VERDICTS_ON_MISUSES = {
     "test_survivor_fails": "FAILED failed: AssertionError; rank 0",
     "test_values": "PASSED",
     "test_only_rank": "PASSED",
+    "test_kept": "PASSED",
+    "test_not_by_another_test": "FAILED died: status 7; rank 1",
     "test_all_devices": "PASSED",
     "test_after_all_devices": "PASSED",
     "test_rank_0_ends": "PASSED",
@@ -357,8 +372,9 @@ def test_announcements_are_strict(suite: Suite) -> None:
     for name, words in others.items():
         assert "FAILED" in words.split(), name
     run.expect({**_VERDICTS_ON_MISUSES, **others})
-    assert "the end of a rank can be announced only in the first run of a test's own code" in run.text
-    assert "the ranks did not announce the same ends: rank 0 announced: rank 1 exits with status 7" in run.text
+    assert "ends can be announced, and faults planned, only in the first run of a test's own code" in run.text
+    text = "the ranks must announce the same ends, and leave a rank to report: rank 0 announced: rank 1 exits"
+    assert text in run.text
     assert "rank 1: exited with status 7, as announced" in run.failure("test_survivor_fails")
 
 
