@@ -125,6 +125,10 @@ def _selects_by_argument(config: pytest.Config) -> bool:
     return compares_arguments(getattr(config.option, "markexpr", ""))
 
 
+def _has_jitter(config: pytest.Config) -> bool:
+    return options.jitter(config) is not None
+
+
 FEATURES = (
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts, "marks_of_file": _adopts}),
     Feature(
@@ -162,7 +166,7 @@ FEATURES = (
     Feature("plugins", {"configure_rank": _always, "redirected": _always}),
     Feature("properties", {"around_call": lambda config: "hypothesis" in sys.modules}),
     Feature("launch", {"make_launch": _always}),
-    Feature("faults", {"make_faults": _always, "around_call": lambda config: options.jitter(config) is not None}),
+    Feature("faults", {"configure": _has_jitter, "make_faults": _always, "around_call": _has_jitter}),
     Feature(
         "fake_group",
         {"open_fake_group": _always, "around_call": lambda config: f"{__name__}.fake_group.hooks" in sys.modules},

@@ -349,8 +349,8 @@ _OPTIONS: dict[str, _Option] = {
         "int",
         "an int >= 0",
         option_types.rank,
-        "delay each rank for a random time of up to 20 ms before each collective and message, to find races; the same "
-        "seed gives the same delays",
+        "delay each rank for a random time of up to 20 ms before each collective and message, to find races; a failure "
+        "names this seed of the delays",
         "SEED",
     ),
     PRELOAD: _Option(

@@ -496,9 +496,11 @@ def test_random_delays_find_a_race_and_name_their_seed(suite: Suite) -> None:
     conftest.unlink()
     for seed in range(20):
         run = suite.run("--accel-jitter", str(seed))
+        assert f"accel: random delays before collectives: --accel-jitter {seed}" in run.text
         if run.result("test_race") != "PASSED":
             break
     run.expect({"test_race": "FAILED"})
+    assert f"random delays before collectives: --accel-jitter {seed}" in run.failure("test_race")
     assert f"--accel-jitter {seed} --accel-" in run.failure("test_race"), "the command of the rerun"
 
 
@@ -527,4 +529,4 @@ def test_the_seed_of_random_delays_has_three_forms(suite: Suite, monkeypatch: py
     )
     run = suite.run("-n1")
     assert "assert 1 == 0" in run.text
-    assert ("--accel-jitter 7" in run.failure("test_delayed")) == (way == "environment"), "the command of the rerun"
+    assert run.text.count("random delays before collectives: --accel-jitter 7") == 2, "the header and the failure"
