@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel import features, late_marks
-from pytest_accel.core.marks import DividedItem, ForeignArgumentsError, MarkError, Marks, Variant, own_world_size
+from pytest_accel.core.marks import ForeignArgumentsError, MarkError, Marks, own_world_size
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.node_refs import give_new_stash
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, VARIANT
@@ -37,6 +37,7 @@ class Redirector:
             session.settings,
             self._why_no_launcher,
             self._remote_inventory,
+            partial(features.call_one, "plan_all", session.config),
             hypothetical=planned_machine(session.config) is not None,
         )
         if launched is not None:
@@ -65,7 +66,7 @@ class Redirector:
             except ForeignArgumentsError as error:
                 hint = f"if the mark is the project's own, set accel_marks = {error.name}:project"
                 foreign[item] = f"{item.nodeid}: {error}; {hint}"
-            except (MarkError, VendorError) as error:
+            except (MarkError, VendorError, pytest.UsageError) as error:
                 errors[item] = f"{item.nodeid}: {error}"
         if redirected and self._session.is_worker and self._session.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"
@@ -98,11 +99,9 @@ class Redirector:
 
     def plan(self, item: pytest.Item, marks: Marks) -> ItemPlan:
         """Return the plan of `item`, which has `marks`. Raise `MarkError` or `VendorError` if `marks` are wrong."""
-        divided: DividedItem | None = item.stash.get(VARIANT, None)
-        variant = Variant() if divided is None else divided.variant
-        if variant.world_size is None:
-            variant = variant._replace(world_size=own_world_size(item))
-        plan = plan_item(marks, variant, self._resources, fresh=_is_forked(item), turn=self._turn)
+        chosen, _ = item.stash.get(VARIANT, None) or ({}, None)
+        chosen = {"world_size": own_world_size(item), **chosen}
+        plan = plan_item(marks, chosen, self._resources, fresh=_is_forked(item), turn=self._turn)
         leases = item.stash.get(DRIVER_LEASES, None)
         if leases is None:
             return plan

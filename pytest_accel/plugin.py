@@ -15,15 +15,12 @@ from pytest_accel import features, hooks
 from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import (
     MARKER_LINES,
-    MarkError,
     MarkFinder,
     MarkOwners,
-    Variant,
     deselected_marks,
+    has_list,
     has_marks,
     marks_in,
-    own_world_size,
-    variants,
 )
 from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.source_files import record_conftest, record_file, text_of
@@ -36,7 +33,6 @@ from pytest_accel.core.stash_keys import (
     OWNERS,
     RANK_PLUGIN,
     SESSION,
-    VARIANT,
     is_rank,
 )
 from pytest_accel.fixtures import (
@@ -362,23 +358,20 @@ class CollectionHooks:
             self._session.pool_client.warm()
 
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_make_collect_report(
-        self, collector: pytest.Collector
-    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Divide items by lists before the wrapper of ``--lf``, and pytest's own code, compare their names."""
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Divide tests by lists before the wrapper of ``--lf``, and pytest's own code, compare their names."""
         report = yield
-        if not isinstance(collector, pytest.Session | pytest.Directory) and report.result:
-            report.result = self._divided(report.result, selectable=True)
+        self._divide(report.result or [], selectable=True)
         return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
-        self._note_use(items)
         self._divide(items)  # Marks may have been added after their collector had ended.
         collected = items.copy()
         features.call("collected", self._session.config, self._session.config, items)
         result = yield
         self._note_use(collected)  # Hooks may have added marks.
+        self._divide(items)
         self._redirect(items, self._session.settings.shard)
         self._has_modified_items = True
         return result
@@ -393,13 +386,14 @@ class CollectionHooks:
         if self._has_modified_items:
             finder = MarkFinder(self._owners)
             if any(any(finder.find(item)) and MARKED not in item.stash for item in session.items):
+                self._divide(session.items)
                 self._redirect(session.items, None)
         if self._redirector is not None or any(DRIVER_LEASES in item.stash for item in session.items):
             features.call("collection_finished", session.config, self._session, session.items)
         before = session.items.copy()
         result = yield
         if session.items != before:
-            self._redirect(session.items, None, divides=False)  # An xdist worker has sent its list of tests.
+            self._redirect(session.items, None)  # Not divided: an xdist worker has sent its list of tests.
         if self._owners.by_rule and self._runs_tests:
             from pytest_accel.foreign_marks import MarkUse
 
@@ -419,47 +413,14 @@ class CollectionHooks:
 
             MarkUse(self._owners).note(items)
 
-    def _divide(self, items: list[pytest.Item]) -> bool:
-        """Divide items that have got marks with lists since they were collected; return whether there are any."""
-        divided = self._divided(items, selectable=False)
-        if divided is items:
-            return False
-        from pytest_accel.core.shims import count_more_items
+    def _divide(self, nodes: list[Any], *, selectable: bool = False) -> None:
+        """Put tests for the entries of lists in place of tests that have a list in their mark, and were not divided."""
+        self._note_use(nodes)
+        finder, config = MarkFinder(self._owners), self._session.config
+        if any(has_list(finder.find(node).distributed) for node in nodes):
+            features.call("divide", config, config, nodes, selectable)
 
-        count_more_items(self._session.config, len(divided) - len(items))
-        items[:] = divided
-        return True
-
-    def _divided(self, nodes: list[Any], *, selectable: bool) -> list[Any]:
-        """Return `nodes` with the variants of each item in place of it. `selectable` is that of a `DividedItem`."""
-        finder, may_be_foreign = MarkFinder(self._owners), "distributed" in self._owners.by_rule
-        found: dict[pytest.Item, list[Variant]] = {}
-        for node in nodes:
-            mark = finder.find(node).distributed
-            if mark is None and may_be_foreign:
-                mark = self._used_mark(node)
-            # Most tests have no mark, and `isinstance` takes as long as all before.
-            if mark is None or not isinstance(node, pytest.Item) or VARIANT in node.stash:
-                continue
-            with suppress(MarkError):  # Wrong marks are reported together after collection.
-                if chosen := variants(mark, has_own_sizes=own_world_size(node) is not None):
-                    found[node] = chosen
-        if not found:
-            return nodes
-        from pytest_accel import item_variants
-
-        return list(item_variants.divide(nodes, found, selectable=selectable))
-
-    def _used_mark(self, item: pytest.Item) -> pytest.Mark | None:
-        """Return the mark ``distributed`` of `item` if it is the project's, but the test uses it as the plugin's."""
-        if has_marks(item):
-            from pytest_accel.foreign_marks import MarkUse
-
-            if MarkUse(self._owners).name(item) == "distributed":
-                return MarkFinder().find(item).distributed
-        return None
-
-    def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None, *, divides: bool = True) -> None:
+    def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None) -> None:
         """Make new marked items run in worlds, and register the hooks that run them.
 
         Deselect items that do not meet ``--accel-select`` or, with `shard`, belong to other parts than this one.
@@ -467,8 +428,6 @@ class CollectionHooks:
         config = self._session.config
         finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
-        if found and divides and self._divide(items):
-            found = {item: marks for item in items if any(marks := finder.find(item))}
         features.call("read_needs", config, self._session, items)
         if not found and not features.needed("select", config):
             return

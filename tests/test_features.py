@@ -22,7 +22,11 @@ __all__ = ["suite"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_accel"
-EXAMPLES_OF = {"properties": "test_properties.py", "launch": "launchers"}
+EXAMPLES_OF = {
+    "properties": ("test_properties.py",),
+    "launch": ("launchers",),
+    "sizes": ("test_data_parallel.py", "test_sampler.py"),
+}
 """The examples that use a feature."""
 FAST = {"order", "plugins"}
 """Features whose deletion is always tested: the kernel calls these in every session with marked tests."""
@@ -130,8 +134,8 @@ def test_the_tests_of_the_kernel_and_the_examples_pass_without_a_feature(name: s
         for path in (*copy.glob("tests/*.py"), *copy.glob("tests/*/*.py")):
             if used.search(path.read_text(encoding="utf-8")):
                 path.unlink()
-        for one in names & EXAMPLES_OF.keys():
-            path = copy / "examples" / EXAMPLES_OF[one]
+        for one in (one for name in names for one in EXAMPLES_OF.get(name, ())):
+            path = copy / "examples" / one
             path.unlink() if path.is_file() else shutil.rmtree(path)
         environment = {name: value for name, value in os.environ.items() if not OUTER_VARIABLES.match(name)}
         environment |= {"PYTHONPATH": str(copy), "TMPDIR": folder}
@@ -151,3 +155,33 @@ def test_a_test_that_needs_a_deleted_feature_says_so(
     run = suite.start(environment={"PYTHONPATH": str(folder)}).finish()
     run.expect({"test_launch": "ERROR"})
     assert "this installation of pytest-accel lacks the feature for 'make_launch'" in run.failure("test_launch")
+
+
+@pytest.mark.long
+def test_marks_without_one_number_are_wrong_if_their_feature_is_deleted(
+    suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(backend=["gloo", "mpi"])
+        def test_list():
+            pass
+
+
+        @pytest.mark.devices("all")
+        def test_all():
+            pass
+        """,
+    )
+    folder = without(standing_on("sizes"), tmp_path_factory.mktemp("without"))
+    run = suite.start(environment={"PYTHONPATH": str(folder)}).finish()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    output = run.text + run.errors
+    assert (
+        "test_it.py::test_list: @pytest.mark.distributed(backend=['gloo', 'mpi']): no test was made for each" in output
+    )
+    assert "test_it.py::test_all: this installation of pytest-accel lacks the feature for 'plan_all'" in output

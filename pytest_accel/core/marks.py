@@ -41,32 +41,6 @@ class Marks(NamedTuple):
     distributed: pytest.Mark | None = None
 
 
-class Variant(NamedTuple):
-    """One entry of each list in a ``distributed`` mark. A test with such a mark runs once for each variant."""
-
-    world_size: object = None
-    """The world size; None if the mark has a single one. Else a size of the list, or the value of the test's parameter
-    ``world_size``, which may be anything."""
-    backend: str | None = None
-    """The backend; None if the mark has no list of them."""
-
-    @property
-    def id(self) -> str:
-        """The part of the test's id for this variant: ``world_size=2-backend=gloo``."""
-        values = (("world_size", self.world_size), ("backend", self.backend))
-        return "-".join(f"{name}={value}" for name, value in values if value is not None)
-
-
-class DividedItem(NamedTuple):
-    """An item that was made of a test for one of its variants. Stored in the stash of the item (`VARIANT`)."""
-
-    variant: Variant
-    name: str
-    nodeid: str
-    selectable: bool
-    """True if the command line can select the item by its name, False if only the test of which it was made."""
-
-
 # Arguments
 
 
@@ -291,10 +265,8 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
             raise MarkError(f"{head}({argument}={listed!r}): {argument} must name each {what} once, got {listed!r}")
     counts = _as_list(checked.get(first, table[first].default))
     if "at_least" in checked and ALL not in counts:
-        given_count = " or ".join(map(str, counts))
-        raise MarkError(
-            f"{head}(at_least={checked['at_least']}): at_least is for {first}={ALL!r}, got {first}={given_count}"
-        )
+        number = checked.get(first, table[first].default)
+        raise MarkError(f"{head}(at_least={checked['at_least']}): at_least is for {first}={ALL!r}, got {number!r}")
     fewest = min((count for count in counts if count != ALL), default=math.inf)
     if (nodes := checked.get("nodes", 1)) > fewest:
         raise MarkError(
@@ -322,39 +294,28 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def variants(mark: pytest.Mark, *, has_own_sizes: bool = False) -> list[Variant]:
-    """Return the variants into which the lists of a ``distributed`` mark divide a test; none if it has no list.
-
-    `has_own_sizes` is True for a test with a parameter ``world_size``, which chooses among the sizes of the mark. Raise
-    :class:`MarkError` if any argument of the mark is not allowed.
-    """
-    checked = check(mark)
-    sizes, backends = checked.get("world_size"), checked.get("backend")
-    sizes = sizes if isinstance(sizes, list) and not has_own_sizes else [None]
-    backends = backends if isinstance(backends, list) else [None]
-    found = [Variant(size, backend) for size in sizes for backend in backends]
-    return [] if found == [Variant()] else found
+def has_list(mark: pytest.Mark | None) -> bool:
+    """Return whether `mark` has a list among its arguments, each entry of which makes a test."""
+    return mark is not None and any(isinstance(value, list | tuple) for value in (*mark.args, *mark.kwargs.values()))
 
 
 def read(
-    marks: Marks,
-    variant: Variant = Variant(),  # noqa: B008 - immutable.
-    resources: Collection[str] = (),
+    marks: Marks, resources: Collection[str] = (), *, world_size: object = None, backend: object = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the given arguments of ``devices`` and of ``distributed``; nothing for a mark that the test lacks.
 
-    ``distributed`` always has one `world_size`, and at most one `backend`: `variant` has those that are chosen from
-    lists. If the test has both marks, both have the kind and number of each rank's devices, if either gives it.
-    `resources` are names that ``devices`` may give as kind, too. Raise :class:`MarkError` for an argument that is not
-    allowed, and for marks that contradict each other.
+    ``distributed`` always has one `world_size`, and at most one `backend`: those that were chosen from lists, or by the
+    test's own parameter `world_size`, which may be anything. If the test has both marks, both have the kind and number
+    of each rank's devices, if either gives it. `resources` are names that ``devices`` may give as kind, too. Raise
+    :class:`MarkError` for an argument that is not allowed, and for marks that contradict each other.
     """
     devices = {} if marks.devices is None else check(marks.devices, resources)
     ranks = {} if marks.distributed is None else check(marks.distributed)
     if marks.distributed is not None:
         default = _ARGUMENTS["distributed"]["world_size"].default
-        ranks["world_size"] = _chosen("world_size", ranks.get("world_size", default), variant.world_size)
+        ranks["world_size"] = _chosen("world_size", ranks.get("world_size", default), world_size)
         if "backend" in ranks:
-            ranks["backend"] = _chosen("backend", ranks["backend"], variant.backend)
+            ranks["backend"] = _chosen("backend", ranks["backend"], backend)
         if marks.devices is not None:
             if devices.get("n") == ALL:
                 raise MarkError(
@@ -373,12 +334,18 @@ def _chosen(argument: str, value: Any, choice: object) -> Any:
     allowed = _as_list(value)
     if choice is None and not isinstance(value, list):
         return value
+    head = f"@pytest.mark.distributed({argument}={value!r})"
+    if choice is None:
+        raise MarkError(
+            f"{head}: no test was made for each entry of the list, since the mark was added too late, or this "
+            f"installation of pytest-accel lacks the feature; name one {argument}"
+        )
     if isinstance(choice, (int, str)) and not isinstance(choice, bool) and choice in allowed:
         return choice
     advice = "; rename the test's parameter world_size if it has another meaning" if argument == "world_size" else ""
     raise MarkError(
-        f"@pytest.mark.distributed({argument}={value!r}): the {argument} with which the test was collected must be "
-        f"{' or '.join(map(str, allowed))} as in the mark, got {choice!r}{advice}"
+        f"{head}: the {argument} with which the test was collected must be {' or '.join(map(str, allowed))} as in the "
+        f"mark, got {choice!r}{advice}"
     )
 
 

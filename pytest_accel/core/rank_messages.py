@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from pytest_accel.core.marks import DividedItem
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.source_files import SourceState
@@ -52,10 +51,10 @@ class RunTest(Struct, frozen=True):
     """Location of the test. The driver sends it because a rank would access the file for every test to find it."""
     next: NodeRef | None
     """The test that this world is expected to run next."""
-    last: bool = False
+    last: bool
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
-    divided: DividedItem | None = None
-    """The variant of the test; None if its mark has no lists."""
+    names: tuple[str, str]
+    """Name and node id of the test in the driver, of which several tests may be one test of a rank."""
 
 
 class RunCall(Struct, frozen=True):

@@ -335,15 +335,12 @@ def copy_item(item: Any, name: str, nodeid: str) -> Any:
     from _pytest.unittest import TestCaseFunction
 
     copied = copy.copy(item)
-    copied.own_markers = item.own_markers.copy()
-    copied.extra_keyword_matches = item.extra_keyword_matches.copy()
-    copied.user_properties = item.user_properties.copy()
-    copied._report_sections = item._report_sections.copy()
+    for attribute in ("own_markers", "extra_keyword_matches", "user_properties", "_report_sections"):
+        setattr(copied, attribute, copy.copy(getattr(item, attribute)))
     copied.name = name
     _set_id(copied, nodeid)
     copied.keywords = NodeKeywords(copied)
-    own = getattr(item.keywords, "_markers", item.keywords)
-    copied.keywords.update({key: value for key, value in own.items() if key != item.name})
+    copied.keywords.update(item.keywords)
     vars(copied).pop("location", None)  # The cache of a property.
     if isinstance(item, TestCaseFunction):  # pytest would look up the method by the item's name.
         copied._getinstance = functools.partial(copied.parent.obj, copied.originalname)

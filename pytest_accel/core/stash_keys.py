@@ -22,7 +22,8 @@ LAUNCHED: pytest.StashKey[Any] = pytest.StashKey()
 MARKED: pytest.StashKey[Any] = pytest.StashKey()
 """The `MarkedItem`, on an item that runs in a world."""
 VARIANT: pytest.StashKey[Any] = pytest.StashKey()
-"""The `DividedItem`, on an item that was made of a test with lists in its mark; None on that test itself."""
+"""On an item that was made of a test with lists in its mark: the chosen entries by argument, and the name by which the
+command line selects the item. None on that test itself."""
 DRIVER_LEASES: pytest.StashKey[DriverLeases] = pytest.StashKey()
 """The `DriverLeases`, on an item that leases named resources."""
 EARLY_SERVER: pytest.StashKey[Any] = pytest.StashKey()

@@ -1,12 +1,8 @@
-"""The plan of a marked test, made of its marks and of what the session has. Pure: all I/O is in `Resources`.
-
-The number ``"all"`` becomes the largest one with which the session can run the test.
-"""
+"""The plan of a marked test, made of its marks and of what the session has. Pure: all I/O is in `Resources`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +14,7 @@ from pytest_accel.core.world_key import WorldKey, backend_names
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
-from pytest_accel.hardware.shares import WHOLE, fraction, parts
+from pytest_accel.hardware.shares import fraction
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.placement import HERE, Layout
@@ -58,6 +54,8 @@ class Resources:
     """Returns why a launcher cannot be used on this machine; None if it can."""
     remote_inventory: Callable[[int, str], Inventory | str]
     """Returns the devices of a kind on another machine, by its number, or why they cannot be looked up."""
+    plan_all: Callable[[Callable[[int], ItemPlan], int, Resources], ItemPlan]
+    """Returns the plan of a test that takes all devices; see the moment of this name in `features/__init__.py`."""
     layout: Layout = HERE
     launcher: str | None = None
     """Launcher that has started the processes of `layout`; None: there is only this process."""
@@ -70,21 +68,21 @@ class Resources:
 
 
 def plan_item(
-    found: marks.Marks, variant: marks.Variant, resources: Resources, *, fresh: bool = False, turn: int = 0
+    found: marks.Marks, chosen: Mapping[str, object], resources: Resources, *, fresh: bool = False, turn: int = 0
 ) -> ItemPlan:
-    """Return the plan of a test with the marks `found`, or of one `variant` of it.
+    """Return the plan of a test with the marks `found`.
 
-    `fresh` requests new processes whatever the marks say. `turn` is the number of tests for one process that were
-    planned before. Raise `MarkError` if the marks are wrong, and `VendorError` if the devices of a kind cannot be
-    looked up.
+    `chosen` has the values that `marks.read` gets besides the marks. `fresh` requests new processes whatever the marks
+    say. `turn` is the number of tests for one process that were planned before. Raise `MarkError` if the marks are
+    wrong, and `VendorError` if the devices of a kind cannot be looked up.
     """
     names = tuple(name for name in resources.machine.resources if name != "memory")
-    devices, ranks = marks.read(found, variant, names)
+    devices, ranks = marks.read(found, names, **chosen)
     timeout: float | None = ranks.pop("timeout", None)
     requests = [fresh, resources.settings.fresh, devices.pop("fresh", False), ranks.pop("fresh", False)]
     at_least = max(devices.pop("at_least", 1), ranks.pop("at_least", 1), ranks.get("nodes", 1))
     number = devices.pop("n", 1)
-    need = None if found.devices is None else DeviceNeed(1 if number == marks.ALL else number, **devices)
+    need = None if found.devices is None else DeviceNeed(1, **devices)
     if need is not None and resources.hypothetical:
         need = without_figures(need)
     if found.distributed is not None:
@@ -92,44 +90,19 @@ def plan_item(
         if set(backend_names(ranks.get("backend"))) == {"fake"}:
             number, ranks = 1, _in_fake_group(number, need, ranks)
 
-    def key_of(number: int) -> WorldKey:
+    def plan(number: int) -> ItemPlan:
         if found.distributed is not None:
-            return _group_key(need, {**ranks, "world_size": number}, resources, fresh=any(requests))
-        assert need is not None
-        return _process_key(replace(need, count=number), resources, fresh=any(requests), turn=turn)
+            key = _group_key(need, {**ranks, "world_size": number}, resources, fresh=any(requests))
+        else:
+            assert need is not None
+            key = _process_key(replace(need, count=number), resources, fresh=any(requests), turn=turn)
+        missing = _missing(key, resources)
+        # A mark that names the kind, too, contradicts itself on every machine, and its ranks say so.
+        if missing is None and "backend" in chosen and "kind" not in ranks:
+            missing = _backend_missing(key)
+        return ItemPlan(key, timeout, missing, _number_of_devices(key, resources))
 
-    most: int | None = None
-    if number == marks.ALL:
-        most = _limit(key_of(2), resources)
-        larger = range(most, at_least, -1)
-        number = next((one for one in larger if _missing(key_of(one), resources) is None), at_least)
-    key = key_of(number)
-    missing = _missing(key, resources)
-    if missing is None and key.need is None and most is not None and most < at_least:
-        missing = f"needs at least {at_least} ranks, each with a CPU core; there {'is' if most == 1 else 'are'} {most}"
-    # A mark that names the kind, too, contradicts itself on every machine, and its ranks say so.
-    if missing is None and variant.backend is not None and "kind" not in ranks:
-        missing = _backend_missing(key)
-    return ItemPlan(key, timeout, missing, _number_of_devices(key, resources))
-
-
-def _limit(key_of_two: WorldKey, resources: Resources) -> int:
-    """Return a number of devices or ranks above which the session can run none; `key_of_two` is the key for two.
-
-    Without devices, the launched processes are the limit, or else the CPU cores: more ranks would be slower.
-    """
-    layout, need = resources.layout, key_of_two.need
-    capacity = layout.capacity if key_of_two.grouped else math.inf
-    if need is None:
-        return resources.machine.slots if capacity == math.inf else int(capacity)
-    found = [resources.inventory(key_of_two.kind)]
-    if key_of_two.grouped:
-        others = (resources.remote_inventory(machine, key_of_two.kind) for machine in range(1, len(layout.machines)))
-        found += [inventory for inventory in others if not isinstance(inventory, str)]
-    devices = [device for inventory in found for device in inventory.devices]
-    # Ranks that may use one device together find several places on it.
-    places = sum(WHOLE // (parts(need.share, device) or WHOLE) if need.sets > 1 else 1 for device in devices)
-    return int(min(capacity, places // (need.count // 2)))
+    return resources.plan_all(plan, at_least, resources) if number == marks.ALL else plan(number)
 
 
 def _number_of_devices(key: WorldKey, resources: Resources) -> int | None:

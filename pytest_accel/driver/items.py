@@ -12,7 +12,7 @@ from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
 from pytest_accel.core.rank_data import RankDataError
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.shims import fixtures_from, leave_fixtures_to_ranks
-from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.core.stash_keys import MARKED, VARIANT
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver import rank_data_merge, repro_command
 from pytest_accel.driver.item_hooks import without_rank_hooks
@@ -158,8 +158,7 @@ class MarkedItem(MarkedTest):
             remote_exceptions.replay_warnings(self.item, verdict.warnings)
         self._subtests.send(report)
         if verdict is not None and verdict.longrepr is not None and report.failed and self._run is not None:
-            names = self.node.names
-            if self.divided is not None and self.divided.selectable:
-                names = (*names[:-1], self.divided.name)
-            command = repro_command.command(self.item, names, self._run.spec, self._driver.session_kind)
+            *parents, name = self.node.names
+            _, name = self.item.stash.get(VARIANT, (None, name))
+            command = repro_command.command(self.item, (*parents, name), self._run.spec, self._driver.session_kind)
             repro_command.append(report, command, self.item.config.option)

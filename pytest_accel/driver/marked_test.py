@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.marks import DividedItem, Marks
+from pytest_accel.core.marks import Marks
 from pytest_accel.core.node_refs import NodeRef, reference
 from pytest_accel.core.source_files import sources_of
-from pytest_accel.core.stash_keys import VARIANT
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
 
@@ -22,8 +21,6 @@ class MarkedTest:
         self.plan = plan
         self.sources = sources_of(item)
         """The states of the test's file and of its conftests when this process has collected them."""
-        self.divided: DividedItem | None = item.stash.get(VARIANT, None)
-        """The division by which the item was made; None if its mark has no lists."""
         self.following: MarkedTest | None = None
         """The next test that uses a world of the same key, as far as the order is known."""
         self.last = False

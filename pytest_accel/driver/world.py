@@ -223,8 +223,8 @@ class World:
         self._monitor.begin(monotonic())
         self._deadlock.begin()
         following = None if marked.following is None else marked.following.node
-        serial, location = self._monitor.serial, marked.item.location
-        self._send(RunTest(serial, marked.node, location, following, marked.last, marked.divided))
+        serial, item = self._monitor.serial, marked.item
+        self._send(RunTest(serial, marked.node, item.location, following, marked.last, (item.name, item.nodeid)))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""

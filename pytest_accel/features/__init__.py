@@ -24,6 +24,8 @@ Moment = Literal[
     "configure",
     "configure_rank",
     "marks_of_file",
+    "divide",
+    "plan_all",
     "collected",
     "read_needs",
     "select",
@@ -46,6 +48,10 @@ Moment = Literal[
 - ``configure_rank(config)``: the same in a rank.
 - ``marks_of_file(config, path, text)``: a file is about to be collected. Returns names of the plugin's marks that its
   tests may get although they are not in its text.
+- ``divide(config, nodes, selectable)``: marks of some collected ``nodes`` have lists. Puts a test for each entry in
+  place of each such test. ``selectable`` is True if the command line may select the new tests by their names.
+- ``plan_all(plan, at_least, resources)``: a mark has "all". Returns the `ItemPlan` for the largest number of devices
+  or ranks that can run; ``plan(number)`` returns that for a number.
 - ``collected(config, items)``: the items are collected, and no plugin has modified the list.
 - ``read_needs(session, items)``: plugins have modified the list, and the items may be selected and redirected. Stores
   the `DriverLeases` of new ones.
@@ -171,6 +177,7 @@ FEATURES = (
         "fake_group",
         {"open_fake_group": _always, "around_call": lambda config: f"{__name__}.fake_group.hooks" in sys.modules},
     ),
+    Feature("sizes", {"divide": _always, "plan_all": _always}),
     Feature("resources", dict.fromkeys(("configure", "configure_rank", "read_needs"), options.has_resources)),
     Feature(
         "doctor",

@@ -163,8 +163,7 @@ class TestRunner:
             item = self._collector.find(session, request.node)
             for device in self._measured_devices:
                 device_memory.reset_peak_memory(device)
-            if request.divided is not None:
-                rename(item, request.divided.name, request.divided.nodeid)
+            rename(item, *request.names)
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
             test.late_teardown_error = self._collector.tear_down_unshared(item)

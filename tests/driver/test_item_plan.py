@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed, Share
-from pytest_accel.core.marks import MarkError, Marks, Variant
+from pytest_accel.core.marks import MarkError, Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
@@ -42,6 +41,7 @@ def resources(
         settings,
         lambda launcher: launcher_missing,
         lambda node, kind: remote,
+        lambda plan, at_least, resources: pytest.fail("no test here takes all devices"),
         layout,
         "torchrun" if layout is not HERE else None,
         hypothetical,
@@ -55,7 +55,7 @@ def marks(*decorators: pytest.MarkDecorator) -> Marks:
 
 def plan(*decorators: pytest.MarkDecorator, of: Resources | None = None, turn: int = 0) -> ItemPlan:
     """Return the plan of a test with `decorators` in a session with the resources `of`."""
-    return plan_item(marks(*decorators), Variant(), of or resources(), turn=turn)
+    return plan_item(marks(*decorators), {}, of or resources(), turn=turn)
 
 
 def key(*decorators: pytest.MarkDecorator, session: str | None = "sim") -> WorldKey:
@@ -136,7 +136,7 @@ def test_fresh_may_be_set_by_a_mark_the_settings_or_the_caller() -> None:
     assert key(distributed(fresh=True)).fresh
     assert key(devices(fresh=True)).fresh
     assert plan(distributed(2), of=resources(settings=Settings(fresh=True))).key.fresh
-    assert plan_item(marks(devices(1)), Variant(), resources(), fresh=True).key.fresh
+    assert plan_item(marks(devices(1)), {}, resources(), fresh=True).key.fresh
     assert not key(distributed(2)).fresh
 
 
@@ -262,7 +262,7 @@ def test_the_timeout_is_part_of_the_plan() -> None:
 
 def test_planning_raises_an_error_for_wrong_marks() -> None:
     with pytest.raises(MarkError, match="got 4"):
-        plan_item(marks(distributed(2)), Variant(4), resources())
+        plan_item(marks(distributed(2)), {"world_size": 4}, resources())
 
 
 def test_hypothetical_devices_match_every_filter() -> None:
@@ -323,103 +323,6 @@ def test_tests_for_one_process_are_spread_over_launched_processes() -> None:
     assert plan(devices(), of=resources(settings=Settings(launcher="spread")), turn=1).key.server == 0
 
 
-GIB = 1024**3
-MIXED = tuple(Device("cuda", f"GPU-{n}", n, "GPU", memory=(80, 80, 16, 16)[n] * GIB) for n in range(4))
-SLICES = tuple(Device("cuda", f"MIG-{n}", n, "MIG", parent="GPU-0") for n in range(3))
-
-
-def having(found: tuple[Device, ...]) -> Resources:
-    """Return the resources of a session with the CUDA devices `found`."""
-    machine = PretendedMachine(1, "cuda")
-    machine.session = Inventory("cuda", found, present=len(found), visible=len(found))
-    return replace(resources("cuda"), machine=machine)
-
-
-@pytest.mark.parametrize(
-    ("decorators", "of", "number"),
-    [
-        ((devices("all"),), resources(), 8),
-        ((devices("all", share=0.25),), resources(), 8),
-        ((devices("all", memory="40GiB"),), having(MIXED), 2),
-        # A process sees one slice at most.
-        ((devices("all"),), having(SLICES), 1),
-        ((devices("all"),), having((*SLICES, *MIXED)), 4),
-        ((devices("all"),), resources(layout=TWO_NODES), 8),
-        ((distributed("all"),), resources(), 8),
-        ((distributed("all"),), having((*SLICES, *MIXED)), 4),
-        ((distributed("all"), devices(memory="40GiB")), having(MIXED), 2),
-        ((distributed("all", devices_per_rank=2),), resources(count=3), 1),
-        ((distributed("all"), devices(2)), resources(count=5), 2),
-        ((distributed("all", backend="gloo"), devices(share=0.25)), resources(count=2), 8),
-        ((distributed("all", backend="nccl"), devices(share=0.25)), resources(count=2), 2),
-        # Each rank has two devices, and each device has room for three ranks.
-        ((distributed("all", backend="gloo"), devices(2, share=0.3)), resources(count=2), 3),
-        ((distributed("all"),), resources(None), 6),
-        ((distributed("all", kind="cpu"),), resources(), 6),
-        ((distributed("all"),), resources("cpu", 3), 3),
-        ((distributed("all", kind="cpu"),), resources(layout=TWO_NODES), 4),
-        # Two processes on each machine, and one device on the second.
-        ((distributed("all"),), resources(layout=TWO_NODES, remote=PretendedMachine(2, "sim").session), 4),
-        ((distributed("all"),), resources(layout=TWO_NODES, remote=PretendedMachine(1, "sim").session), 3),
-        ((distributed("all"),), resources(layout=TWO_NODES, remote="the node two is lost"), 2),
-        ((distributed("all", at_least=8),), resources(), 8),
-    ],
-)
-def test_all_is_the_largest_number_that_can_run(
-    decorators: tuple[pytest.MarkDecorator, ...], of: Resources, number: int
-) -> None:
-    found = plan(*decorators, of=of)
-    key = found.key
-    assert found.missing is None
-    assert (key.ranks if key.grouped or key.need is None else key.need.count) == number
-
-
-@pytest.mark.parametrize(
-    ("decorators", "of", "text"),
-    [
-        ((devices("all"),), resources(None), "needs 1 device; there is no accelerator in this session"),
-        ((devices("all", at_least=9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
-        (
-            (devices("all", at_least=3, memory="40GiB"),),
-            having(MIXED),
-            "needs 3 cuda devices with >= 40 GiB; there are 4: 2 x GPU (80 GiB), 2 x GPU (16 GiB), "
-            "and 2 of them have enough memory",
-        ),
-        (
-            (distributed("all", devices_per_rank=3),),
-            resources(count=2),
-            "needs 3 sim devices; there are 2: 2 x pretended",
-        ),
-        ((distributed("all", at_least=9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
-        (
-            (distributed("all", at_least=7),),
-            resources(None),
-            "needs at least 7 ranks, each with a CPU core; there are 6",
-        ),
-        (
-            (distributed("all", at_least=5, kind="cpu"),),
-            resources(layout=TWO_NODES),
-            "needs 5 ranks; torchrun has started 4",
-        ),
-        ((distributed("all", nodes=2),), resources(), "needs 2 machines; a session without a launcher has 1"),
-        (
-            (distributed("all", nodes=3),),
-            resources(layout=TWO_NODES),
-            "needs 3 machines; torchrun has started ranks on 2",
-        ),
-        (
-            (distributed("all", launcher="mpirun"),),
-            resources(launcher_missing="there is no mpirun"),
-            "there is no mpirun",
-        ),
-    ],
-)
-def test_a_test_for_all_is_skipped_if_there_is_nothing_or_too_little(
-    decorators: tuple[pytest.MarkDecorator, ...], of: Resources, text: str
-) -> None:
-    assert plan(*decorators, of=of).missing == text
-
-
 @pytest.mark.parametrize(
     ("decorators", "session", "backend", "text"),
     [
@@ -446,8 +349,8 @@ def test_a_backend_of_a_list_needs_devices_of_its_kinds(
     found = marks(*decorators)
     assert found.distributed is not None
     listed = found._replace(distributed=distributed(backend=[backend, "mpi"]).mark.combined_with(found.distributed))
-    missing = plan_item(listed, Variant(backend=backend), resources(session)).missing
+    missing = plan_item(listed, {"backend": backend}, resources(session)).missing
     assert missing == (text and f"needs {text} in this session")
     # A single backend is not judged before the ranks do so.
     alone = found._replace(distributed=distributed(backend=backend).mark.combined_with(found.distributed))
-    assert plan_item(alone, Variant(), resources(session)).missing is None
+    assert plan_item(alone, {}, resources(session)).missing is None

@@ -118,8 +118,8 @@ class ClusterPool:
         """Make the ranks run `test`, without waiting for them."""
         path = str(self.suite / "test_it.py")
         node = NodeRef(path, "_pytest.python.Module", tuple(places([test], [test])))
-        item = SimpleNamespace(location=(path, 0, test))
-        marked: Any = SimpleNamespace(node=node, item=item, following=None, last=False, divided=None)
+        item = SimpleNamespace(name=test, nodeid=f"test_it.py::{test}", location=(path, 0, test))
+        marked: Any = SimpleNamespace(node=node, item=item, following=None, last=False)
         world.send(marked)
 
     def run(self, world: World, test: str) -> None:

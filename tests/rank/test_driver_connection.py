@@ -44,7 +44,9 @@ def connected(tmp_path: Path) -> Iterator[ConnectedRank]:
     made.close()
 
 
-REQUEST = RunTest(1, NodeRef("test_x.py", "Module", (NodePlace("test"),)), ("test_x.py", 1, "test"), None)
+REQUEST = RunTest(
+    1, NodeRef("test_x.py", "Module", (NodePlace("test"),)), ("test_x.py", 1, "test"), None, False, ("", "")
+)
 
 
 def test_messages_are_sent_together_in_order(connected: ConnectedRank) -> None:

@@ -52,7 +52,7 @@ def select(
     for item, marks in found.items():
         try:
             plans[item] = redirector.plan(item, marks)
-        except (MarkError, VendorError) as error:
+        except (MarkError, VendorError, pytest.UsageError) as error:
             wrong.add(item)
             ends = ends or not isinstance(error, ForeignArgumentsError)
     condition = session.settings.select

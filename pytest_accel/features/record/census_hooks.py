@@ -106,12 +106,14 @@ class CollectionCensus:
         result = yield
         if not self._is_complete:
             return result
+        for item in session.items:  # Hooks may have made some late, as for lists in marks.
+            self._collected.setdefault(id(item), (item, item.nodeid))
         self._number_equal_ids()
         selected = [(item, self._own_id(item)) for item in session.items]
         # Some plugins remove tests from the list and do not report it.
         removed = self._collected.keys() - set(map(id, session.items))
         # A test that was divided into variants is not left out.
-        gone = (item for number in removed if (item := self._collected[number][0]).stash.get(VARIANT, True))
+        gone = (item for number in removed if (item := self._collected[number][0]).stash.get(VARIANT, True) is not None)
         left_out = (*self._deselected, *gone)
         deselected = set(map(self._own_id, left_out))
         own_ids = {item.nodeid: own for item, _ in selected if (own := self._without_group(item)) != item.nodeid}

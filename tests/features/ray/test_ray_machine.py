@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.core.marks import Marks, Variant
+from pytest_accel.core.marks import Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, plan_item
 from pytest_accel.features.order.test_demand import Demand
 from pytest_accel.features.planning.forecast import SuiteOnMachine
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, RayMachine, RayNode
+from pytest_accel.features.sizes.hooks import plan_all
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.settings.options import Settings
@@ -45,10 +46,10 @@ def test_all_nodes_are_one_machine() -> None:
 
 
 def test_all_ranks_fit_on_the_nodes_when_distributed_evenly() -> None:
-    resources = Resources(machine("sim:4"), Settings(), lambda launcher: None, lambda node, kind: "not asked")
+    resources = Resources(machine("sim:4"), Settings(), lambda launcher: None, lambda node, kind: "not asked", plan_all)
 
     def number(marks: Marks) -> int:
-        key = plan_item(marks, Variant(), resources).key
+        key = plan_item(marks, {}, resources).key
         assert key.need is not None
         return key.need.count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from pytest_accel.features.record.commands import counted_tests
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "marks.md"
 _NOTE = """
     import os
     import unittest
@@ -106,6 +108,20 @@ def test_variants_are_selected_by_their_ids(suite: Suite) -> None:
     assert suite.run("test_it.py::TestBase::test_class[world_size=3]").ret == pytest.ExitCode.USAGE_ERROR
 
 
+def test_the_reference_shows_the_ids(suite: Suite) -> None:
+    section = REFERENCE.read_text(encoding="utf-8").partition("### Lists of world sizes and backends")[2]
+    code, ids = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)[:2]
+    suite.write("test_it.py", code)
+    # The order of the arguments in the mark does not matter.
+    suite.write(
+        "test_other.py",
+        code.replace('[2, "all"], backend=["gloo", "nccl"]', 'backend=["gloo", "nccl"], world_size=[2, "all"]'),
+    )
+    for file in ("test_it.py", "test_other.py"):
+        lines = suite.run("--collect-only", "-q", file, quiet=True).text.splitlines()
+        assert [line.removeprefix(f"{file}::") for line in lines if "::" in line] == ids.split()
+
+
 _HOOKS = """
     import pytest
 
@@ -120,8 +136,8 @@ _HOOKS = """
         def runtest(self):
             import os
 
-            with open(f"case-{self.name}-{os.environ['RANK']}", "x"):
-                pass
+            with open(f"case-{self.name}-{os.environ['RANK']}", "a") as file:
+                print("ran", file=file)
 
 
     def pytest_collect_file(file_path, parent):
@@ -141,7 +157,7 @@ _HOOKS = """
 
 
 def test_lists_in_marks_of_hooks_divide_tests(suite: Suite) -> None:
-    """No two tests share an id, also if an earlier item has that of a variant."""
+    """Two tests of one id still have one id for each entry, and both run."""
     suite.write("conftest.py", _HOOKS)
     suite.write("all.cases", "")
     suite.write(
@@ -168,15 +184,16 @@ def test_lists_in_marks_of_hooks_divide_tests(suite: Suite) -> None:
     run = suite.run("--accel-record", "record.json")
     collected = {f"test_collected[world_size={size}-{x}]": "PASSED" for size in (1, 2) for x in ("a", "world_size=2")}
     modified = {"test_modified[world_size=1]": "PASSED", "test_modified[world_size=2]": "FAILED"}
-    cases = dict.fromkeys([f"case[world_size={size}]" for size in ("1", "1_1", "2", "2_1")], "PASSED")
+    cases = dict.fromkeys([f"case[world_size={size}]" for size in (1, 2)], "PASSED PASSED")
     run.expect({**collected, **modified, **cases, "test_plain[world_size=2]": "PASSED"})
-    assert f"collected {len(collected) + len(modified) + len(cases) + 1} items" in run.text
+    assert f"collected {len(collected) + len(modified) + 2 * len(cases) + 1} items" in run.text
     assert sorted(suite.read("ran.log")) == sorted([*collected, *modified])
-    assert len(list(suite.path.glob("case-*"))) == 2 * (1 + 2)
+    assert [path.read_text() for path in suite.path.glob("case-*")] == ["ran\nran\n"] * (1 + 2)
     # The record does not count the divided tests as left out.
     counted = counted_tests(str(suite.path / "record.json")).tests
-    statuses = {name.partition("::")[2]: outcome.status.value for name, outcome in counted.items()}
-    assert statuses == {name: word.lower() for name, word in run.outcomes().items()}
+    statuses = {name.partition("::")[2].partition("#")[0]: one.status.value for name, one in counted.items()}
+    assert statuses == {name: words.split()[0].lower() for name, words in run.outcomes().items()}
+    assert len(counted) == len(statuses) + len(cases)
 
     # The command line knows such a test as a whole.
     (command,) = re.findall(r"-+ rerun -+\n(.*)\n", run.text)
@@ -254,11 +271,17 @@ def test_lists_work_beside_other_ways_to_run_a_test(suite: Suite) -> None:
         """
         import copy
 
+        import pytest
+
 
         def pytest_collection_modifyitems(items):
-            items += [copy.copy(item) for item in items if item.originalname == "test_copied"]
+            for item in items:
+                if item.name == "test_late":
+                    item.add_marker(pytest.mark.distributed([1, 2], init=False))
+            items += [copy.copy(item) for item in items if item.originalname in ("test_copied", "test_late")]
         """,
     )
+    suite.write("test_late.py", "import os\n\ndef test_late():\n    assert 'RANK' in os.environ\n")
     suite.write(
         "test_it.py",
         """
@@ -299,7 +322,8 @@ def test_lists_work_beside_other_ways_to_run_a_test(suite: Suite) -> None:
     words = {name.rpartition("::")[2]: words for name, words in run.results.items()}
     for test in ("test_async", "test_property", "test_coroutine"):
         assert [words[f"{test}[world_size={size}]"] for size in (1, 2)] == [["PASSED"], ["PASSED"]], run.text
-    assert [words[f"test_copied[world_size={size}]"] for size in (1, 2)] == [["PASSED", "PASSED"]] * 2
+    for test in ("test_copied", "test_late"):
+        assert [words[f"{test}[world_size={size}]"] for size in (1, 2)] == [["PASSED", "PASSED"]] * 2, run.text
     for size in (1, 2):
         assert words[f"test_subtests[world_size={size}]"][-1] == "FAILED"
         assert f'name="test_subtests[world_size={size}]"' in "\n".join(suite.read("report.xml"))

@@ -1,0 +1,86 @@
+"""Calls of the kernel: tests with lists in their marks are to be divided, or a number for "all" is to be found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby, product
+from typing import Any
+
+import pytest
+
+from pytest_accel.core.marks import MarkError, MarkFinder, check, own_world_size
+from pytest_accel.core.node_refs import give_new_stash, reference
+from pytest_accel.core.shims import copy_item, count_more_items
+from pytest_accel.core.stash_keys import OWNERS, VARIANT
+from pytest_accel.driver.item_plan import ItemPlan, Resources
+from pytest_accel.hardware.shares import WHOLE, parts
+
+
+def divide(config: pytest.Config, nodes: list[Any], selectable: bool) -> None:
+    """Put a copy for each entry of the lists in a mark in place of each test that was not divided before.
+
+    Adjacent tests of one function are ordered by entry: tests in worlds of one size are best run one after the other.
+    """
+    finder, divided = MarkFinder(config.stash[OWNERS]), []
+    for _, group in groupby(nodes, key=lambda node: (node.parent, getattr(node, "originalname", node.name))):
+        made = [one for node in group for one in _variants(node, finder.find(node).distributed, selectable)]
+        ids = list(dict.fromkeys(variant for variant, _ in made))
+        divided += [node for _, node in sorted(made, key=lambda one: ids.index(one[0]))]
+    if not selectable:
+        count_more_items(config, len(divided) - len(nodes))
+    for item in set(nodes).difference(divided):  # Not earlier: another plugin's copy has the same stash.
+        item.stash[VARIANT] = None
+    nodes[:] = divided
+
+
+def _variants(node: Any, mark: pytest.Mark | None, selectable: bool) -> Iterator[tuple[str, Any]]:
+    """Yield a copy of `node` for each combination of entries, after the part of its id; `node` itself if there is none.
+
+    A parameter ``world_size`` of the test itself chooses among the sizes.
+    """
+    lists: dict[str, list[object]] = {}
+    if mark is not None and isinstance(node, pytest.Item) and VARIANT not in node.stash:
+        with suppress(MarkError):  # Wrong marks are reported together after collection.
+            given = check(mark)
+            lists = {name: given[name] for name in ("world_size", "backend") if isinstance(given.get(name), list)}
+        if own_world_size(node) is not None:
+            lists.pop("world_size", None)
+    if not lists:
+        yield "", node
+        return
+    for entries in product(*lists.values()):
+        chosen = dict(zip(lists, entries, strict=True))
+        variant = "-".join(f"{name}={entry}" for name, entry in chosen.items())
+        base, bracket, parameters = node.name.partition("[")
+        name = f"{base}[{variant}-{parameters}" if bracket else f"{base}[{variant}]"
+        copied = copy_item(node, name, name.join(node.nodeid.rsplit(node.name, 1)))
+        give_new_stash(copied)
+        copied.stash[VARIANT] = chosen, name if selectable else reference(node).names[-1]
+        yield variant, copied
+
+
+def plan_all(plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan:
+    """Return the plan for the largest number that the session can run; if it can run none, the plan for `at_least`.
+
+    Without devices, the launched processes are the limit, or else the CPU cores: more ranks would be slower.
+    """
+    several = max(at_least, 2)
+    key, capacity = plan(several).key, resources.layout.capacity
+    need = key.need
+    if key.grouped and capacity < math.inf:
+        most = int(capacity)
+    elif need is None:
+        most = resources.machine.slots
+    else:
+        devices = resources.inventory(key.kind).devices
+        # Ranks that may use one device together find several places on it.
+        places = (WHOLE // (parts(need.share, device) or WHOLE) if need.sets > 1 else 1 for device in devices)
+        most = sum(places) // (need.count // several)
+    found = next((one for one in map(plan, range(most, at_least, -1)) if one.missing is None), plan(at_least))
+    if need is None and most < at_least and found.missing is None:
+        missing = f"needs at least {at_least} ranks, each with a CPU core; there {'is' if most == 1 else 'are'} {most}"
+        return replace(found, missing=missing)
+    return found
