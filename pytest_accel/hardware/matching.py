@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from pytest_accel.core.device import Device, DeviceNeed, Share
-from pytest_accel.core.units import format_capability, format_memory
+from pytest_accel.core.units import count_text, format_capability, format_memory
 from pytest_accel.hardware.inventory import Inventory, grouped, masked, skipped
 from pytest_accel.hardware.shares import WHOLE, parts
 
@@ -65,10 +65,14 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
 
 def in_words(need: DeviceNeed, kind: str) -> str:
     """Return `need` as text: ``2 cuda devices with >= 40 GiB``. `kind` is the session's, ``none`` if it has none."""
-    kind = need.kind or kind
-    words = [str(need.count), *([] if kind == "none" else [kind]), "device" if need.count == 1 else "devices"]
+    count = count_text(need.count, noun(need.kind or kind))
     requirements = [one.text for one in _filters(need) if one.text]
-    return f"{_share_of(need)}{' '.join(words)}{' with ' if requirements else ''}{' and '.join(requirements)}"
+    return f"{_share_of(need)}{count}{' with ' if requirements else ''}{' and '.join(requirements)}"
+
+
+def noun(kind: str) -> str:
+    """Return the word for one device of `kind`: ``cuda device``, ``CPU core``."""
+    return {"cores": "CPU core", "memory": "memory part", "none": "device"}.get(kind, f"{kind} device")
 
 
 def format_share(share: Share) -> str:

@@ -17,6 +17,7 @@ from pytest_accel.features.order.test_demand import Demand, Wanted
 from pytest_accel.features.planning import simulation
 from pytest_accel.features.planning.simulation import SimulatedTest, Span
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.matching import noun
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
 
@@ -192,7 +193,7 @@ class SuiteOnMachine:
         for request in self.requests[index]:
             kind = request.candidates[0].rpartition("-")[0] if request.candidates else ""
             count, word = (request.count, "device") if request.count else (request.slots, "CPU slot")
-            texts.append(f"{count} {kind}" if kind in self._machine.resources else count_text(count, word))
+            texts.append(count_text(count, noun(kind) if kind in self._machine.resources else word))
         return ", ".join(texts)
 
     @cached_property

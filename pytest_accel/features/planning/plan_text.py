@@ -89,10 +89,11 @@ def about(forecast: Forecast, suite: SuiteOnMachine, columns: int) -> Iterator[s
     yield "Critical path: each test started when the one before it ended" + (
         f" (the longest {_SHOWN} of {len(links)}):" if len(links) > _SHOWN else ":"
     )
+    width = max([12, *(len(suite.takes(span.index)) for span in longest)])
     for span in links:
         if span in longest:
             taken = suite.takes(span.index)
-            head = f"{clock(span.begin):>12} {'+' + clock(span.end - span.begin):>12}  {taken:<12} "
+            head = f"{clock(span.begin):>12} {'+' + clock(span.end - span.begin):>12}  {taken:<{width}} "
             yield head + _shortened(suite.collection[span.index], max(_NARROW, columns - len(head) - 1))
 
 

@@ -118,10 +118,10 @@ def test_tests_that_share_licenses_run_one_after_the_other_beside_others() -> No
     durations = {name: {"none": [3.0], "sim": [3.0]} for name, _ in tests}
     suite = SuiteOnMachine.of(tests, durations, MACHINE, SLOTS)
     assert [suite.takes(index) for index in range(5)] == [
-        "2 license",
-        "1 license",
-        "1 CPU slot, 1 license",
-        "1 device, 2 license",
+        "2 license devices",
+        "1 license device",
+        "1 CPU slot, 1 license device",
+        "1 device, 2 license devices",
         "",
     ]
     assert suite.devices == DEVICES

@@ -137,9 +137,7 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
         """,
     )
     license_missing = "needs 3 license devices; there are 2: 2 x license"
-    memory_missing = (
-        "needs 4 cores devices; there are 3: 3 x cores; needs 5 memory devices; there are 4: 4 x memory (1 GiB)"
-    )
+    memory_missing = "needs 4 CPU cores; there are 3: 3 x cores; needs 5 memory parts; there are 4: 4 x memory (1 GiB)"
     run = suite.run("-rs")
     assert run.count() == {"SKIPPED": 5}
     assert "accel: 5 skipped for missing hardware" in run.text
