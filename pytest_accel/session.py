@@ -146,6 +146,11 @@ class AccelSession:
             self._driver = Driver(self.config, self.settings, self.pool_client, self.machine.session_kind)
         return self._driver
 
+    def give_back_world(self) -> None:
+        """Return this process's world to the pool, if it has one: it is about to wait for something else."""
+        if self._driver is not None:
+            self._driver.close()
+
     def close(self, *, gracefully: bool) -> None:
         """Return this process's world to the pool; in the controller, close the pool and its processes.
 

@@ -12,7 +12,7 @@ from pytest_accel.core.frames import folders_of
 from pytest_accel.core.log import step
 from pytest_accel.core.rank_messages import CollectFile, When
 from pytest_accel.core.shims import append_to_log_file
-from pytest_accel.core.stash_keys import DRIVER_LEASES, OWNERS
+from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.diagnostics.inspector import WorldInspector
@@ -95,8 +95,6 @@ class Driver:
             and not following.key.fresh
             and world.condition.reusable
             and world.alive  # Otherwise the pool reports the death, and the next test is not blamed for it.
-            # Two drivers could wait for each other if one kept its world while it waits for the leases of a test.
-            and DRIVER_LEASES not in following.item.stash
             and not self._pool_client.wanted(world.number)
         )
 
