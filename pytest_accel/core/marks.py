@@ -295,7 +295,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def has_list(mark: pytest.Mark | None) -> bool:
-    """Return whether `mark` has a list among its arguments, each entry of which makes a test."""
+    """Return whether an argument of `mark` is a list. A test is made for each of its entries."""
     return mark is not None and any(isinstance(value, list | tuple) for value in (*mark.args, *mark.kwargs.values()))
 
 

@@ -54,7 +54,7 @@ class RunTest(Struct, frozen=True):
     last: bool
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
     names: tuple[str, str]
-    """Name and node id of the test in the driver, of which several tests may be one test of a rank."""
+    """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
 
 
 class RunCall(Struct, frozen=True):
@@ -129,7 +129,7 @@ class ExpectedEnd(Struct, frozen=True):
     status: int | None = None
     """The process ends with this exit code, or by the signal of this negative number."""
     after: float | None = None
-    """The rank hangs: it still runs so many seconds after all others have finished the call."""
+    """The rank hangs: it still runs when all others have finished the call this number of seconds ago."""
     text: str | None = None
     """The call fails on the rank with an error of a device that contains this text."""
 

@@ -41,6 +41,8 @@ _COLLECTIVES = (
 _SETTERS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
 _GETTERS = ("get", "wait", "check", "multi_get", "queue_pop", "queue_len")
 """The methods of `Store` with a key or keys as their first argument. The queues: since torch 2.8."""
+_OF_NO_KEY = ("timeout", "set_timeout", "clone")
+"""The methods of `Store` that neither read nor set keys."""
 
 
 def untested(version: str) -> str | None:
@@ -203,13 +205,14 @@ def created_groups() -> int:
 def make_fake_store(refuse: Callable[..., NoReturn]) -> Store:
     """Register the backend ``fake``; return a store for its groups, whose methods that use keys are `refuse`.
 
-    Both are in a module for torch's own tests. If a test initialises a fake group without a store, torch makes one from
-    there, which has no methods; so it gets the returned one, too.
+    Both are in a module for torch's own tests. Without it, this raises ImportError. If a test initialises a fake group
+    without a store, torch makes one from there, which has no methods; so it gets the returned one, too.
     """
     import torch.distributed as dist
 
-    store: Store = type("FakeStore", (dist.Store,), dict.fromkeys([*_SETTERS, *_GETTERS], refuse))()
     fake_pg: Any = import_module("torch.testing._internal.distributed.fake_pg")
+    names = [name for name in vars(dist.Store) if name[0] != "_" and name not in _OF_NO_KEY]
+    store: Store = type("FakeStore", (dist.Store,), dict.fromkeys(names, refuse))()
     fake_pg.FakeStore = lambda: store
     return store
 

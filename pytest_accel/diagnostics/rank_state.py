@@ -105,7 +105,7 @@ class RankState:
     end: RankOutcome | None = None
     """Set when the rank will send nothing more, in any phase."""
     announced: Announced = NOTHING_ANNOUNCED
-    """What the rank has announced in the call of the test."""
+    """The announcements of the rank in the call of the test."""
 
     @property
     def done(self) -> bool:

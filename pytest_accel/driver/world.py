@@ -277,7 +277,7 @@ class World:
 
     @property
     def announced(self) -> list[Announced]:
-        """What each rank has announced in the current test."""
+        """The announcements of each rank in the current test."""
         return [rank.announced for rank in self._ranks]
 
     @property

@@ -54,7 +54,7 @@ def is_expected(outcome: RankOutcome, ends: Sequence[ExpectedEnd]) -> bool:
 
 def marked(outcomes: Sequence[RankOutcome], announced: Sequence[Announced]) -> Sequence[RankOutcome]:
     """Return `outcomes`, those of the call, with those marked as expected that all ranks have announced."""
-    ends = agreed(announced)
+    ends = agreed(announced) if len(announced) == len(outcomes) else ()
     return [one._replace(expected=is_expected(one, ends)) for one in outcomes] if ends else outcomes
 
 

@@ -71,7 +71,7 @@ class Phase(Struct, frozen=True, kw_only=True):
     ended_before: frozenset[int] = frozenset()
     """Ranks whose end was reported with an earlier phase. It is reported only once."""
     announced: Sequence[Announced] = ()
-    """What each rank of the test has announced. `expected_ends.marked` marks the outcomes of the call."""
+    """The announcements of each rank of the test. `expected_ends.marked` marks the outcomes of the call."""
     finished: Mapping[int, Finished] = field(default_factory=dict)
     """The last message of each rank that reached the end of the test. Empty before the teardown."""
     leaks: Literal["warn", "fail", "off"] = "fail"

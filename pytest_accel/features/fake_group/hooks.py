@@ -22,6 +22,7 @@ import pytest
 
 from pytest_accel.core import torch_api
 from pytest_accel.rank.point_to_point import find_place, replace_method
+from pytest_accel.rank.process_group import BackendError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
@@ -44,7 +45,10 @@ def around_call(context: RankContext) -> Iterator[None]:
 
 
 def open_fake_group(context: RankContext) -> Store:
-    """Have torch refuse what needs other ranks, from now on; return a store for fake process groups."""
+    """Have torch refuse what needs other ranks, from now on; return a store for fake process groups.
+
+    Raise :class:`BackendError` if torch lacks the backend.
+    """
     import torch.distributed as dist
 
     size = context.spec.key.group_size
@@ -79,7 +83,12 @@ def open_fake_group(context: RankContext) -> Store:
     for name in (*_MESSAGES, *torch_api.collective_methods()):
         replace(name)
     dist.set_debug_level(dist.DebugLevel.OFF)  # Else torch compares the collectives of all ranks through the store.
-    store = torch_api.make_fake_store(refuse_store)
+    try:
+        store = torch_api.make_fake_store(refuse_store)
+    except ImportError as error:
+        raise BackendError(
+            f'backend="fake" is not available in torch {torch_api.version()}: {error}; use another torch or backend'
+        ) from error
     # Another backend would wait at the address of the group for ranks that do not exist.
     torch_api.replace_store_creation(lambda *args, **named: store)
     return store
