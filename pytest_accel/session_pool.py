@@ -62,7 +62,11 @@ class SessionPool:
         self.calls.wake = wake_controller(config, self.calls.run) or self.calls.wake
         self._coverage: coverage_data.DriverCoverage | None = None
         left = session_folder.remove_dead()
-        spec = _session_spec(config, settings, own_machine)
+        early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
+        if early is not None and not early.is_of_this_user:
+            early = None
+        directory = session_folder.create() if early is None else early.directory
+        spec = _session_spec(config, settings, own_machine, directory)
         measuring = coverage_data.of_this_process(config)
         if measuring is not None and (why := coverage_data.shortcoming(measuring)) is not None:
             show(f"accel: {why}")
@@ -71,7 +75,6 @@ class SessionPool:
             children = coverage_data.for_children(os.environ)
             spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
         launched: LaunchedMachines | None = config.stash.get(LAUNCHED, None)
-        early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
         waits = settings.busy == "wait"
         here = ThisMachine(early.spawn if early else spawn_here)
         self.pool = Pool(
@@ -127,7 +130,7 @@ def plugin_options(config: pytest.Config) -> tuple[str, ...]:
     return (*autoload, *(f"-p{name}" for name in named))
 
 
-def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
+def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, directory: str) -> SessionSpec:
     """Return what all ranks must know of this session, without the settings of coverage."""
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]
@@ -152,8 +155,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         options.append(f"--randomly-seed={seed}")
     options += _explanation_options(config)
     basetemp = base_temporary_directory(config)
-    early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
-    directory = session_folder.create() if early is None else early.directory
     return SessionSpec(
         args=with_options(args, options),
         place=place,

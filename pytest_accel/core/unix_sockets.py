@@ -109,6 +109,13 @@ def is_readable(descriptor: int, timeout: float = 0.0) -> bool:
     return bool(waiting.poll(ceil(timeout * 1000)))
 
 
+def has_ended(descriptor: int) -> bool:
+    """Return whether the other end of a connection is closed, even if data has arrived before that."""
+    waiting = poll()
+    waiting.register(descriptor, 0)  # The end is always reported.
+    return bool(waiting.poll(0))
+
+
 def is_own(connection: socket) -> bool:
     """Return whether the process at the other end of `connection` belongs to this user or root."""
     try:

@@ -74,7 +74,7 @@ def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, 
     """
     before = {rank: _size(path) for rank, path in paths.items()}
     for pid in pids.values():
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, stack_signal)
     began = monotonic()
     sizes = dict(before)

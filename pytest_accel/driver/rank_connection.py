@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from os import close
+from os import close, geteuid
 from socket import socket
 
 from pytest_accel.core import prctl, unix_sockets
@@ -34,11 +34,19 @@ class RankConnection(RankState):
 
     @classmethod
     def open(cls, grant: WorldGrant, rank: int) -> RankConnection:
-        """Connect to `rank` of the world of `grant`. Raise OSError if this process cannot open more files."""
+        """Connect to `rank` of the world of `grant`.
+
+        Raise OSError if this process cannot open more files, or has changed its user since the ranks were started.
+        """
         pid = grant.pids[rank]
         call = partial(call_rank, grant.directory, grant.spec, rank, pid)
         try:
             stream = call()
+        except PermissionError as error:
+            # The rank is alive, and belongs to the user whom this process had when the session's ranks were started.
+            raise PermissionError(
+                error.errno, f"{error.strerror} for user {geteuid()}, who did not start them"
+            ) from None
         except OSError:
             # The rank is dead. Use a closed connection, so that the monitor notices the exit.
             stream, other = unix_sockets.pair()

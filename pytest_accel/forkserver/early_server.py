@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from pytest_accel.core import fd_passing, session_folder, unix_sockets
 from pytest_accel.core.interpreter import unmeasured
-from pytest_accel.core.kill import MARK
+from pytest_accel.core.kill import KILL_TIMEOUT, MARK
 from pytest_accel.core.torch_variables import is_read_later
 from pytest_accel.forkserver.server_client import OwnServer, ServerProcess, spawn_here, start_python
 from pytest_accel.forkserver.server_messages import Serve, file_with, read_file
@@ -40,6 +40,7 @@ class EarlyServer:
         """The session's folder."""
         self._plugin_options = plugin_options
         self._state = _state()
+        self._user = _user()
         self._controller = getpid()
         ours, theirs = unix_sockets.pair()
         with theirs:
@@ -52,28 +53,46 @@ class EarlyServer:
         self._server: OwnServer | None = OwnServer(process)
         """None once the session has started its fork server."""
 
+    @property
+    def is_of_this_user(self) -> bool:
+        """True unless this process has changed its user since, as a conftest of a server's suite does.
+
+        Otherwise the session can use neither the process, whose ranks would be those of the first user, nor the folder.
+        """
+        return self._user == _user()
+
     def spawn(self, spec: SessionSpec, end: socket) -> ServerProcess:
         """Have the process become the fork server for `spec`, or start another one (`server_client.Spawn`)."""
         server, self._server = self._server, None
         if server is None:
             return spawn_here(spec, end)
-        with self._connection:
-            if (spec.plugin_options, _state()) == (self._plugin_options, self._state):
-                begin = Serve(spec, self._controller, self._controller, unmeasured(os.environ))
-                # Raises OSError if the process has ended, or if too many files are open.
-                with suppress(OSError), file_with(begin, self.directory) as given:
-                    fd_passing.send(self._connection, [end.fileno(), given.fileno()])
-                    return server
-        _end(server)
+        if (spec.plugin_options, _state()) == (self._plugin_options, self._state):
+            begin = Serve(spec, self._controller, self._controller, unmeasured(os.environ))
+            # Raises OSError if the process has ended, or if too many files are open.
+            with suppress(OSError), file_with(begin, self.directory) as given:
+                fd_passing.send(self._connection, [end.fileno(), given.fileno()])
+                return server
+        server.kill_tree()
+        server.wait(KILL_TIMEOUT)
         return spawn_here(spec, end)
 
     def close(self) -> None:
         """End the process, and remove the session's folder, unless the session has used them."""
         server, self._server = self._server, None
-        if server is not None and getpid() == self._controller:
-            self._connection.close()
-            _end(server)
+        if getpid() != self._controller:
+            return
+        if server is not None:
+            server.kill_tree()
+        # Not before: the process ends with its connection, and removes the folder, which the session may use. A session
+        # that has given up root's rights cannot kill it, and relies on that.
+        self._connection.close()
+        if server is not None:
+            server.wait(KILL_TIMEOUT)
             session_folder.remove(self.directory)
+
+
+def _user() -> tuple[int, int]:
+    return os.getuid(), os.geteuid()
 
 
 def _state() -> tuple[Mapping[str, str], str]:
@@ -86,11 +105,6 @@ def _state() -> tuple[Mapping[str, str], str]:
         return environment, os.getcwd()
     except OSError:  # The folder has been removed.
         return environment, ""
-
-
-def _end(server: OwnServer) -> None:
-    server.kill_tree()
-    server.wait(None)
 
 
 def main(descriptor: int, directory: str, controller: int, plugin_options: tuple[str, ...]) -> None:
@@ -108,7 +122,7 @@ def main(descriptor: int, directory: str, controller: int, plugin_options: tuple
     log.step("starts early; its parent is process %d", controller)
     gc.disable()  # As in the fork server.
     path = tuple(sys.path)
-    with server.ending_with(controller, directory):
+    with connection, server.ending_with(controller, descriptor, directory):
         known, threads = frozenset(sys.modules), preload.thread_count()
         with preload.blas_without_threads():
             preload.import_installed((*preload.RANK_MODULES, *preload.TORCH_MODULES))
@@ -118,10 +132,9 @@ def main(descriptor: int, directory: str, controller: int, plugin_options: tuple
         try:
             end, given = fd_passing.receive(connection, 2)
         except EOFError:
-            # A living controller kills this process, and may still use the folder. The timer notices if it has died.
+            # The controller has died, or cannot kill this process. The timer notices both.
             while True:
                 signal.pause()
-        connection.close()
         begin: Serve = read_file(given)
         environment = begin.environment or {}
         os.environ.update(environment)

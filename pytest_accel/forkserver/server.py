@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from pytest_accel.core import log, prctl, session_folder
+from pytest_accel.core import log, prctl, session_folder, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_descendants
@@ -144,7 +144,7 @@ def serve(descriptor: int, begin: Serve) -> NoReturn:
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
-    with ending_with(begin.parent, spec.own_folder), blas_without_threads():
+    with ending_with(begin.parent, descriptor, spec.own_folder), blas_without_threads():
         import_installed(RANK_MODULES)
         problem = _load_plugins(spec)
     if problem is not None:
@@ -155,7 +155,7 @@ def serve(descriptor: int, begin: Serve) -> NoReturn:
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(spec.directory)
     error = None
-    with ending_with(begin.parent, spec.own_folder), blas_without_threads():
+    with ending_with(begin.parent, descriptor, spec.own_folder), blas_without_threads():
         if spec.preload is not None:
             import_installed(TORCH_MODULES)
             error = import_named(spec.preload)
@@ -222,20 +222,20 @@ def _start_resource_tracker(directory: str) -> None:
 
 
 @contextlib.contextmanager
-def ending_with(parent: int, folder: str | None) -> Iterator[None]:
-    """Exit as :func:`_clean_up` does when `parent` exits, in a block in which nobody reads the connection.
+def ending_with(parent: int, connection: int, folder: str | None) -> Iterator[None]:
+    """Exit after :func:`_clean_up` when `parent` exits or closes the `connection`, in a block in which nobody reads it.
 
     A timer compares the parent process id. PR_SET_PDEATHSIG would not do: its "parent" is the thread that started this
     process (prctl(2)).
     """
 
-    def check_parent(number: int, frame: object) -> None:
-        if os.getppid() != parent:
-            step("its parent has exited")
+    def check(number: int, frame: object) -> None:
+        if os.getppid() != parent or unix_sockets.has_ended(connection):
+            step("its parent has exited, or has closed the connection")
             _clean_up(folder)
             _exit(1)
 
-    before = signal.signal(signal.SIGALRM, check_parent)
+    before = signal.signal(signal.SIGALRM, check)
     signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK_INTERVAL, _PARENT_CHECK_INTERVAL)
     try:
         yield

@@ -82,7 +82,8 @@ class OwnServer:
             return cls(start_python(source, spec.directory, spec.server, environment, spec.sys_path, passed))
 
     def kill(self) -> None:
-        self.process.kill()
+        with suppress(PermissionError):  # This process has given up root's rights since. The server ends by itself.
+            self.process.kill()
 
     def kill_tree(self) -> None:
         kill_tree(self.process.pid)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,4 +124,96 @@ def test_the_early_server_ends_if_a_conftest_fails(suite: BackgroundSuite, text:
     suite.write("conftest.py", f"{_CONFTEST}\n    {text}\n")
     suite.write("test_it.py", _TESTS)
     assert suite.run().ret == pytest.ExitCode.USAGE_ERROR
+    suite.expect_nothing_left()
+
+
+_DEMOTE = """
+    import ctypes
+    import os
+
+    import pytest
+
+
+    def demote():
+        \"\"\"Become nobody, who may still read all files: those of the interpreter may be closed to others.\"\"\"
+        libc, capability, read = ctypes.CDLL(None, use_errno=True), 2, 1 << 2  # CAP_DAC_READ_SEARCH
+        assert libc.prctl(8, 1, 0, 0, 0) == 0  # PR_SET_KEEPCAPS
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        assert libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(read, read, read)) == 0
+        assert libc.prctl(47, 2, capability, 0, 0) == 0  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE
+    """
+_DEMOTED_TESTS = """
+    import os
+
+    import pytest
+
+
+    def test_unmarked(tmp_path):
+        assert os.getuid() == 65534
+
+
+    @pytest.mark.distributed(2)
+    def test_ranks(rank, shared_tmp_path):
+        assert os.getresuid() == (65534,) * 3
+        assert os.getresgid() == (65534,) * 3
+        assert os.getgroups() == []
+        (shared_tmp_path / str(rank)).touch()
+    """
+_gives_up_root = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can give up root")
+
+
+@_gives_up_root
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        ("    if os.getuid() == 0:\n        demote()\n", ()),
+        ("    def pytest_configure():\n        if os.getuid() == 0:\n            demote()\n", ("-n2",)),
+        ("    def pytest_configure():\n        if os.getuid() == 0:\n            demote()\n", ("-k", "unmarked")),
+    ],
+    ids=["import", "configure-n2", "configure-unmarked"],
+)
+def test_a_conftest_that_gives_up_root(suite: BackgroundSuite, call: str, options: tuple[str, ...]) -> None:
+    """The session cannot kill the early server, which is root's, and cannot use its folder."""
+    suite.temporary.chmod(0o1777)
+    suite.write("conftest.py", f"{_DEMOTE}\n\n{call}")
+    suite.write("test_it.py", _DEMOTED_TESTS)
+    run = suite.run(*options)
+    run.expect({"test_unmarked": "PASSED"} if "-k" in options else {"test_unmarked": "PASSED", "test_ranks": "PASSED"})
+    suite.expect_nothing_left()
+
+
+@_gives_up_root
+def test_a_driver_that_gives_up_root_cannot_reach_its_ranks(suite: BackgroundSuite) -> None:
+    suite.temporary.chmod(0o1777)
+    suite.write("conftest.py", _DEMOTE)
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+        from conftest import demote
+
+
+        @pytest.mark.distributed(2)
+        def test_before():
+            assert os.getuid() == 0
+
+
+        def test_unmarked():
+            demote()
+
+
+        @pytest.mark.distributed(3)
+        def test_after():
+            pass
+        """,
+    )
+    run = suite.run("-p", "no:randomly")
+    run.expect({"test_before": "PASSED", "test_unmarked": "PASSED", "test_after": "ERROR"})
+    why = "could not connect to the test's ranks: [Errno 13] Permission denied for user 65534, who did not start them"
+    assert why in run.failure("test_after")
     suite.expect_nothing_left()
