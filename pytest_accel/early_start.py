@@ -78,8 +78,10 @@ def _texts(config: pytest.Config) -> Iterator[str]:
         for folder, folders, names in islice(os.walk(top), _MOST_FOLDERS):
             ignored = config.getini("norecursedirs")
             folders[:] = [name for name in folders if not any(fnmatch(name, pattern) for pattern in ignored)]
+            # pytest collects no other files as Python modules, whatever the patterns say.
+            modules = (name for name in names if name.endswith(".py"))
             yield from (
-                text_of(Path(folder, name)) for name in names if any(fnmatch(name, pattern) for pattern in patterns)
+                text_of(Path(folder, name)) for name in modules if any(fnmatch(name, pattern) for pattern in patterns)
             )
         if top.suffix == ".py":
             yield text_of(top)

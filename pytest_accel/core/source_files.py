@@ -12,6 +12,9 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
+_LONGEST_TEXT = 1 << 20
+"""Number of characters of a test file that are searched for marks: those of a file of gigabytes would take seconds."""
+
 
 class SourceState(NamedTuple):
     """The state of a file of the suite."""
@@ -33,9 +36,15 @@ _SOURCES: pytest.StashKey[tuple[SourceState, ...]] = pytest.StashKey()
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a test file, or "" if it cannot be read: the collection reports the error."""
+    """Return the start of the text of a test file, or "" if it cannot be read: the collection reports the error.
+
+    A path that is no regular file is not opened: to open a named pipe may block, and a device may have no end.
+    """
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        if not path.is_file():
+            return ""
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_LONGEST_TEXT)
     except OSError:
         return ""
 

@@ -70,7 +70,8 @@ def _python_files(rootdir: str) -> Iterator[str]:
             and name not in _NO_CODE
             and not any(os.path.exists(os.path.join(folder, name, mark)) for mark in _ENVIRONMENT_MARKS)
         ]
-        yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
+        # A named pipe, for example, would block the process that opens it.
+        yield from filter(os.path.isfile, (os.path.join(folder, name) for name in names if name.endswith(".py")))
 
 
 def _versions() -> Iterator[tuple[str, str]]:

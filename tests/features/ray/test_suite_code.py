@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ def test_suite_code_has_the_python_files_of_the_suite_and_the_versions(tmp_path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "env" / "pyvenv.cfg").touch()
+    os.mkfifo(tmp_path / "pipe.py")
     found = suite_code(str(tmp_path))
     assert sorted(found.files) == ["pkg/b.py", "test_a.py"]
     assert {"Python", "pytest", "pytest-accel"} <= found.versions.keys()
