@@ -5,8 +5,8 @@ The kernel releases the lock when the session dies. The file's content (:class:`
 written under the lock and removed before the lock is released. This package never deletes a lock file: if a file is
 deleted while a session has it locked, another session can create and lock a second one.
 
-The locks are taken with flock(2), on descriptors that stay open from one lease to the next: to open and check the file
-each time takes longer than the rest of a lease together.
+The locks are taken with flock(2), on descriptors most of which stay open from one lease to the next: to open and check
+the file each time takes longer than the rest of a lease together.
 
 Importing this module imports psutil: import it only where locks are needed.
 """
@@ -43,6 +43,9 @@ from pytest_accel.leases.shared_folder import (
 
 _HELD_BY_OTHERS = (errno.EWOULDBLOCK, errno.EACCES)
 """The errors of a lock that another process has: flock(2), and fcntl(2), with which NFS emulates flock."""
+_MOST_OPEN = 64
+"""Number of lock files that stay open when they are not locked: as many as a machine may have devices. A named resource
+may have more, and the process needs descriptors for other things."""
 _CREATE_TIME_TOLERANCE = 1.5
 """Seconds by which two readings of a process's creation time may differ: psutil adds a count of ticks to the kernel's
 boot time, which moves by up to a second when the clock is adjusted."""
@@ -120,6 +123,8 @@ class DeviceLocks:
         before that process has ended.
         """
         self._locks[device_id].unlock()
+        if len(self._locks) > _MOST_OPEN:
+            self._locks.pop(device_id).close()
 
     def renew_missing(self) -> dict[str, str]:
         """Create and lock new lock files in place of those that were deleted, moved or replaced.

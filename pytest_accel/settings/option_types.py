@@ -31,6 +31,9 @@ TIMES = "300 (seconds), 90s, 5min or 1.5h"
 """Examples of times, for help and errors."""
 _MOST_PLANNED = 256
 """Maximum number of devices of ``--accel-plan``."""
+MOST_RESOURCES = 512
+"""Maximum number of a named resource. Each of them is a lock file, which is open while a test has it. A process may
+open 1,024 files unless its user is allowed more, and the test and pytest need some, too."""
 _RESOURCE = re.compile(r"[a-z][a-z0-9_-]*", re.ASCII)
 _MARKS = ("devices", "distributed")
 _OWNERS = ("own", "project")
@@ -193,7 +196,10 @@ def resources(value: str) -> tuple[tuple[str, int], ...]:
         if name == "memory":
             found[name] = max(usable_memory(), SMALLEST_MEMORY) if given == "auto" else parse_memory(given)
         else:
-            found[name] = cpu_slots() if (name, given) == ("cores", "auto") else count(given)
+            auto = (name, given) == ("cores", "auto")
+            found[name] = min(cpu_slots(), MOST_RESOURCES) if auto else count(given)
+            if found[name] > MOST_RESOURCES:
+                raise ValueError(value)
     if not found or found.get("memory", SMALLEST_MEMORY) < SMALLEST_MEMORY:
         raise ValueError(value)
     return tuple(found.items())

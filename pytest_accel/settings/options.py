@@ -371,8 +371,8 @@ _OPTIONS: dict[str, _Option] = {
         "resources",
         "string",
         "NAME: COUNT, several with commas or on lines of their own, where NAME is of lower-case letters, digits, - and "
-        "_, and no kind of device, and COUNT an int >= 1; cores may also be auto, and memory is auto or a size of 1GiB "
-        "or more",
+        f"_, and no kind of device, and COUNT an int from 1 to {option_types.MOST_RESOURCES}; cores may also be auto, "
+        "and memory is auto or a size of 1GiB or more",
         option_types.resources,
         "resources besides devices that tests need, each with its number: license: 2, port-9000: 1, memory: auto, "
         "cores: auto",

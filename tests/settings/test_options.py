@@ -107,7 +107,8 @@ SWITCHES = [
 ]
 RESOURCES = (
     "NAME: COUNT, several with commas or on lines of their own, where NAME is of lower-case letters, digits, - and _, "
-    "and no kind of device, and COUNT an int >= 1; cores may also be auto, and memory is auto or a size of 1GiB or more"
+    "and no kind of device, and COUNT an int from 1 to 512; cores may also be auto, and memory is auto or a size of "
+    "1GiB or more"
 )
 MARKS = "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma"
 BAD = [
@@ -131,7 +132,7 @@ BAD = [
     ("accel_per_worker", "0", "an int >= 1"),
     *(
         ("accel_resources", text, RESOURCES)
-        for text in ("license", "license: 0", "License: 1", "a: 1, a: 2", "cuda: 1")
+        for text in ("license", "license: 0", "license: 513", "cores: 1000000", "License: 1", "a: 1, a: 2", "cuda: 1")
     ),
     *(("accel_resources", text, RESOURCES) for text in ("auto: 1", "license: auto", "memory: 1MiB", "memory: 4", ",")),
 ]

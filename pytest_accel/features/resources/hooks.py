@@ -153,20 +153,14 @@ class _LeaseHooks(_Fixture):
         if self._error is not None:
             raise self._error
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """Fail a test whose marks have changed since its collection: it does not have what they say."""
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Compare before the call, for marks of fixtures and hooks, and after it, for those of the test itself."""
         __tracebackhide__ = True
-        leases = item.stash.get(DRIVER_LEASES, None)
-        if tuple(item.iter_markers(_MARK)) != (() if leases is None else leases.marks):
-            from pytest_accel import late_marks
-            from pytest_accel.verdict import remote_exceptions
-
-            late_marks.fail_expected(item.config)
-            raise remote_exceptions.not_run(
-                "the marks needs of the test were changed after collection; "
-                "change them in pytest_collection_modifyitems"
-            )
+        _check_marks(item)
+        result = yield
+        _check_marks(item)
+        return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -180,3 +174,16 @@ class _LeaseHooks(_Fixture):
                 path, line, _ = item.location
                 report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")
         return report
+
+
+def _check_marks(item: pytest.Item) -> None:
+    """Fail a test whose marks have changed since its collection: it does not have what they say."""
+    leases = item.stash.get(DRIVER_LEASES, None)
+    if tuple(item.iter_markers(_MARK)) != (() if leases is None else leases.marks):
+        from pytest_accel import late_marks
+        from pytest_accel.verdict import remote_exceptions
+
+        late_marks.fail_expected(item.config)
+        raise remote_exceptions.not_run(
+            "the marks needs of the test were changed after collection; change them in pytest_collection_modifyitems"
+        )

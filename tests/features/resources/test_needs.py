@@ -81,6 +81,15 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite, options
             pass
 
 
+        def test_late_itself(request):
+            request.node.add_marker(needs("license"))
+
+
+        @needs("license")
+        def test_late_more(request):
+            request.node.add_marker(needs(cores=2))
+
+
         def test_no_process_and_no_torch():
             assert psutil.Process().children() == []
             assert "torch" not in sys.modules
@@ -88,8 +97,10 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite, options
     )
     run = suite.run(*options)
     passed = ("test_one", "test_none", "test_port", "test_both", "test_method", "test_no_process_and_no_torch")
-    run.expect({**dict.fromkeys(passed, "PASSED"), "test_skipped": "SKIPPED", "test_late": "FAILED"})
-    assert "the marks needs of the test were changed after collection" in run.failure("test_late")
+    late = ("test_late", "test_late_itself", "test_late_more")
+    run.expect({**dict.fromkeys(passed, "PASSED"), "test_skipped": "SKIPPED", **dict.fromkeys(late, "FAILED")})
+    for name in late:
+        assert "the marks needs of the test were changed after collection" in run.failure(name)
     assert "accel: resources of tests: license 2, port-9000 1, memory 4 GiB, cores 3" in run.text
 
 
@@ -328,3 +339,46 @@ def test_reruns_of_a_test_keep_its_leases_and_its_wait_is_in_no_phase(suite: Sui
         """,
     )
     suite.run("--reruns=1").expect({"test_flaky": "RERUN PASSED"})
+
+
+def test_a_session_without_enough_descriptors_fails_only_the_test_that_needs_them(suite: Suite) -> None:
+    suite.ini("accel_resources = disk: 512")
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import resource
+
+        import pytest
+
+        SOFT, HARD = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+        @pytest.fixture(scope="session", autouse=True)
+        def few():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, HARD))
+            yield
+            resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT, HARD))
+
+
+        def test_before():
+            pass
+
+
+        @pytest.mark.needs(disk=512)
+        def test_all():
+            pass
+
+
+        @pytest.mark.needs(disk=100)
+        def test_some():
+            assert len(os.listdir("/dev/fd")) > 100
+
+
+        def test_after():
+            assert len(os.listdir("/dev/fd")) < 100
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_before": "PASSED", "test_all": "ERROR", "test_some": "PASSED", "test_after": "PASSED"})
+    assert "Too many open files" in run.failure("test_all")
