@@ -7,6 +7,12 @@ import os
 import stat
 from pathlib import Path
 
+TEMPORARY = "/tmp"
+"""The folder for temporary files of all users of a machine, in which their processes can find each other.
+
+It is not `tempfile.gettempdir`, which follows TMPDIR: a batch system sets this for each job, a launcher perhaps for
+some of its processes, and macOS for each user.
+"""
 _ALL_USERS = 1 << 32
 _WRITABLE_BY_OTHERS = 0o022
 

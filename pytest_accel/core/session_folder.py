@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
+from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
 
 if TYPE_CHECKING:
     from pytest_accel.core.kill import Survivor
 
 _PREFIX = "accel-"
 _LOCK = "session.lock"
-_TEMPORARY = "/tmp"
 _LONGEST_DIRECTORY = 80
 """Characters; the path of a socket may have at most 104 on macOS and 108 on Linux (unix(7))."""
 _LONGEST_RECORD = 1 << 14
@@ -61,12 +60,12 @@ def _create() -> str:
     try:
         ensure_safe(tempfile.gettempdir())
     except OSError:
-        return tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMPORARY)
+        return tempfile.mkdtemp(prefix=_PREFIX, dir=TEMPORARY)
     directory = tempfile.mkdtemp(prefix=_PREFIX)
     if len(directory) <= _LONGEST_DIRECTORY:
         return directory
     shutil.rmtree(directory)
-    return tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMPORARY)
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=TEMPORARY)
 
 
 def ensure(directory: str) -> None:
@@ -152,7 +151,7 @@ def remove_dead() -> list[Survivor]:
     """
     deadline = monotonic() + _TIMEOUT
     survivors: list[Survivor] = []
-    for parent in dict.fromkeys((tempfile.gettempdir(), _TEMPORARY)):
+    for parent in dict.fromkeys((tempfile.gettempdir(), TEMPORARY)):
         with contextlib.suppress(OSError):
             ensure_safe(parent)  # Nobody else can replace a folder while it is being removed.
             for name in os.listdir(parent):

@@ -31,10 +31,11 @@ from pytest_accel.leases.holder import Holder, parse_holder
 from pytest_accel.leases.request_queue import WaitFile
 from pytest_accel.leases.shared_folder import (
     LockFolderError,
+    NoLockFileError,
     create_shared,
     default_folder,
     lock_path,
-    open_file,
+    open_lock_file,
     prepare_folder,
     read,
     unusable,
@@ -88,9 +89,9 @@ class DeviceLocks:
     def acquire(self, device_id: str, holder: Holder) -> bool:
         """Lock the device for `holder`, or take over the lock that this session keeps on it; return success.
 
-        This fails if another session has the lock, if a process of the device's last lease is alive, or if the device
-        is refused. It never waits. Raises :class:`~pytest_accel.leases.shared_folder.LockFolderError` if the files
-        cannot be used.
+        This fails if another session has the lock, if a process of the device's last lease is alive, if something that
+        is no lock file has the name of the lock file, or if the device is refused. It never waits. Raises
+        :class:`~pytest_accel.leases.shared_folder.LockFolderError` if the files cannot be used.
         """
         if self._refuses is not None and self._refuses(device_id) is not None:
             return False
@@ -235,7 +236,7 @@ class _Lock:
             if descriptor is None:
                 other = who_holds(self._folder, self._device_id)
                 by = "another session" if other is None else str(other)
-                raise OSError(errno.EBUSY, f"it was replaced, and the new one is locked by {by}")
+                raise OSError(errno.EBUSY, f"it was replaced, and the new one is held by {by}")
             write(descriptor, holder.as_json())
         except OSError as error:
             self.close()
@@ -254,13 +255,19 @@ class _Lock:
         return self._descriptor
 
     def _lock(self) -> int | None:
-        """Take the kernel's lock; return the locked descriptor, or None if another session has the lock."""
+        """Take the kernel's lock; return the locked descriptor, or None if that is impossible for now.
+
+        Another session has the lock, or something else has its name.
+        """
         for _ in range(2):
             if self._descriptor is None:
                 if not os.path.lexists(self._path):
                     prepare_folder(self._folder)
                     create_shared(self._path)
-                self._descriptor = open_file(self._path)
+                try:
+                    self._descriptor = open_lock_file(self._path)
+                except NoLockFileError:
+                    return None
             try:
                 flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -277,12 +284,12 @@ class _Lock:
 def who_holds(folder: Path, device_id: str) -> Holder | None:
     """Return the current holder of a device, or the last one if its processes are still alive, else None.
 
-    A holder that has not written the lock file yet, or has written something invalid, is returned with pid 0. No
-    file is written, and `folder` need not exist.
+    A holder that has not written the lock file yet, or has written something invalid, is returned with pid 0, and so is
+    what has the name of the lock file and is none. No file is written, and `folder` need not exist.
     """
     path = lock_path(folder, device_id)
     try:
-        descriptor = open_file(path, os.O_RDONLY)
+        descriptor = open_lock_file(path, os.O_RDONLY)
         try:
             # A shared lock, so that two concurrent calls do not take each other for the holder.
             flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -290,11 +297,13 @@ def who_holds(folder: Path, device_id: str) -> Holder | None:
             # The device cannot be acquired before these processes have ended.
             return last if last is not None and is_in_use(last) else None
         except BlockingIOError:
-            return parse_holder(read(descriptor)) or Holder(0, "unknown", "unknown", 0.0)
+            return parse_holder(read(descriptor)) or Holder.unknown()
         finally:
             close(descriptor)
     except FileNotFoundError:
         return None
+    except NoLockFileError as error:
+        return Holder.unknown(error.about)
     except OSError as error:
         raise unusable(path, error) from error
 

@@ -26,10 +26,10 @@ class Holder:
     """The holder of a device, as it describes itself in the lock file."""
 
     pid: int
-    """The session's main process; 0 if it is not known. The user, the test and the time are then unknown, too."""
+    """The session's main process; 0 if it is not known. The user and the time are then unknown, too."""
     user: str
     test: str
-    """Node id of the test that runs on the device, or another reason why the device is held."""
+    """Node id of the test that runs on the device, or another reason why it is held; without a pid, who holds it."""
     since: float
     """Seconds since the epoch."""
     processes: tuple[tuple[int, float], ...] = ()
@@ -40,12 +40,17 @@ class Holder:
         """Return a holder for this process, from now on, with no process on the device yet."""
         return cls(getpid(), user_name(getuid()), test, wall_clock())
 
+    @classmethod
+    def unknown(cls, who: str = "an unknown session", processes: tuple[tuple[int, float], ...] = ()) -> Holder:
+        """Return a holder of which only this is known."""
+        return cls(0, "unknown", who, 0.0, processes)
+
     def __str__(self) -> str:
         """Return ``pid 71 (ada) for test_big.py::test_one``, or ``an unknown session``."""
         if self.pid:
             return f"pid {self.pid} ({self.user}) for {cut_end(self.test, TEXT_LIMIT)}"
         named = cut_end(", ".join(str(pid) for pid, _ in self.processes), TEXT_LIMIT)
-        return f"an unknown session, whose record names pid {named}" if named else "an unknown session"
+        return f"{self.test}, whose record names pid {named}" if named else self.test
 
     def as_json(self) -> dict[str, object]:
         """Return the content of the lock file.
@@ -86,7 +91,7 @@ def parse_holder(data: bytes) -> Holder | None:
     except (ValueError, TypeError, RecursionError):
         pass
     named = _processes([(int(pid), float(created)) for pid, created in _PROCESS.findall(data)])
-    return Holder(0, "unknown", "unknown", 0.0, named) if named else None
+    return Holder.unknown(processes=named) if named else None
 
 
 def _processes(entries: Sequence[Any]) -> tuple[tuple[int, float], ...]:

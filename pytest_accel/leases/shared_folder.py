@@ -1,14 +1,17 @@
 """The folder that all sessions and users of the machine share, and access to the files in it.
 
-The folder is ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory itself. No folder is created below the temporary
-directory: its creator would own it, and the owner of a sticky folder may rename and delete the files of other users. A
-folder is used only if it belongs to root or to this user, and if it is sticky where others may write to it. So only
-root, the owner of the folder and the owner of a file can replace that file. The parents of the folder that
+The folder is ``$PYTEST_ACCEL_LOCK_DIR``, else ``/tmp`` itself: sessions exclude each other only if all of them use one
+folder, whatever their users and variables. So there is no other folder to fall back on if it cannot be used; that is an
+error. No folder is created below ``/tmp``: its creator would own it, and the owner of a sticky folder may rename and
+delete the files of other users. ``/run/lock`` was rejected because not every system has it and lets all users write to
+it. A folder is used only if it belongs to root or to this user, and if it is sticky where others may write to it. So
+only root, the owner of the folder and the owner of a file can replace that file. The parents of the folder that
 ``$PYTEST_ACCEL_LOCK_DIR`` names are not checked: a user who may replace the folder can replace all locks.
 
 The names of all files begin with ``pytest-accel-``. Lock files are readable and writable by all users, whatever the
 umask, because the sessions of other users need them too. Symbolic links are never followed, and the content of a file
-is untrusted data that each reader checks.
+is untrusted data that each reader checks. Any user can also give a directory, a pipe or the like the name of a lock
+file (:class:`NoLockFileError`): the device then counts as held, because nobody can lock it.
 
 Files and the kernel's locks on them were chosen over a daemon, which somebody would have to start, keep alive and trust
 across users: the kernel drops the lock of a process that dies, and every session works without the others.
@@ -23,7 +26,6 @@ import pwd
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from json import dumps
@@ -31,26 +33,43 @@ from os import access, close, fchmod, fstat, ftruncate, link, pread, pwrite, unl
 from os import open as open_descriptor
 from pathlib import Path
 
-from pytest_accel.core.folder_trust import is_open_to_others, is_trusted_owner
+from pytest_accel.core.folder_trust import TEMPORARY, is_open_to_others, is_trusted_owner
 
 VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
 PREFIX = "pytest-accel-"
-"""Prefix of every file name: the temporary directory also holds files of other programs."""
+"""Prefix of every file name: ``/tmp`` also holds files of other programs."""
 _CONTENT_LIMIT = 256 * 1024
 """Maximum number of bytes of a file's content. A lock file of this size has room for 8,000 processes at least."""
 TEXT_LIMIT = 300
 """Maximum number of characters of a text in a file."""
 _FOR_ALL = 0o666
+_OF_OTHER_ENTRIES = {
+    errno.ELOOP: "a symbolic link",
+    errno.EISDIR: "a directory",
+    errno.ENXIO: "a socket",
+    errno.EOPNOTSUPP: "a socket",  # On macOS.
+    errno.EACCES: "this user may not open it",
+}
+"""The errors of open(2) for an entry that no session has made, each with what it says about the entry."""
 
 
 class LockFolderError(Exception):
     """The lock folder cannot be used; the message names the path and what is wrong with it."""
 
 
+class NoLockFileError(OSError):
+    """Something has the name of a lock file and is none."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(errno.EINVAL, what, str(path))
+        self.about = f"{path}, which is no lock file ({what})"
+        """The path, and what is there."""
+
+
 def default_folder() -> Path:
-    """Return ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory."""
+    """Return ``$PYTEST_ACCEL_LOCK_DIR``, else ``/tmp`` (on macOS that is a link)."""
     named = os.environ.get(VARIABLE)
-    return Path(named).absolute() if named else Path(tempfile.gettempdir()).resolve()
+    return Path(named).absolute() if named else Path(TEMPORARY).resolve()
 
 
 def lock_path(folder: Path, device_id: str) -> Path:
@@ -128,23 +147,35 @@ def create_shared(path: Path) -> None:
         unlink(temporary)
 
 
-def open_file(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open an existing regular file and return its descriptor. Raises OSError for anything else.
+def open_file(path: Path, flags: int) -> int:
+    """Open an existing regular file and return its descriptor.
 
-    A file opened for writing must be writable by all users.
+    Raises :class:`NoLockFileError` for anything else, and OSError if no file can be opened.
     """
     # No O_CREAT: if fs.protected_regular is set, the kernel refuses it on another user's file in a sticky folder.
     # O_NONBLOCK: opening a named pipe that another user placed there must not block.
-    descriptor = open_descriptor(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = open_descriptor(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _OF_OTHER_ENTRIES:
+            raise NoLockFileError(path, _OF_OTHER_ENTRIES[error.errno]) from None
+        raise
     mode = fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if flags & os.O_RDWR and mode & _FOR_ALL != _FOR_ALL:
-        # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
-        close(descriptor)
-        raise OSError(errno.EPERM, f"mode {stat.S_IMODE(mode):04o}: a lock file is writable by all (0666)", str(path))
-    return descriptor
+    if stat.S_ISREG(mode):
+        return descriptor
+    close(descriptor)
+    raise NoLockFileError(path, "a directory" if stat.S_ISDIR(mode) else "no regular file")
+
+
+def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:
+    """Open an existing lock file, which all users may write to; see :func:`open_file`."""
+    descriptor = open_file(path, flags)
+    mode = stat.S_IMODE(fstat(descriptor).st_mode)
+    if mode & _FOR_ALL == _FOR_ALL:
+        return descriptor
+    # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
+    close(descriptor)
+    raise NoLockFileError(path, f"its mode is {mode:04o}, and not 0666")
 
 
 def write(descriptor: int, content: Mapping[str, object]) -> None:

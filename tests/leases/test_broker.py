@@ -304,17 +304,19 @@ def test_other_sessions_see_the_test_and_processes_of_a_lease(session: Session, 
     assert (shown.test, shown.processes) == ("tests/test_x.py::test_two", ((1, 2.0),))
 
 
-def break_lock(folder: Path, device: str) -> None:
-    lock_path(folder, device).unlink(missing_ok=True)
-    lock_path(folder, device).mkdir()
+def break_folder(folder: Path) -> None:
+    """Make `folder` one in which no new lock file may be created, since another user could replace it."""
+    folder.chmod(0o777)
 
 
 def test_an_unusable_lock_folder_fails_the_request(session: Session, tmp_path: Path) -> None:
     broker = session()
-    break_lock(tmp_path / "locks", "b")
     leases: list[Lease] = []
     errors: list[Exception] = []
-    with pytest.raises(LockFolderError, match=r"b\.lock"):
+    submit(broker, ("a",), 1, leases.append)
+    broker.release(leases.pop().id)
+    break_folder(tmp_path / "locks")
+    with pytest.raises(LockFolderError, match=r"locks has mode 0777"):
         submit(broker, ("a", "b"), 2, leases.append)
     submit(broker, ("a", "b"), 2, leases.append, on_failure=errors.append)
     assert [type(error) for error in errors] == [LockFolderError]
@@ -328,21 +330,39 @@ def test_an_unusable_lock_folder_fails_a_waiting_request(session: Session, tmp_p
     errors: Queue[Exception] = Queue()
     submit(one, ("a",), 1, leases.append)
     submit(two, ("a",), 1, leases.append, on_failure=errors.put)
-    break_lock(tmp_path / "locks", "a")
+    break_folder(tmp_path / "locks")
+    lock_path(tmp_path / "locks", "a").unlink()
     one.release(leases[0].id)
     assert isinstance(errors.get(timeout=TIMEOUT), LockFolderError)
     assert len(leases) == 1
 
 
-def test_a_device_with_an_unusable_lock_file_has_no_known_holder(session: Session, tmp_path: Path) -> None:
-    broker = session()
+def test_a_device_whose_lock_file_cannot_be_read_has_no_known_holder(session: Session, tmp_path: Path) -> None:
+    broker, folder = session(), tmp_path / "locks"
     leases: list[Lease] = []
     submit(broker, ("a",), 1, leases.append)
     waiting = submit(broker, ("a", "b"), 2, leases.append)
-    break_lock(tmp_path / "locks", "b")
+    folder.rename(tmp_path / "moved")
+    folder.touch()
     obstacles = broker.obstacles(waiting)
     assert obstacles is not None
     assert obstacles.holders.keys() == {"a"}
+    folder.unlink()
+
+
+def test_a_device_whose_lock_file_is_none_is_held_and_others_are_leased(session: Session, tmp_path: Path) -> None:
+    """Any user can make a folder with the name of a lock file."""
+    broker, path = session(), lock_path(tmp_path / "locks", "a")
+    path.mkdir()
+    leases: Queue[Lease] = Queue()
+    submit(broker, ("a", "b"), 1, leases.put)
+    assert leases.get_nowait().devices == ("b",)
+    waiting = submit(broker, ("a", "c"), 2, leases.put)
+    obstacles = broker.obstacles(waiting)
+    assert obstacles is not None
+    assert obstacles.lines({}) == [f"a is held by {path}, which is no lock file (a directory)"]
+    path.rmdir()
+    assert leases.get(timeout=TIMEOUT).devices == ("a", "c")
 
 
 def sessions_in_order(session: Session) -> tuple[Broker, Broker]:
@@ -520,7 +540,7 @@ def test_a_lease_whose_lock_is_lost_is_reported(session: Session, tmp_path: Path
     lease, why = lost.get(timeout=TIMEOUT)
     assert lease == leases[0].id
     assert "the lock of b was lost, since its lock file was deleted or moved" in why
-    assert f"locked by pid {os.getpid()}" in why
+    assert f"held by pid {os.getpid()}" in why
     assert lost.empty()
     one.release(lease)
     two = DeviceLocks(folder)

@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import resource
+import socket
 import stat
 import subprocess
 import sys
@@ -286,27 +287,47 @@ def test_files_are_writable_for_all_users_whatever_the_umask(folder: Path, make:
     assert [path.name for path in folder.iterdir()] == ["pytest-accel-GPU-1.lock"]
 
 
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(path))  # A path of a socket must be short.
+
+
+def _closed_file(path: Path) -> None:
+    path.touch(0o644)
+
+
+OTHER_ENTRIES: dict[str, Callable[[Path], object]] = {
+    "a symbolic link": lambda path: path.symlink_to(path.with_name("precious")),
+    "a directory": Path.mkdir,
+    "a socket": _socket,
+    "no regular file": os.mkfifo,
+    "its mode is 0644, and not 0666": _closed_file,
+}
+
+
+@pytest.mark.parametrize("what", OTHER_ENTRIES)
 @pytest.mark.parametrize("dangling", [False, True])
-def test_a_planted_symbolic_link_is_refused(folder: Path, make: Make, tmp_path: Path, dangling: bool) -> None:
-    target = tmp_path / "precious"
+def test_something_else_with_the_name_of_a_lock_file_holds_the_device(
+    folder: Path, make: Make, what: str, dangling: bool
+) -> None:
+    """Any user can make it. A named pipe does not block the session, and a symbolic link is not followed."""
+    locks = make()
+    path = lock_path(folder, "GPU-1")
+    target = folder / "precious"
     if not dangling:
         target.write_text("precious")
-    locks = make()
-    lock_path(folder, "GPU-1").symlink_to(target)
-    with pytest.raises(LockFolderError, match=rf"GPU-1\.lock.*{VARIABLE}"):
-        locks.acquire("GPU-1", ME)
+        target.chmod(0o666)
+    OTHER_ENTRIES[what](path)
+    assert not locks.acquire("GPU-1", ME)
+    assert locks.acquire("GPU-2", ME)
+    assert str(locks.holder("GPU-1")) == f"{path}, which is no lock file ({what})"
     assert target.exists() != dangling
     assert dangling or target.read_text() == "precious"
-    lock_path(folder, "GPU-1").unlink()
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()
     assert locks.acquire("GPU-1", ME)
-    locks.close()
-
-
-def test_a_planted_pipe_is_refused_at_once(folder: Path, make: Make) -> None:
-    locks = make()
-    os.mkfifo(lock_path(folder, "GPU-1"))
-    with pytest.raises(LockFolderError, match="not a regular file"):
-        locks.acquire("GPU-1", ME)
 
 
 def test_a_lock_whose_holder_cannot_be_written_is_released(make: Make) -> None:
@@ -372,9 +393,14 @@ def test_a_deleted_folder_is_created_again(folder: Path, make: Make) -> None:
     locks.close()
 
 
-def test_the_lock_folder_is_the_temporary_directory_unless_the_variable_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_folder_is_the_same_for_all_sessions_unless_the_variable_is_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert default_folder() == Path(tempfile.gettempdir()).resolve()
+    for name in ("TMPDIR", "TEMP", "TMP", "HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert default_folder() == Path("/tmp").resolve()
     monkeypatch.setenv(VARIABLE, "/named/folder")
     assert default_folder() == Path("/named/folder")
 
@@ -473,7 +499,7 @@ def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_created_again(
     lost = one.renew_missing()
     assert lost.keys() == {"GPU-3"}
     assert lost["GPU-3"].startswith("the lock of GPU-3 was lost, since its lock file was deleted or moved: ")
-    assert re.search(rf"GPU-3\.lock: it was replaced.*locked by pid {os.getpid()} .*test_one", lost["GPU-3"])
+    assert re.search(rf"GPU-3\.lock: it was replaced.*held by pid {os.getpid()} .*test_one", lost["GPU-3"])
     assert one.renew_missing() == {}
     assert "GPU-3" not in one.locked
     for device in ("GPU-1", "GPU-2"):
@@ -606,7 +632,9 @@ from pytest_accel.leases.shared_folder import LockFolderError
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.device_locks import DeviceLocks
 try:
-    DeviceLocks(pathlib.Path(sys.argv[1])).acquire("GPU-1", Holder.here("theirs"))
+    locks = DeviceLocks(pathlib.Path(sys.argv[1]))
+    if not locks.acquire("GPU-1", Holder.here("theirs")):
+        print(locks.holder("GPU-1"))
 except LockFolderError as error:
     print(error)
 """
@@ -627,7 +655,11 @@ def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder
     folder.chmod(0o777)
     assert "locks has mode 0777: other users may write to it" in as_another_user(REFUSED, str(folder))
     folder.chmod(0o1777)
+    path = lock_path(folder, "GPU-1")
     # Like a hard link to a file of another user, which some systems allow (sysctl fs.protected_hardlinks).
-    lock_path(folder, "GPU-1").chmod(0o644)
-    os.chown(lock_path(folder, "GPU-1"), pwd.getpwnam("nobody").pw_uid, -1)
-    assert "GPU-1.lock: mode 0644: a lock file is writable by all (0666)" in as_another_user(REFUSED, str(folder))
+    path.chmod(0o644)
+    os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
+    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (its mode is 0644, and not 0666)"
+    path.chmod(0o600)
+    os.chown(path, 0, -1)
+    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (this user may not open it)"

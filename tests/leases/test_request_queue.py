@@ -93,5 +93,5 @@ def test_a_holder_of_today_is_named_with_the_time_only_and_an_unknown_one_withou
     now = time.time()
     [today] = Obstacles({"a": Holder(71, "ada", "test_one", now)}, (), 1, ()).lines({})
     assert today == f"a is held by pid 71 (ada) for test_one since {time.strftime('%H:%M:%S', time.localtime(now))}"
-    [unknown] = Obstacles({"a": Holder(0, "unknown", "unknown", 0.0)}, (), 1, ()).lines({})
+    [unknown] = Obstacles({"a": Holder.unknown()}, (), 1, ()).lines({})
     assert unknown == "a is held by an unknown session"

@@ -174,10 +174,8 @@ def _links_text(device: Device, numbers: Mapping[str, int]) -> str:
 def _holder_text(holder: Holder | None) -> str:
     if holder is None:
         return "-"
-    if not holder.pid and holder.processes:
-        return str(holder)
     if not holder.pid:
-        return "a session that has not written its name yet"
+        return str(holder)
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     return f"pid {holder.pid}, {holder.user}, {holder.test}, since {since}"
 

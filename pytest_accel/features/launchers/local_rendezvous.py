@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
+from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
@@ -28,7 +28,6 @@ _LONGEST_HELLO = 1 << 24
 """Maximum size of a greeting, in bytes; command lines may be long."""
 _RETRY_INTERVAL = 0.02
 """Seconds between two attempts to connect to rank 0."""
-_TEMPORARY = "/tmp"
 
 
 class RendezvousError(Exception):
@@ -54,11 +53,11 @@ def rendezvous_path(process: LauncherEnv) -> str:
 def _user_folder() -> str:
     """Return the folder for sockets that processes of this user find by name; create it if it is missing.
 
-    The path depends only on the user, and not on TMPDIR or XDG_RUNTIME_DIR, which a launcher may set in some processes
-    of a job only. Raise OSError, with the path and the remedy, if another user could replace the folder.
+    The path depends only on the user. Raise OSError, with the path and the remedy, if another user could replace the
+    folder.
     """
-    ensure_safe(_TEMPORARY)
-    path = os.path.join(_TEMPORARY, f"pytest-accel-{os.geteuid()}")
+    ensure_safe(TEMPORARY)
+    path = os.path.join(TEMPORARY, f"pytest-accel-{os.geteuid()}")
     ensure_own_folder(path)
     return path
 
