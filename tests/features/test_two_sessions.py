@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pytest_accel.leases.shared_folder import lock_path
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -55,3 +59,33 @@ def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
             first.kill()
     assert first.returncode == 0, "".join([*lines, text])
     assert "3 passed" in text
+
+
+def test_what_another_user_puts_in_place_of_lock_files_holds_these_devices(suite: Suite) -> None:
+    folder = Path(os.environ["PYTEST_ACCEL_LOCK_DIR"])
+    folder.mkdir(mode=0o700)
+    paths = [lock_path(folder, f"sim-{number}") for number in range(3)]
+    paths[0].mkdir()
+    os.mkfifo(paths[1])
+    paths[2].symlink_to("/dev/zero")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(1)
+        def test_free(accel):
+            assert [device.id for device in accel.devices] == ["sim-3"]
+
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.devices(2)
+        def test_held(): ...
+        """,
+    )
+    run = suite.run("--accel=sim:4,shared", "--accel-wait=0")
+    run.expect({"test_free": "PASSED", "test_held": "ERROR"})
+    for path, what in zip(paths, ("a directory", "no regular file", "a symbolic link"), strict=True):
+        device = path.stem.removeprefix("pytest-accel-")
+        assert f"{device} is held by {path}, which is no lock file ({what})" in run.failure("test_held")
