@@ -16,12 +16,15 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
 _NOT_STARTED = 127
+_KILL_TIMEOUT = 10.0
+"""Seconds in which the descendants must exit. A process of another user may be one that this program cannot kill."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -45,7 +48,11 @@ def main(arguments: Sequence[str]) -> None:
             break
         _drain(wake_read)
         ended |= _reap()
+    deadline = time.monotonic() + _KILL_TIMEOUT
     while living := [pid for pid in _descendants(os.getpid()) if pid not in ended]:
+        if time.monotonic() > deadline:
+            print(f"processes that cannot be killed: {', '.join(map(str, living))}", file=sys.stderr, flush=True)
+            break
         for pid in living:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
