@@ -17,7 +17,7 @@ def dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a dead session."""
     temporary = tempfile.mkdtemp(dir=tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", temporary)
-    monkeypatch.setattr(session_folder, "_TEMPORARY", temporary)
+    monkeypatch.setattr(session_folder, "TEMPORARY", temporary)
     monkeypatch.setattr(session_folder, "_LONGEST_DIRECTORY", 1000)
     folder = Path(session_folder.create())
     session_folder._unclaim_all()

@@ -91,7 +91,7 @@ def temporary(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made.mkdir()
     made.chmod(0o1777)
     os.chown(common, 0, 0)
-    monkeypatch.setattr(local_rendezvous, "_TEMPORARY", str(made))
+    monkeypatch.setattr(local_rendezvous, "TEMPORARY", str(made))
     return made
 
 

@@ -16,8 +16,8 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
+from time import monotonic
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -48,9 +48,9 @@ def main(arguments: Sequence[str]) -> None:
             break
         _drain(wake_read)
         ended |= _reap()
-    deadline = time.monotonic() + _KILL_TIMEOUT
+    deadline = monotonic() + _KILL_TIMEOUT
     while living := [pid for pid in _descendants(os.getpid()) if pid not in ended]:
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             print(f"processes that cannot be killed: {', '.join(map(str, living))}", file=sys.stderr, flush=True)
             break
         for pid in living:
