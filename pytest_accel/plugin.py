@@ -15,6 +15,7 @@ from pytest_accel import features, hooks
 from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import (
     MARKER_LINES,
+    NEEDS,
     MarkFinder,
     MarkOwners,
     deselected_marks,
@@ -354,7 +355,7 @@ class CollectionHooks:
         marks = marks.union(*features.call("marks_of_file", config, config, collector.path, text))
         marks -= self._deselected_marks
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
-        if "distributed" in marks or ("devices" in marks and self._session.machine.session_kind is not None):
+        if "distributed" in marks or ("devices" in marks and self._session.machine.session.devices):
             self._session.pool_client.warm()
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -428,7 +429,16 @@ class CollectionHooks:
         config = self._session.config
         finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
-        features.call("read_needs", config, self._session, items)
+        wrong: dict[pytest.Item, str] = {}
+        if NEEDS in finder.names:
+            for errors in features.call("read_needs", config, self._session, items):
+                wrong |= errors
+        if wrong:
+            from pytest_accel.item_redirection import make_fail
+
+            for item, text in wrong.items():
+                make_fail(item, text)
+                found.pop(item, None)
         if not found and not features.needed("select", config):
             return
         if self._redirector is None:
