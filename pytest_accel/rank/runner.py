@@ -158,7 +158,7 @@ class TestRunner:
             self._log.begin(request.node)
         self._logged = None
         test = self._test = _Test(driver, request)
-        self._reports.begin()
+        self._reports.begin(skips_in_driver=request.skips)
         try:
             item = self._collector.find(session, request.node)
             for device in self._measured_devices:
