@@ -71,9 +71,11 @@ class MarkedItem(MarkedTest):
 
         A mark ``skip`` costs no ranks, unless it may depend on what only ranks have: its condition is not known.
         """
-        if name == "skip" and self.key.grouped:
+        if not self.key.grouped:
+            return False
+        if name == "skip":
             return any(mentions_ranks(source.path) for source in self.sources)
-        return name == "skipif" and self.key.grouped
+        return name == "skipif" or (name == "xfail" and not self.expects_failure)
 
     @property
     def has_begun(self) -> bool:

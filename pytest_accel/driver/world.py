@@ -94,6 +94,8 @@ class World:
         """Seconds by which the grace is extended, because the ranks could not use it."""
         self._families: dict[str, frozenset[TestFamily]] = {}
         """By path of a file: the families of tests that all ranks have collected from it."""
+        self._not_expected: set[NodeRef] = set()
+        """The collected tests with marks xfail of which none applies in any rank."""
         self._refused: NodeRef | None = None
         """The test that a rank cannot run, until :meth:`send` is called for it."""
         self._busy = False
@@ -146,6 +148,7 @@ class World:
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
         if len(answers) == self.size and self._prepare(answers):
             self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
+            self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
                 return
         self._refused = node
@@ -173,6 +176,10 @@ class World:
         """True if a rank did not collect a file in time."""
         hangs = [rank.end.hang for rank in self._ranks if rank.end is not None]
         return any(hang is not None and hang.cause is HangCause.COLLECTION_TIMEOUT for hang in hangs)
+
+    def expects_failure(self, node: NodeRef) -> bool:
+        """Return False if the collected test `node` has marks xfail, and none of them applies in any rank."""
+        return node not in self._not_expected
 
     def refuses(self, node: NodeRef) -> bool:
         """Return True if a rank cannot run the test `node`, and that has not been reported yet."""

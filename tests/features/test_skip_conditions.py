@@ -111,6 +111,31 @@ _MARKS = """
         raise AssertionError("ran")
 
 
+    @pytest.mark.xfail("RANK" not in os.environ, reason="not launched")
+    def test_xfail():
+        assert size == 1
+
+
+    @pytest.mark.xfail(size < 2, reason="not launched", run=False)
+    class TestNotRun:
+        def test_not_run_one(self):
+            assert size == 1
+
+        def test_not_run_two(self):
+            assert size == 1
+
+
+    @pytest.mark.xfail(size < 2, reason="not launched", strict=True)
+    def test_xfail_passes():
+        pass
+
+
+    @pytest.mark.xfail("RANK" not in os.environ, reason="not launched")
+    @pytest.mark.xfail(size == 2, reason="a bug")
+    def test_bug():
+        assert size == 1
+
+
     @pytest.mark.skipif(True, reason="never")
     def test_never():
         raise AssertionError("ran")
@@ -190,7 +215,8 @@ def test_ranks_evaluate_the_conditions_of_their_tests(suite: Suite, options: tup
     hook = "ERROR" if options else "SKIPPED"
     run.expect(
         {**dict.fromkeys(passed, "PASSED"), **dict.fromkeys(skipped, "SKIPPED"), "test_fails": "FAILED"}
-        | {"test_hook": hook}
+        | dict.fromkeys(("test_xfail", "test_not_run_one", "test_not_run_two"), "FAILED")
+        | {"test_hook": hook, "test_xfail_passes": "PASSED", "test_bug": "XFAIL"}
     )
     lines = run.text.partition(f"accel: {'failed' if options else 'skipped'} by a condition on what only ranks have")[2]
     assert sorted(lines.split("\nOnly ranks have these, ")[0].splitlines()[1:]) == [
