@@ -63,7 +63,7 @@ def _has_devices(settings: options.Settings) -> bool:
     from pytest_accel.settings.machine import machine_for
 
     try:
-        return machine_for(settings).session_kind is not None
+        return bool(machine_for(settings).session.devices)
     except (ValueError, pytest.UsageError):
         return False
 

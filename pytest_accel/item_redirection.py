@@ -49,12 +49,9 @@ class Redirector:
     def redirect(self, items: Sequence[pytest.Item], marked: Iterable[tuple[pytest.Item, Marks]]) -> list[MarkedItem]:
         """Make the items in `marked` run in worlds; return those that were not redirected before.
 
-        `items` are all collected items. If a mark is wrong, raise :class:`pytest.UsageError`; in an xdist worker, have
-        the controller raise it. Tests whose marks have arguments that the plugin does not know only fail.
+        `items` are all collected items. A test whose marks are wrong fails, and the session runs the others.
         """
         redirected: list[MarkedItem] = []
-        errors: dict[pytest.Item, str] = {}
-        foreign: dict[pytest.Item, str] = {}
         for item, marks in marked:
             existing = item.stash.get(MARKED, None)
             if existing is not None:
@@ -63,22 +60,14 @@ class Redirector:
                 give_new_stash(item)  # A copied item, as pytest-flakefinder makes, shares the original's stash.
             try:
                 redirected.append(self._redirect(item, marks))
-            except ForeignArgumentsError as error:
-                hint = f"if the mark is the project's own, set accel_marks = {error.name}:project"
-                foreign[item] = f"{item.nodeid}: {error}; {hint}"
             except (MarkError, VendorError, pytest.UsageError) as error:
-                errors[item] = f"{item.nodeid}: {error}"
+                hint = ""
+                if isinstance(error, ForeignArgumentsError):
+                    hint = f"; if the mark is the project's own, set accel_marks = {error.name}:project"
+                make_fail(item, f"{error}{hint}")
         if redirected and self._session.is_worker and self._session.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"
-            errors |= {one.item: text for one in redirected}
-        if errors:
-            errors = {item: errors.get(item) or foreign[item] for item in items if item in errors or item in foreign}
-            self.refuse("\n".join(dict.fromkeys(errors.values())), errors)
-        if foreign:
-            # The mark may be the project's own, and the session must run the other tests.
-            late_marks.fail_expected(self._session.config)
-            for item, text in foreign.items():
-                _make_fail(item, text)
+            self.refuse(text, [one.item for one in redirected])
         if redirected:
             _leave_collectors_to_ranks(items)
         return redirected
@@ -90,7 +79,7 @@ class Redirector:
         tests.
         """
         for item in items:
-            _make_fail(item, text)
+            make_fail(item, text)
         self._session.pool_client.usage_error(text)
 
     def needs(self, plan: ItemPlan) -> Needs:
@@ -114,7 +103,7 @@ class Redirector:
         return replace(plan, missing=plan.missing or leases.missing)
 
     def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
-        """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""
+        """Make `item` run in a world. Raise an error as `plan` does if `marks` are wrong."""
         plan = self.plan(item, marks)
         if not plan.key.grouped:
             self._turn += 1
@@ -157,8 +146,9 @@ def _do_nothing() -> None:
     pass
 
 
-def _make_fail(item: pytest.Item, text: str) -> None:
-    """Make `item` an error with this text. It is not set up, and so must not be torn down."""
+def make_fail(item: pytest.Item, text: str) -> None:
+    """Make `item` an error with this text, also if it is marked xfail. It is not set up, so it is not torn down."""
+    late_marks.fail_expected(item.config)
     item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
     item.teardown = lambda: None  # type: ignore[method-assign]
 

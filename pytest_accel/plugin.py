@@ -15,6 +15,7 @@ from pytest_accel import features, hooks
 from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import (
     MARKER_LINES,
+    NEEDS,
     MarkFinder,
     MarkOwners,
     deselected_marks,
@@ -33,6 +34,7 @@ from pytest_accel.core.stash_keys import (
     OWNERS,
     RANK_PLUGIN,
     SESSION,
+    SKIPPED_FILES,
     is_rank,
 )
 from pytest_accel.fixtures import (
@@ -57,6 +59,8 @@ from pytest_accel.session import AccelSession
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_accel.item_redirection import Redirector
 
 __all__ = [
@@ -348,19 +352,33 @@ class CollectionHooks:
         record_file(collector)
         if collector.path.suffix != ".py":
             return
-        text = text_of(collector.path)
-        marks = marks_in(text) - self._owners.of_project
-        config = self._session.config
-        marks = marks.union(*features.call("marks_of_file", config, config, collector.path, text))
-        marks -= self._deselected_marks
+        marks = self._marks_of(collector.path)
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
-        if "distributed" in marks or ("devices" in marks and self._session.machine.session_kind is not None):
+        if "distributed" in marks or ("devices" in marks and self._session.machine.session.devices):
             self._session.pool_client.warm()
 
+    def _marks_of(self, path: Path) -> set[str]:
+        """Return the marks that tests in the file seem to have, judged by its text."""
+        text, config = text_of(path), self._session.config
+        marks = marks_in(text) - self._owners.of_project
+        marks = marks.union(*features.call("marks_of_file", config, config, path, text))
+        return marks - self._deselected_marks
+
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Divide tests by lists before the wrapper of ``--lf``, and pytest's own code, compare their names."""
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Divide tests by lists before the wrapper of ``--lf``, and pytest's own code, compare their names.
+
+        Note a file that skips itself since only ranks have a variable.
+        """
         report = yield
+        if report.skipped and isinstance(collector, pytest.Module):
+            from pytest_accel.driver.skip_conditions import condition_of
+
+            condition = condition_of(report.longrepr, collector.config.rootpath)
+            if condition is not None and "distributed" in self._marks_of(collector.path):
+                self._session.skipped_files.append(f"{condition}: the whole file {collector.nodeid}")
         self._divide(report.result or [], selectable=True)
         return report
 
@@ -405,6 +423,8 @@ class CollectionHooks:
         output: dict[str, Any] | None = getattr(self._session.config, "workeroutput", None)
         if output is not None and self._owners.left_alone:
             output[LEFT_ALONE] = self._owners.left_alone
+        if output is not None and self._session.skipped_files:
+            output[SKIPPED_FILES] = self._session.skipped_files
 
     def _note_use(self, items: list[pytest.Item]) -> None:
         """Note which marks that the project has registered its tests use as those of the plugin."""
@@ -428,7 +448,16 @@ class CollectionHooks:
         config = self._session.config
         finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
-        features.call("read_needs", config, self._session, items)
+        wrong: dict[pytest.Item, str] = {}
+        if NEEDS in finder.names:
+            for errors in features.call("read_needs", config, self._session, items):
+                wrong |= errors
+        if wrong:
+            from pytest_accel.item_redirection import make_fail
+
+            for item, text in wrong.items():
+                make_fail(item, text)
+                found.pop(item, None)
         if not found and not features.needed("select", config):
             return
         if self._redirector is None:

@@ -19,6 +19,7 @@ from pytest_accel.core.stash_keys import (
     MARKED,
     OWNERS,
     RETRIED,
+    SKIPPED_FILES,
     SLOW_IMPORTS,
 )
 from pytest_accel.session import AccelSession
@@ -54,8 +55,10 @@ class ReportHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over the number of tests that an xdist worker has left alone. All workers collect the same tests."""
-        self._session.config.stash[OWNERS].left_alone |= getattr(node, "workeroutput", {}).get(LEFT_ALONE, {})
+        """Take over what an xdist worker has found in its collection. All workers collect the same tests."""
+        output = getattr(node, "workeroutput", {})
+        self._session.config.stash[OWNERS].left_alone |= output.get(LEFT_ALONE, {})
+        self._session.skipped_files = output.get(SKIPPED_FILES, self._session.skipped_files)
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
         """Show the surroundings if there are marked tests. Under xdist the controller collects none: see the header."""
@@ -116,7 +119,8 @@ class ReportHooks:
         self._session.close(gracefully=not interrupted)
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             pool = self._session.started_pool
-            if pool is not None and pool.summary.errors:
+            skipped = self._session.settings.strict and self._session.skipped_files
+            if skipped or (pool is not None and pool.summary.errors):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
@@ -127,6 +131,7 @@ class ReportHooks:
             terminalreporter.section(f"accel: {missing.total()} {word} for missing hardware", sep="-")
             for reason, count in missing.most_common():
                 terminalreporter.write_line(f"{count:>5}  {reason}")
+        self._show_conditions(terminalreporter, reports)
         retried = {
             (report.nodeid, text)
             for report in reports
@@ -195,6 +200,21 @@ class ReportHooks:
         if config.get_verbosity() > 0:
             for note in pool.summary.notes:
                 terminalreporter.write_line(f"accel: {note}")
+
+    def _show_conditions(self, terminalreporter: Any, reports: Sequence[Any]) -> None:
+        """Show which conditions have skipped files and tests since only ranks have a variable."""
+        files = self._session.skipped_files
+        tests = Counter(report.accel_condition for report in reports if hasattr(report, "accel_condition"))
+        if not files and not tests:
+            return
+        from pytest_accel.core.units import count_text
+        from pytest_accel.driver.skip_conditions import ADVICE
+
+        word = "failed" if self._session.settings.strict else "skipped"
+        terminalreporter.section(f"accel: {word} by a condition on what only ranks have", sep="-")
+        for line in (*files, *(f"{text}: {count_text(count, 'test')}" for text, count in tests.most_common())):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(ADVICE)
 
     def _show_slow_imports(self, terminalreporter: Any, reports: Sequence[Any]) -> None:
         """Show once for each package how long its import took in ranks, and the setting that avoids this."""

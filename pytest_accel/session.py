@@ -38,6 +38,8 @@ class AccelSession:
         self._session_pool: SessionPool | None = None
         self._cluster: ClusterConnection | None = None
         self._driver: Driver | None = None
+        self.skipped_files: list[str] = []
+        """Files with marked tests that have skipped themselves since only ranks have a variable, each with its line."""
         self.held: set[pytest.Item] = set()
         """Tests on hold: xdist has sent them to this worker, which skips them until the controller orders their run."""
 

@@ -55,7 +55,8 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
     (machine,) = blocks(ROOT / "docs" / "how-to" / "gpu-suites.md", "toml")
     (pytester.path / "machine.toml").write_text(f"{machine}\n[[device]]\n\n[[device]]\n", encoding="utf-8")
 
-    result = pytester.runpytest_subprocess("-rA", "-p", "no:randomly", "--accel", "sim:machine.toml")
+    resources = "accel_resources=license: 2, port-9000: 1, memory: 64GiB, cores: 4"
+    result = pytester.runpytest_subprocess("-rA", "-p", "no:randomly", "--accel", "sim:machine.toml", "-o", resources)
 
     ends = [match.groups() for line in result.outlines if (match := re.match(r"([A-Z]+) (test_\w+)\.py::", line))]
     assert {file for _, file in ends} == {path.stem for path in pytester.path.glob("test_*.py")}

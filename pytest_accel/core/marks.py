@@ -17,6 +17,8 @@ from pytest_accel.core.kinds import ALL_KINDS, check_kind, name_kinds
 if TYPE_CHECKING:
     from pytest_accel.core.device import Share
 
+NEEDS = "needs"
+"""Name of the mark of `features/resources`."""
 ALL = "all"
 """The number of devices or ranks of a test that takes as many as the session has."""
 
@@ -244,10 +246,14 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
     for argument, value in given.items():
         definition = table.get(argument)
         if definition is None:
-            raise ForeignArgumentsError(
-                mark.name,
-                f"{head}({argument}={value!r}): there is no argument {argument}, allowed are {', '.join(table)}",
+            from difflib import get_close_matches
+
+            close = get_close_matches(argument, table, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            text = (
+                f"{head}({argument}={value!r}): there is no argument {argument}{hint}, allowed are {', '.join(table)}"
             )
+            raise ForeignArgumentsError(mark.name, text)
         if value is None and definition.default is None:
             continue
         try:
@@ -433,8 +439,12 @@ def _registered_by_others(lines: Iterable[str]) -> frozenset[str]:
     mark is a copy of the plugin's own.
     """
     own = tuple(line.partition(", *")[0] + ", *" for line in MARKER_LINES)
-    names = {re.split(r"[:(]", line, maxsplit=1)[0].strip() for line in lines if not line.strip().startswith(own)}
-    return frozenset(names & _ARGUMENTS.keys())
+    return registered(line for line in lines if not line.strip().startswith(own)) & _ARGUMENTS.keys()
+
+
+def registered(lines: Iterable[str]) -> frozenset[str]:
+    """Return the names of the marks that `lines` of the ini setting ``markers`` register."""
+    return frozenset(re.split(r"[:(]", line, maxsplit=1)[0].strip() for line in lines)
 
 
 # Lookup
@@ -456,6 +466,8 @@ class MarkFinder:
         """Find the plugin's marks only, as `owners` decides; None: also the project's own of the same names."""
         self._owners = owners
         self._marks_by_node: dict[pytest.Collector | pytest.Item, Marks] = {}
+        self.names: set[str] = set()
+        """The names of all marks of the tests that were looked up, also of marks that are not the plugin's."""
         self._last_parent: object = None
         self._last_inherited = Marks()
 
@@ -487,6 +499,7 @@ class MarkFinder:
     def _closest(self, own: Iterable[pytest.Mark], inherited: Marks) -> Marks:
         devices = distributed = None
         for mark in own:
+            self.names.add(mark.name)
             if mark.name not in _ARGUMENTS or (self._owners is not None and not self._owners.is_ours(mark)):
                 continue
             if mark.name == "devices":

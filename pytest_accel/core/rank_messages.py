@@ -55,6 +55,8 @@ class RunTest(Struct, frozen=True):
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
+    skips: bool = False
+    """True if a mark ``skipif`` of the test in the driver, which does not evaluate it, would skip the test, too."""
 
 
 class RunCall(Struct, frozen=True):
@@ -87,6 +89,8 @@ class Collected(Struct, frozen=True):
 
     families: frozenset[TestFamily] = frozenset()
     """The families of tests that the rank has collected from the file."""
+    unexpected: frozenset[NodeRef] = frozenset()
+    """The tests of the file with marks ``xfail`` of which none applies in the rank."""
     problem: str = ""
     """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
     prepared: bool = True

@@ -134,6 +134,16 @@ def forget_failures(item: pytest.Item) -> None:
     vars(item).pop("_excinfo", None)
 
 
+def expects_failure(item: pytest.Item) -> bool:
+    """Return whether a mark xfail of `item` applies in this process, or has a condition that cannot be evaluated."""
+    from _pytest.skipping import evaluate_xfail_marks
+
+    try:
+        return evaluate_xfail_marks(item) is not None
+    except (Exception, pytest.fail.Exception):
+        return True
+
+
 def is_subtest(report: pytest.TestReport) -> bool:
     """Return True if `report` is that of a subtest, of pytest or of pytest-subtests.
 

@@ -129,6 +129,7 @@ class Driver:
         except BaseException:
             self.end_world("its driver did not wait until its ranks had collected a file")
             raise
+        marked.expects_failure = world.expects_failure(node)
         if world.hung_in_collection:
             self._hung.add(node.path)
         if world.refuses(node):

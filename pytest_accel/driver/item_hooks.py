@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pytest_accel.core.plugin_roles import package_of
 from pytest_accel.core.shims import left_out_conftests
+from pytest_accel.core.stash_keys import MARKED
 
 _RANK_ONLY = ("pytest_factoryboy", "pytest_socket")
 """Packages whose hooks around the phases of a test change the process, or use the fixtures of the test."""
@@ -44,6 +46,8 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
 
     pytest's log capture is one of them: the ranks log, and capture their own logs. In the driver the capture would
     cost more than all other work of the driver for a test.
+
+    It also hides the marks that only the ranks evaluate. The driver has no RANK, for example, on which they may depend.
     """
 
     class Redirected(kind):  # type: ignore[valid-type, misc]
@@ -57,6 +61,13 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
             if conftests not in made:
                 made[conftests] = _Hooks(self.config, conftests, _rank_only_plugins(self.config))
             return made[conftests]
+
+        def iter_markers(self, name: str | None = None) -> Iterator[pytest.Mark]:
+            marked = self.stash.get(MARKED, None)  # None in a copy that is not redirected yet.
+            if marked is not None and marked.leaves_to_ranks(name):
+                return iter(())
+            found: Iterator[pytest.Mark] = super().iter_markers(name)
+            return found
 
     Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (
         kind.__name__,

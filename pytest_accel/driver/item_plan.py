@@ -98,7 +98,7 @@ def plan_item(
             key = _process_key(replace(need, count=number), resources, fresh=any(requests), turn=turn)
         missing = _missing(key, resources)
         # A mark that names the kind, too, contradicts itself on every machine, and its ranks say so.
-        if missing is None and "backend" in chosen and "kind" not in ranks:
+        if missing is None and "kind" not in ranks:
             missing = _backend_missing(key)
         return ItemPlan(key, timeout, missing, _number_of_devices(key, resources))
 

@@ -18,6 +18,7 @@ from pytest_accel.driver import rank_data_merge, repro_command
 from pytest_accel.driver.item_hooks import without_rank_hooks
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.driver.marked_test import MarkedTest
+from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world_run import WorldRun
 from pytest_accel.verdict import remote_exceptions
@@ -64,6 +65,17 @@ class MarkedItem(MarkedTest):
             setattr(self.item, name, getattr(self, name))
         leave_fixtures_to_ranks(self.item)
         self.item.__class__ = without_rank_hooks(type(self.item))
+
+    def leaves_to_ranks(self, name: str | None) -> bool:
+        """Return whether only the ranks evaluate the test's marks `name`.
+
+        A mark ``skip`` costs no ranks, unless it may depend on what only ranks have: its condition is not known.
+        """
+        if not self.key.grouped:
+            return False
+        if name == "skip":
+            return any(mentions_ranks(source.path) for source in self.sources)
+        return name == "skipif" or (name == "xfail" and not self.expects_failure)
 
     @property
     def has_begun(self) -> bool:
@@ -134,7 +146,7 @@ class MarkedItem(MarkedTest):
     def complete_report(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
         """Put the ranks' results into the driver's `report` of a phase, and into the `call` that it reports."""
         self._failed_in_merge = False
-        verdict = self._verdicts.get(report.when)
+        verdict = self._verdicts.get(report.when) or self._judge_skip(report)
         if verdict is None:
             return
         if self.missing is not None:
@@ -143,6 +155,23 @@ class MarkedItem(MarkedTest):
         verdict.complete(report, call, self.item)
         if verdict.rank_data:
             self._failed_in_merge = rank_data_merge.merge(self.item, report, verdict.rank_data)
+
+    def _judge_skip(self, report: pytest.TestReport) -> Verdict | None:
+        """Name the condition in the `report` if a hook has skipped the test in this process, which is no rank.
+
+        Return a verdict with ``--accel-strict``.
+        """
+        condition = None
+        if report.skipped and self.key.grouped:
+            condition = condition_of(report.longrepr, self.item.config.rootpath)
+        if condition is None:
+            return None
+        report.accel_condition = condition  # type: ignore[attr-defined]
+        if not self._driver.settings.strict:
+            return None
+        message = f"skipped by a condition on what only ranks have: {condition} (--accel-strict)"
+        report.outcome = "failed"
+        return Verdict("failed", longrepr=text_longrepr(message, [message], self.place))
 
     def conclude_report(self, report: pytest.TestReport, error: BaseException | None) -> None:
         """Complete the report of a phase after pytest has applied xfail to it. `error` is the phase's exception."""

@@ -21,6 +21,8 @@ class MarkedTest:
         self.plan = plan
         self.sources = sources_of(item)
         """The states of the test's file and of its conftests when this process has collected them."""
+        self.expects_failure = True
+        """False if the ranks have said that no mark xfail of the test applies there."""
         self.following: MarkedTest | None = None
         """The next test that uses a world of the same key, as far as the order is known."""
         self.last = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pickle import dumps
+
+import pytest
 
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
@@ -92,6 +94,8 @@ class World:
         """Seconds by which the grace is extended, because the ranks could not use it."""
         self._families: dict[str, frozenset[TestFamily]] = {}
         """By path of a file: the families of tests that all ranks have collected from it."""
+        self._not_expected: set[NodeRef] = set()
+        """The collected tests with marks xfail of which none applies in any rank."""
         self._refused: NodeRef | None = None
         """The test that a rank cannot run, until :meth:`send` is called for it."""
         self._busy = False
@@ -144,6 +148,7 @@ class World:
         answers = [rank.collected for rank in self._ranks if rank.end is None and rank.collected is not None]
         if len(answers) == self.size and self._prepare(answers):
             self._families[node.path] = frozenset.intersection(*(answer.families for answer in answers))
+            self._not_expected |= frozenset.intersection(*(answer.unexpected for answer in answers))
             if not any(answer.problem for answer in answers):
                 return
         self._refused = node
@@ -171,6 +176,10 @@ class World:
         """True if a rank did not collect a file in time."""
         hangs = [rank.end.hang for rank in self._ranks if rank.end is not None]
         return any(hang is not None and hang.cause is HangCause.COLLECTION_TIMEOUT for hang in hangs)
+
+    def expects_failure(self, node: NodeRef) -> bool:
+        """Return False if the collected test `node` has marks xfail, and none of them applies in any rank."""
+        return node not in self._not_expected
 
     def refuses(self, node: NodeRef) -> bool:
         """Return True if a rank cannot run the test `node`, and that has not been reported yet."""
@@ -224,7 +233,8 @@ class World:
         self._deadlock.begin()
         following = None if marked.following is None else marked.following.node
         serial, item = self._monitor.serial, marked.item
-        self._send(RunTest(serial, marked.node, item.location, following, marked.last, (item.name, item.nodeid)))
+        names, skips = (item.name, item.nodeid), _skips(item)
+        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names, skips))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
@@ -398,3 +408,13 @@ class World:
         """
         stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.event)
         self._monitor.record_hung(pending, timed_out if spent.event is None else stopped)
+
+
+def _skips(item: pytest.Item) -> bool:
+    """Return whether a mark ``skipif`` of `item` has a condition that is true in this process, and no text."""
+    for _, mark in item.iter_markers_with_node("skipif"):
+        conditions = (*mark.args, mark.kwargs.get("condition", False))
+        with suppress(Exception):  # The ranks report a condition that has no truth value.
+            if any(condition and not isinstance(condition, str) for condition in conditions):
+                return True
+    return False

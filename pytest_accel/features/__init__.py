@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from pytest_accel.core import launcher_env
-from pytest_accel.core.marks import compares_arguments
+from pytest_accel.core.marks import NEEDS, compares_arguments, registered
 from pytest_accel.core.stash_keys import LAUNCHED, SESSION
 from pytest_accel.settings import options
 
@@ -53,8 +53,8 @@ Moment = Literal[
 - ``plan_all(plan, at_least, resources)``: a mark has "all". Returns the `ItemPlan` for the largest number of devices
   or ranks that can run; ``plan(number)`` returns that for a number.
 - ``collected(config, items)``: the items are collected, and no plugin has modified the list.
-- ``read_needs(session, items)``: plugins have modified the list, and the items may be selected and redirected. Stores
-  the `DriverLeases` of new ones.
+- ``read_needs(session, items)``: plugins have modified the list, and the items may be selected and redirected; some
+  have the mark ``needs``. Stores the `DriverLeases` of new ones, and returns the errors of those whose marks are wrong.
 - ``select(session, items, found, redirector, shard)``: the items may be deselected; ``found`` has those with marks.
 - ``redirected(session, items, redirected)``: new items run in worlds, and this process is to run tests. Raises
   ``pytest.UsageError`` if they cannot run.
@@ -135,6 +135,11 @@ def _has_jitter(config: pytest.Config) -> bool:
     return options.jitter(config) is not None
 
 
+def _owns_needs(config: pytest.Config) -> bool:
+    """Return whether marks ``needs`` are the plugin's. Without ``accel_resources``, a registered one is not."""
+    return options.has_resources(config) or NEEDS not in registered(config.getini("markers"))
+
+
 FEATURES = (
     Feature("adoption", {"configure": _adopts, "configure_rank": _adopts, "marks_of_file": _adopts}),
     Feature(
@@ -178,7 +183,10 @@ FEATURES = (
         {"open_fake_group": _always, "around_call": lambda config: f"{__name__}.fake_group.hooks" in sys.modules},
     ),
     Feature("sizes", {"divide": _always, "plan_all": _always}),
-    Feature("resources", dict.fromkeys(("configure", "configure_rank", "read_needs"), options.has_resources)),
+    Feature(
+        "resources",
+        {"configure": options.has_resources, "configure_rank": options.has_resources, "read_needs": _owns_needs},
+    ),
     Feature(
         "doctor",
         {"configure": lambda config: bool(config.getoption(options.INFO))},

@@ -38,9 +38,12 @@ def parse_order(text: str) -> Order:
 
 
 def parse_names(text: str, option: str, words: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the entries of ``ID,ID…``; raise ValueError, with `option` and its `words`, if an entry is empty."""
+    """Return the entries of ``ID,ID…``; raise ValueError, with `option` and its `words`, if one is empty or no id.
+
+    An entry of letters only is a misspelt word. On a machine without devices, nothing else would say so.
+    """
     names = tuple(entry.strip() for entry in text.split(","))
-    if not all(names):
+    if not all(names) or any(map(str.isalpha, names)):
         allowed = "".join(f"{word}, " for word in words)
         raise ValueError(f"{option} {text!r}: allowed are {allowed}device ids or indices with commas between them")
     return names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -74,6 +74,8 @@ class Inventory:
     """The test inside which this session runs, and its devices, one sentence; empty if it does not run inside one."""
     busy: tuple[str, ...] = ()
     """Devices left out because others use them (``accel_busy = skip``), with their users, one sentence each."""
+    named: bool = False
+    """True if ``--accel`` names the kind: without devices, tests of ranks are skipped, and do not run on the CPU."""
 
 
 class Machine:
@@ -152,7 +154,8 @@ class Machine:
         if self._spec.name == "none":
             return Inventory("none", notes=("--accel none: accelerators are left alone",))
         if self._spec.name != "auto":
-            return self._take(self.vendor(self._spec.name), is_session_kind=True)
+            vendor = self.vendor(self._spec.name)
+            return replace(self._take(vendor, is_session_kind=True), named=vendor.ranks)
         notes: tuple[str, ...] = ()
         for kind in kinds():
             try:
@@ -174,8 +177,8 @@ class Machine:
 
     @property
     def session_kind(self) -> str | None:
-        """Kind of the devices of `session`; None if there are none, and tests that name no kind run on the CPU."""
-        return self.session.kind if self.session.devices else None
+        """Kind of the devices of `session`; None if there are none, and ranks without a kind run on the CPU."""
+        return self.session.kind if self.session.devices or self.session.named else None
 
     def of(self, kind: str) -> Inventory:
         """Return the devices for tests that name `kind`; ``sim`` has none unless ``--accel`` creates them."""
@@ -253,17 +256,17 @@ def _in_vendor(kind: str) -> Iterator[None]:
 
 def describe(inventory: Inventory) -> str:
     """Return the line about devices in the header of a session."""
-    if inventory.kind == "none":
-        what = "; ".join(inventory.notes) or "no accelerator found"
-        return f"accel: {what} (ranks run on the CPU)"
     count = len(inventory.devices)
+    ranks = " (asked for by name: ranks do not run on the CPU)" if inventory.named else " (ranks run on the CPU)"
+    if inventory.kind == "none":
+        return f"accel: {'; '.join(inventory.notes) or 'no accelerator found'}{ranks}"
     parts = [f"accel: {inventory.kind}, {count or 'no'} device{'' if count == 1 else 's'}"]
     if count:
         parts[0] += f": {grouped(inventory.devices)}"
     if inventory.order:
         parts.append(f"order {inventory.order}")
     parts += masked(inventory)
-    return "; ".join([", ".join(parts), *inventory.notes, *skipped(inventory)])
+    return "; ".join([", ".join(parts), *inventory.notes, *skipped(inventory)]) + ("" if count else ranks)
 
 
 def skipped(inventory: Inventory) -> list[str]:

@@ -19,7 +19,7 @@ from pytest_accel.core.frames import is_library
 from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference, without_parameters
 from pytest_accel.core.rank_messages import RunTest
 from pytest_accel.core.serialization import exception_text
-from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
+from pytest_accel.core.shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.core.source_files import SourceState, changed
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.rank.collection_watch import CollectionWatch
@@ -83,6 +83,8 @@ class RankCollector:
         """Path, line and reason, as in pytest's reports, by path of a file that was skipped as a whole."""
         self._files: dict[str, dict[NodeRef, pytest.Item | None]] = {}
         """The tests of each collected file; None if a reference does not identify a test."""
+        self.unexpected: dict[str, frozenset[NodeRef]] = {}
+        """The tests with marks xfail of which none applies here, by path of their file."""
         self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
         """The test that is expected next (None: unknown), and the collectors that stay set up for it."""
         self._file: Path
@@ -185,6 +187,8 @@ class RankCollector:
         except SystemExit as error:
             last = extract_tb(error.__traceback__)[-1]
             self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
+        marked = [item for item in self._collected if item.get_closest_marker("xfail") is not None]
+        self.unexpected[path] = frozenset(reference(item) for item in marked if not expects_failure(item))
         for item in self._collected:
             _leave_xfail_to_the_driver(item)
         if self.errors:

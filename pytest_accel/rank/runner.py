@@ -138,7 +138,8 @@ class TestRunner:
         except Exception:
             driver.send(CannotRun(format_exc()))
         else:
-            driver.send(Collected(self._collector.families(node.path), problem, self._is_prepared()))
+            families, unexpected = self._collector.families(node.path), self._collector.unexpected[node.path]
+            driver.send(Collected(families, unexpected, problem, self._is_prepared()))
 
     def _describe(self, error: TestNotFound, request: CollectFile) -> str:
         """Return the text of `error`. What other reports have said, and `request` does not ask for, is left out."""
@@ -158,7 +159,7 @@ class TestRunner:
             self._log.begin(request.node)
         self._logged = None
         test = self._test = _Test(driver, request)
-        self._reports.begin()
+        self._reports.begin(skips_in_driver=request.skips)
         try:
             item = self._collector.find(session, request.node)
             for device in self._measured_devices:

@@ -59,6 +59,22 @@ def text(value: object) -> str:
     raise ValueError(value)
 
 
+def order(value: object) -> str:
+    """Return the text of an order of devices."""
+    from pytest_accel.hardware.device_order import parse_order
+
+    parse_order(given := text(value))
+    return given
+
+
+def device_names(value: object) -> str:
+    """Return a text of indices or ids of devices with commas between them."""
+    from pytest_accel.hardware.device_order import parse_names
+
+    parse_names(given := text(value), "")
+    return given
+
+
 def texts(value: str | list[str]) -> tuple[str, ...]:
     """Return a tuple of non-empty texts; a string is split as a shell does."""
     return tuple(text(word) for word in (shlex.split(value) if isinstance(value, str) else value))

@@ -34,7 +34,7 @@ def test_texts_of_frequent_mistakes(suite: Suite) -> None:
             gather(lambda: 0)
 
 
-        @pytest.mark.distributed(2, backend="nccl")
+        @pytest.mark.distributed(2, backend="nccl", kind="cpu")
         def test_backend():
             pass
 

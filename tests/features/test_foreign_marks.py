@@ -291,9 +291,9 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
     assert run.outcomes() == expected
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     for text in (
-        "test_keyword: @pytest.mark.distributed(num_gpus=2): there is no argument num_gpus, allowed are world_size, ",
-        "test_several: @pytest.mark.devices('feeder', 'household'): at most one argument may be positional, n, got 2",
-        "test_list: @pytest.mark.devices(n=['desktop', 'mobile']): n must be an int >= 1 or \"all\", got ['desktop', ",
+        "@pytest.mark.distributed(num_gpus=2): there is no argument num_gpus, allowed are world_size, ",
+        "@pytest.mark.devices('feeder', 'household'): at most one argument may be positional, n, got 2",
+        "@pytest.mark.devices(n=['desktop', 'mobile']): n must be an int >= 1 or \"all\", got ['desktop', ",
     ):
         assert text in run.text
     assert "if the mark is the project's own, set accel_marks = distributed:project" in run.text

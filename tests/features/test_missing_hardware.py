@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.hardware.inventory import Machine, parse_kind
+
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -286,3 +288,85 @@ def test_a_fixture_without_its_mark_is_an_error_also_if_hardware_is_missing(suit
     assert {name: run.failure(name).splitlines()[0] for name in errors} == errors
     assert run.count() == {"ERROR": len(errors), "XFAIL": 1, "SKIPPED": 6}
     assert "accel: 5 skipped for missing hardware" in run.text
+
+
+_NAMED_KIND = """
+    import pytest
+
+
+    @pytest.mark.distributed(2)
+    def test_ranks():
+        raise AssertionError("ran")
+
+
+    @pytest.mark.distributed("all")
+    def test_all():
+        raise AssertionError("ran")
+
+
+    @pytest.mark.distributed(2, devices_per_rank=2)
+    def test_per_rank():
+        raise AssertionError("ran")
+
+
+    @pytest.mark.devices(1)
+    def test_device():
+        raise AssertionError("ran")
+
+
+    @pytest.mark.distributed(2, kind="cpu")
+    def test_on_cpu(device):
+        assert device.type == "cpu"
+
+
+    @pytest.mark.distributed(8, backend="fake")
+    def test_fake(world_size):
+        assert world_size == 8
+
+
+    def test_unmarked():
+        pass
+    """
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["strict", *(pytest.param(name, marks=pytest.mark.long) for name in ("option", "variable", "ini", "masked"))],
+)
+def test_ranks_do_not_run_on_the_cpu_in_place_of_a_kind_that_was_asked_for_by_name(
+    suite: Suite, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite.write("test_it.py", _NAMED_KIND)
+    options, kind, header = ["--accel=mlu"], "mlu", "accel: mlu, no devices"
+    if source == "variable":
+        options = []
+        monkeypatch.setenv("PYTEST_ACCEL", "mlu")
+    elif source == "ini":
+        options = []
+        suite.write("pytest.ini", "[pytest]\naccel = mlu\n")
+    elif source == "masked":
+        options, kind, header = (
+            ["--accel=sim:4"],
+            "sim",
+            "accel: sim, no devices, SIM_VISIBLE_DEVICES= leaves none of 4",
+        )
+        monkeypatch.setenv("SIM_VISIBLE_DEVICES", "")
+    word = "ERROR" if source == "strict" else "SKIPPED"
+    run = suite.run(*options, *(["--accel-strict"] if source == "strict" else []))
+    skipped = dict.fromkeys(("test_ranks", "test_all", "test_per_rank", "test_device"), word)
+    run.expect({**skipped, **dict.fromkeys(("test_on_cpu", "test_fake", "test_unmarked"), "PASSED")})
+    assert header in run.text
+    assert " (asked for by name: ranks do not run on the CPU)\n" in run.text
+    assert f"accel: 4 {'failed' if source == 'strict' else 'skipped'} for missing hardware" in run.text
+    assert f"1  needs 2 {kind} devices; there is none" in run.text
+
+
+def test_auto_falls_back_to_the_cpu_and_says_so(suite: Suite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = mlu\n")
+    suite.write(
+        "test_it.py", "import pytest\n\n@pytest.mark.distributed(2)\ndef test_it(device): assert str(device) == 'cpu'"
+    )
+    for kind in ("none", "auto") if not Machine(parse_kind("auto")).session.present else ("none",):
+        run = suite.run(f"--accel={kind}")
+        run.expect({"test_it": "PASSED"})
+        assert re.search(r"^accel: .* \(ranks run on the CPU\)$", run.text, re.MULTILINE)

@@ -85,7 +85,11 @@ SIM = "SIM_VISIBLE_DEVICES"
         (_machine("sim:3"), "012", "sim, 3 devices: 3 x sim"),
         # An inherited mask of the kind selects and orders the devices.
         (_machine("sim:4", SIM="2,0", CUDA="1"), "20", f"sim, 2 devices: 2 x sim, {SIM}=2,0 leaves 2 of 4"),
-        (_machine("sim:2", SIM=""), "", f"sim, no devices, {SIM}= leaves none of 2"),
+        (
+            _machine("sim:2", SIM=""),
+            "",
+            f"sim, no devices, {SIM}= leaves none of 2 (asked for by name: ranks do not run on the CPU)",
+        ),
         # The options select and sort what the mask leaves; their indices count this.
         (
             _machine("sim:4", "1,sim-3", SIM="3,2,1"),

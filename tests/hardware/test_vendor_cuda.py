@@ -353,7 +353,7 @@ print(json.dumps(describe(Machine(parse_kind("auto")).session)))
     assert on_machine(code, *two) == "accel: cuda, 2 devices: 2 x NVIDIA A100 (80 GiB)"
     assert (
         on_machine(code, *two, CUDA_VISIBLE_DEVICES="")
-        == "accel: cuda, no devices, CUDA_VISIBLE_DEVICES= leaves none of 2"
+        == "accel: cuda, no devices, CUDA_VISIBLE_DEVICES= leaves none of 2 (ranks run on the CPU)"
     )
     assert on_machine(code) == "accel: no accelerator found (ranks run on the CPU)"
     assert on_machine(code, "init 9") == (

@@ -79,7 +79,8 @@ def _devices(facts: MachineFacts) -> Iterator[_Result]:
     elif facts.session == "none":
         yield "ok", "the session has no accelerator: ranks run on the CPU", ""
     else:
-        yield "note", f"the session has no {facts.session} device that it may use: tests that ask for one skip", ""
+        which = "tests that need one" if facts.accel == facts.session else "tests that ask for one"
+        yield "note", f"the session has no {facts.session} device that it may use: {which} skip", ""
     for kind in facts.kinds:
         if kind.error is not None:
             advice = "Name another kind with --accel. If a package publishes this one, update or uninstall it."

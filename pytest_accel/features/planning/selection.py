@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.core.marks import ForeignArgumentsError, MarkError, MarkOwners, Marks, as_keywords
+from pytest_accel.core.marks import MarkError, MarkOwners, Marks, as_keywords
 from pytest_accel.core.needs import Needs
 from pytest_accel.core.stash_keys import missing_leases
 from pytest_accel.driver.item_plan import ItemPlan
@@ -43,18 +43,15 @@ def select(
     """Deselect the tests that do not meet ``--accel-select``, then those of the other parts than `shard`.
 
     `shard` is the number of a part and that of all parts; None to keep all parts. `found` has the marks of the marked
-    tests. Tests with wrong marks stay: they are reported when they are redirected. If that ends the session, the tests
-    are not divided.
+    tests. Tests with wrong marks stay: they fail when they are redirected.
     """
     plans: dict[pytest.Item, ItemPlan] = {}
     wrong: set[pytest.Item] = set()
-    ends = False
     for item, marks in found.items():
         try:
             plans[item] = redirector.plan(item, marks)
-        except (MarkError, VendorError, pytest.UsageError) as error:
+        except (MarkError, VendorError, pytest.UsageError):
             wrong.add(item)
-            ends = ends or not isinstance(error, ForeignArgumentsError)
     condition = session.settings.select
     if condition is not None:
         meets = select_expression.parse(condition)
@@ -66,7 +63,7 @@ def select(
         }
         _deselect(session.config, items, chosen | wrong)
     # A plan shows all parts.
-    if shard is not None and options.plan_request(session.config) is None and not ends:
+    if shard is not None and options.plan_request(session.config) is None:
         part, parts = shard
         given = session.worker_input
         workers = 1 if given is None else int(given["workercount"])

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from pytest_accel.core.device import Device
@@ -229,16 +229,6 @@ class RayMachine(Machine):
         self._can_scale = can_scale
         self.session = self._inventory(spec)
 
-    @property
-    def session_kind(self) -> str | None:
-        """Kind of the devices that the cluster has, or that its autoscaler can add; None without devices."""
-        return self.session.kind if self._can_grow else super().session_kind
-
-    @property
-    def _can_grow(self) -> bool:
-        """True if the cluster may get devices of the session's kind, even if it has none now."""
-        return self._can_scale and self.session.kind in RESOURCES
-
     def of(self, kind: str) -> Inventory:
         """Return the devices of `kind`."""
         if kind == self.session.kind:
@@ -260,7 +250,7 @@ class RayMachine(Machine):
         if spec.name == "none":
             return self._own.session
         if spec.name != "auto":
-            return self._devices(spec.name)
+            return replace(self._devices(spec.name), named=True)
         notes: list[str] = []
         for kind in kinds():
             resource = RESOURCES.get(kind, "")

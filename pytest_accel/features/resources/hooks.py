@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.core.marks import MarkError
+from pytest_accel.core.marks import NEEDS, MarkError
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED, missing_leases
 
 if TYPE_CHECKING:
     from pytest_accel.core.needs import DriverLeases
     from pytest_accel.session import AccelSession
 
-_MARK = "needs"
 _PLUGIN = "accel-resources"
 """Name of the plugin with the hooks."""
 
@@ -34,21 +33,18 @@ def configure_rank(config: pytest.Config) -> None:
     config.pluginmanager.register(_Fixture(), _PLUGIN)
 
 
-def read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> None:
-    """Store the leases of each test with the mark. End the session with an error if a mark is wrong."""
+def read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
+    """Store the leases of each test with the mark; return the errors of those whose marks are wrong."""
     errors: dict[pytest.Item, str] = {}
     for item in items:
-        if DRIVER_LEASES not in item.stash and (marks := tuple(item.iter_markers(_MARK))):
+        if DRIVER_LEASES not in item.stash and (marks := tuple(item.iter_markers(NEEDS))):
             from pytest_accel.features.resources.needs_mark import leases
 
             try:
                 item.stash[DRIVER_LEASES] = leases(marks, session.machine)
             except MarkError as error:
-                errors[item] = f"{item.nodeid}: {error}"
-    if errors:
-        from pytest_accel.item_redirection import Redirector
-
-        Redirector(session).refuse("\n".join(dict.fromkeys(errors.values())), errors)
+                errors[item] = str(error)
+    return errors
 
 
 class _Fixture:
@@ -179,7 +175,7 @@ class _LeaseHooks(_Fixture):
 def _check_marks(item: pytest.Item) -> None:
     """Fail a test whose marks have changed since its collection: it does not have what they say."""
     leases = item.stash.get(DRIVER_LEASES, None)
-    if tuple(item.iter_markers(_MARK)) != (() if leases is None else leases.marks):
+    if tuple(item.iter_markers(NEEDS)) != (() if leases is None else leases.marks):
         from pytest_accel import late_marks
         from pytest_accel.verdict import remote_exceptions
 

@@ -27,6 +27,11 @@ def leases(marks: tuple[pytest.Mark, ...], machine: Machine) -> DriverLeases:
     counts: dict[str, int] = {}
     for mark in marks:
         head = f"@pytest.mark.{mark_text(mark)}"
+        if not names:
+            raise MarkError(
+                f"{head}: accel_resources, which names the resources of tests, is not set in the ini file; if the mark "
+                "is the project's own, register it in markers"
+            )
         given = [pair for argument in (*mark.args, mark.kwargs) for pair in _pairs(argument)]
         if not given:
             raise MarkError(f"{head}: needs at least one of {', '.join(names)}")

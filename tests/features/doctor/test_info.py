@@ -232,7 +232,8 @@ def test_concurrent_calls_see_the_holder_and_not_each_other(folder: Path) -> Non
             {},
             "--accel-ids: '2' names no device; allowed are 0 (sim-0)",
         ),
-        (["--accel", "sim:2", "--accel-order", "x"], {}, "--accel-order: 'x' names no device"),
+        (["--accel", "sim:2", "--accel-order", "x1"], {}, "--accel-order: 'x1' names no device"),
+        (["--accel-order", "fast"], {}, "argument --accel-order: must be fastest, pci, free, near, or ids"),
         (["--accel-order", ""], {}, "argument --accel-order: must be fastest"),
         (["--json", "--strict"], {}, "unrecognized arguments: --strict"),
         (

@@ -95,7 +95,8 @@ def test_a_cluster_with_an_autoscaler_may_get_larger_nodes() -> None:
 def test_an_autoscaler_may_add_the_first_devices() -> None:
     found = machine("sim:4", NODES[:1], can_scale=True)
     assert describe(found.session) == (
-        "accel: sim, no devices; on 1 node of a Ray cluster, whose autoscaler may add some"
+        "accel: sim, no devices; on 1 node of a Ray cluster, whose autoscaler may add some "
+        "(asked for by name: ranks do not run on the CPU)"
     )
     assert found.session_kind == "sim"
     assert found.shortage(key(1)) is None
@@ -104,11 +105,12 @@ def test_an_autoscaler_may_add_the_first_devices() -> None:
     assert unnamed.session_kind is None
 
 
-def test_a_cluster_without_devices_has_no_kind() -> None:
-    found = machine("sim:4", NODES[:1])
-    assert found.session_kind is None
-    assert found.shortage(WorldKey("none", DeviceNeed(1), 1, False, devices_per_rank=1)) == (
-        "needs 1 sim device; there is none: --accel sim:N makes some"
+def test_a_cluster_without_devices_has_a_kind_if_it_is_asked_for_by_name() -> None:
+    assert machine("sim:4", NODES[:1]).session_kind == "sim"
+    unnamed = machine("auto", NODES[:1])
+    assert unnamed.session_kind is None
+    assert unnamed.shortage(WorldKey("none", DeviceNeed(1), 1, False, devices_per_rank=1)) == (
+        "needs 1 device; there is no accelerator in this session"
     )
 
 

@@ -342,11 +342,22 @@ def test_a_backend_that_the_devices_cannot_use_is_skipped(suite: Suite, options:
             import torch.distributed as dist
 
             assert dist.get_backend() == "gloo"
+
+
+        @pytest.mark.distributed(2, backend="nccl")
+        def test_alone():
+            pass
+
+
+        @pytest.mark.distributed(2, backend="nccl", kind="cpu")
+        def test_never():
+            pass
         """,
     )
     run = suite.run("--accel", "none", *options)
-    run.expect({f"test_it[backend={name}]": word for name, word in _BACKENDS.items()})
-    assert "1  needs cuda or rocm devices for the backend nccl; ranks run on the CPU in this session" in run.text
+    variants = {f"test_it[backend={name}]": word for name, word in _BACKENDS.items()}
+    run.expect({**variants, "test_alone": "SKIPPED", "test_never": "ERROR"})
+    assert "2  needs cuda or rocm devices for the backend nccl; ranks run on the CPU in this session" in run.text
     assert "1  needs xpu devices for the backend xccl; ranks run on the CPU in this session" in run.text
 
 
@@ -367,8 +378,8 @@ def test_a_hook_that_changes_the_list_of_a_divided_test_is_an_error(suite: Suite
     )
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed([1, 2])\ndef test_it():\n    pass\n")
     run = suite.run()
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert (
-        "test_it.py::test_it[world_size=1]: @pytest.mark.distributed(world_size=[2, 4]): the world_size with which the "
-        "test was collected must be 2 or 4 as in the mark, got 1" in run.text + run.errors
+    run.expect({"test_it[world_size=1]": "ERROR", "test_it[world_size=2]": "PASSED"})
+    assert run.failure("test_it[world_size=1]").startswith(
+        "@pytest.mark.distributed(world_size=[2, 4]): the world_size with which the test was collected must be 2 or 4 "
+        "as in the mark, got 1"
     )
