@@ -15,6 +15,7 @@ from msgspec import structs
 from pytest_accel import coverage_data, features
 from pytest_accel.core import log, session_folder
 from pytest_accel.core.launcher_env import without_local_rank
+from pytest_accel.core.paths import current_folder
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorder, Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
@@ -178,4 +179,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
         log_file=log_file_handler(config) is not None,
         shows_logs=shows_logs_of_ranks(config),
         fractions=machine.held.fractions if machine.held is not None else {},
+        folder=current_folder(),
+        hash_seed=settings.jitter,
     )

@@ -9,10 +9,12 @@ from multiprocessing.connection import Connection
 from os import close, set_inheritable, strerror
 from socket import recv_fds, send_fds, socket
 
+from pytest_accel.core.signals import without_sigpipe
+
 
 def send(connection: Connection, descriptors: Sequence[int]) -> None:
     """Send a few `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
-    with socket_of(connection) as end:
+    with socket_of(connection) as end, without_sigpipe():
         send_fds(end, [b"\0"], list(descriptors))
 
 

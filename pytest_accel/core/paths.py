@@ -1,8 +1,9 @@
-"""Paths of the files in a session's private folder: sockets, logs, stacks and captured output of its ranks."""
+"""Paths of the files in a session's private folder, such as sockets, logs and stacks of ranks; the current folder."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 HEADING = "===== test: "
 """Prefix of the line that precedes each test's output in a log of ``--accel-output``."""
@@ -110,3 +111,10 @@ RANK_FILES = (
     output_path,
 )
 """Functions that return the paths of all files of one rank in the session's folder."""
+
+
+def current_folder() -> str | None:
+    """Return the working directory of this process; None if it has been removed."""
+    with suppress(OSError):
+        return os.getcwd()
+    return None

@@ -170,11 +170,14 @@ class TerminalReturned(Struct, frozen=True):
 
 
 class ExitRequest(Struct, frozen=True):
-    """The test has requested the end of the whole session (``pytest.exit``)."""
+    """The test has requested the end of the whole session, by ``pytest.exit`` or with a KeyboardInterrupt."""
 
     serial: int
+    rank: int
     reason: str
     returncode: int | None
+    place: str
+    """File and line of the request, as pytest shows them."""
 
 
 class ExtraReport(Struct, frozen=True):

@@ -61,6 +61,10 @@ class SessionSpec(Struct, frozen=True):
     """The place of the suite, as the controller has found it; None: ranks look for it. `args` has its options."""
     coverage: str | None = None
     """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
+    folder: str | None = None
+    """The controller's current folder, which its conftests may have changed; None: it has been removed."""
+    hash_seed: int | None = None
+    """Seed of which the hash seed of each rank is made; None: all ranks have that of their fork server."""
 
     @property
     def own_folder(self) -> str | None:

@@ -1,8 +1,11 @@
-"""Signals that make a rank write its stacks or its collectives, the signals of a crash, and the names of signals."""
+"""Signals that make a rank write its stacks or its collectives, SIGPIPE, the signals of a crash, names of signals."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from signal import SIG_BLOCK, SIG_IGN, SIG_UNBLOCK, SIGPIPE, getsignal, pthread_sigmask, sigpending, sigwait
 
 STACK_SIGNAL: int = getattr(signal, "SIGRTMIN", signal.SIGUSR2 - 8) + 8
 """Signal that makes a rank write its stacks.
@@ -21,6 +24,27 @@ def block_flight_signal() -> None:
     """Block `FLIGHT_SIGNAL`, which would terminate this process. Call this before the process has a second thread."""
     if FLIGHT_SIGNAL is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {FLIGHT_SIGNAL})
+
+
+@contextmanager
+def without_sigpipe() -> Iterator[None]:
+    """Have a write to a closed connection raise BrokenPipeError, also if SIGPIPE has its default action.
+
+    Python ignores the signal, but suites restore its default action (``signal(SIGPIPE, SIG_DFL)``), and it would then
+    terminate a rank or the session. Call this in any thread; the suite's own writes are left as they are.
+    """
+    if getsignal(SIGPIPE) is SIG_IGN:
+        yield
+        return
+    before: set[int] = set()
+    try:
+        before = pthread_sigmask(SIG_BLOCK, (SIGPIPE,))
+        yield
+    finally:
+        if SIGPIPE not in before:
+            if SIGPIPE in sigpending():
+                sigwait((SIGPIPE,))
+            pthread_sigmask(SIG_UNBLOCK, (SIGPIPE,))
 
 
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL))

@@ -13,10 +13,13 @@ import sys
 from _socket import socket as _Plain
 from _socket import socketpair
 from math import ceil
+from multiprocessing.connection import Connection as _Connection
 from os import geteuid
 from select import POLLIN, poll
 from socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, socket
 from struct import Struct, pack
+
+from pytest_accel.core.signals import without_sigpipe
 
 if sys.platform == "linux":
     from socket import SO_PEERCRED
@@ -27,9 +30,26 @@ _accept = socket._accept  # type: ignore[attr-defined]
 # The methods of the base class in C. A suite that guards its network replaces those of `socket.socket`.
 _bind, _listen, _connect, _setblocking = _Plain.bind, _Plain.listen, _Plain.connect, _Plain.setblocking
 _getsockopt, _setsockopt = _Plain.getsockopt, _Plain.setsockopt
-sendall = _Plain.sendall
 WRITE_TIMEOUT = 30
 """Seconds for which a write may wait for the process at the other end. One that does not read is stopped or hangs."""
+
+
+class Connection(_Connection):
+    """A connection whose methods raise an error, and no signal, if the other end is closed."""
+
+    def send(self, message: object) -> None:
+        with without_sigpipe():
+            super().send(message)
+
+    def send_bytes(self, data: bytes) -> None:  # type: ignore[override]
+        with without_sigpipe():
+            super().send_bytes(data)
+
+
+def sendall(connection: socket, data: bytes) -> None:
+    """Send `data` as :meth:`socket.sendall` does; raise OSError, and no signal, if the other end is closed."""
+    with without_sigpipe():
+        _Plain.sendall(connection, data)
 
 
 def listen(path: str, backlog: int) -> socket:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from os import kill, stat, truncate, unlink
 from os.path import exists
 from pathlib import Path
@@ -37,7 +36,7 @@ from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import FLIGHT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.struct_messages import decode, encode, from_builtins
 from pytest_accel.core.truncation import read_cut
-from pytest_accel.core.unix_sockets import limit_reads
+from pytest_accel.core.unix_sockets import Connection, limit_reads
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.diagnostics.oom import oom_kills

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.log import step
-from pytest_accel.core.rank_messages import CollectFile, When
+from pytest_accel.core.rank_messages import CollectFile, ExitRequest, When
 from pytest_accel.core.shims import append_to_log_file
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
@@ -204,6 +204,14 @@ class Driver:
         assert self._running is not None
         folders, test = folders_of(self.config), self._running.item.nodeid
         self._pool_client.show(sentences.progress_line(test, when, seconds, timeout, progress, folders))
+
+    def end_session(self, request: ExitRequest, test: str) -> NoReturn:
+        """End the world and the session, as a rank has requested in `test`, the id of a test."""
+        self.end_world("a rank has requested the end of the session")
+        reason = sentences.session_end(request, test)
+        if hasattr(self.config, "workerinput"):  # xdist shows no reason of a worker.
+            self._pool_client.show(f"accel: {reason}")
+        pytest.exit(reason, returncode=request.returncode)
 
     def interrupt(self) -> None:
         """Record where the ranks are, and end the world, because the session is interrupted."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from os import close, geteuid
 from socket import socket
 
 from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import call_rank
-from pytest_accel.core.unix_sockets import is_readable
+from pytest_accel.core.unix_sockets import Connection, is_readable
 from pytest_accel.diagnostics.rank_state import RankState
 from pytest_accel.pool.pool_messages import WorldGrant
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import pytest
 from msgspec import structs
 
 from pytest_accel.core.clock import monotonic
@@ -165,9 +164,7 @@ class WorldRun:
             self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
         if world.exit_request is not None:
-            request = world.exit_request
-            self._driver.end_world("pytest.exit was called in it")
-            pytest.exit(request.reason, returncode=request.returncode)
+            self._driver.end_session(world.exit_request, item.nodeid)
         return outcomes
 
     def _add_properties(self, properties: Iterable[tuple[str, object]]) -> None:

@@ -1,9 +1,9 @@
 """A fork server that imports torch and pytest's plugins before the session's settings are known.
 
 If a conftest imports torch, the fork server would only then begin to import it, too. An early server does this at the
-same time as the conftest. It becomes the session's fork server if that would import the same: if the current folder and
-all variables that an import may read are unchanged, and no new folder of ``sys.path`` has other modules than those it
-has imported. Otherwise a server that has not imported anything takes its place.
+same time as the conftest. It becomes the session's fork server if that would be the same: if the current folder, all
+variables that an import may read, and the limits and settings that a new process inherits are unchanged, and no new
+folder of ``sys.path`` has other modules than those it has imported. Otherwise a new server takes its place.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import gc
 import importlib.machinery
 import os
+import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from os import getpid
 from socket import socket
 from typing import TYPE_CHECKING
@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING
 from pytest_accel.core import fd_passing, session_folder, unix_sockets
 from pytest_accel.core.interpreter import unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK
+from pytest_accel.core.paths import current_folder
 from pytest_accel.core.torch_variables import is_read_later
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.forkserver.server_client import OwnServer, ServerProcess, spawn_here, start_python
 from pytest_accel.forkserver.server_messages import Serve, file_with, read_file
 
@@ -95,16 +97,28 @@ def _user() -> tuple[int, int]:
     return os.getuid(), os.geteuid()
 
 
-def _state() -> tuple[Mapping[str, str], str]:
-    """Return what a new process inherits and its imports may depend on: the environment and the current folder.
+def _state() -> tuple[object, ...]:
+    """Return what a new process inherits: its ranks have it, and its imports may depend on it.
 
     torch itself sets a variable that is read later, `CUDA_MODULE_LOADING`, when a conftest initialises CUDA.
     """
-    environment = {name: value for name, value in os.environ.items() if not is_read_later(name)}
-    try:
-        return environment, os.getcwd()
-    except OSError:  # The folder has been removed.
-        return environment, ""
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+    return (
+        {name: value for name, value in os.environ.items() if not is_read_later(name)},
+        current_folder(),
+        _umask(),
+        limits,
+        (os.sched_getaffinity(0), os.sched_getscheduler(0)) if sys.platform == "linux" else None,
+        os.getpriority(os.PRIO_PROCESS, 0),
+        [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN],
+    )
+
+
+def _umask() -> int:
+    """Return the mask of new files. It is read by setting one; other threads get no file that others may read."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def main(descriptor: int, directory: str, controller: int, plugin_options: tuple[str, ...]) -> None:

@@ -43,18 +43,27 @@ def import_installed(names: Sequence[str]) -> None:
 def import_named(names: Sequence[str]) -> str | None:
     """Import the modules that ``accel_preload`` names; return an error if ranks cannot be forked after that."""
     for name in names:
-        known, threads = frozenset(sys.modules), thread_count()
+        known, threads, seed = frozenset(sys.modules), thread_count(), _torch_seed()
         try:
             importlib.import_module(name)
         except BaseException as error:
             what = f"{type(error).__name__}: {error}"
             return f"{PRELOAD}: {name} cannot be imported where ranks are forked: {what}; remove it from {PRELOAD}"
-        if (reason := unfit(known, threads)) is not None:
+        reason = unfit(known, threads)
+        if reason is None and seed not in (None, _torch_seed()):
+            reason = "seeds torch's generators, and each rank begins with a seed of its own"
+        if reason is not None:
             return (
                 f"{PRELOAD}: ranks cannot be forked from a process that has imported {name}: the import {reason}; "
                 f"remove it from {PRELOAD}, and each rank imports it itself"
             )
     return None
+
+
+def _torch_seed() -> int | None:
+    """Return the seed of torch's generator for the CPU; None if torch has not been imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.initial_seed())
 
 
 def load_plugins(directory: str, options: Sequence[str] = ()) -> None:

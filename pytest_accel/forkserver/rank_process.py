@@ -2,7 +2,7 @@
 
 A rank whose mark's ``env`` has to be set before any module is imported gets a new interpreter: the forked process
 replaces itself by one. So it is a child of the fork server and has its sockets, as all other ranks, but nothing that
-the fork server has imported.
+the fork server has imported. The same holds for ranks with hash seeds of their own: a fork has that of its parent.
 """
 
 from __future__ import annotations
@@ -12,37 +12,39 @@ import logging
 import multiprocessing
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from gc import enable as enable_gc
 from gc import freeze
 from multiprocessing import process, resource_tracker, util
 from os import _exit, environ, execve, fork, getpid, kill, set_inheritable, setsid
-from signal import SIG_DFL, SIG_IGN, SIGCHLD, SIGINT, SIGKILL, default_int_handler, set_wakeup_fd, signal
+from signal import SIG_IGN, SIGKILL, set_wakeup_fd, signal
 from socket import socket
 from traceback import print_exc
 from typing import NoReturn
+from zlib import crc32
 
 from pytest_accel.core import prctl
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.role import Role, StorePort
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
+from pytest_accel.core.torch_variables import is_read_later
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_messages import ContinueRank, file_with, read_file
 
 
 def fork_rank(
     session: SessionSpec,
     take_role: Callable[[], Role],
-    close_server: Callable[[], None],
+    leave_server: Callable[[], None],
     *,
     own_group: bool,
-    new_interpreter: bool = False,
 ) -> int:
     """Fork a process, which becomes the rank that ``take_role()`` returns there; return its pid.
 
-    ``close_server()`` closes, in the child, what only the server uses. If `own_group` is False, the child stays in the
-    server's process group. With `new_interpreter`, the rank inherits none of the modules that the server has imported.
+    ``leave_server()`` undoes, in the child, what only the server needs. If `own_group` is False, the child stays in the
+    server's process group.
     """
     # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
     # them and copying their pages (pytest alone collects five times when a session ends).
@@ -56,14 +58,13 @@ def fork_rank(
             enable_gc()
             _disown_exit_functions()
             set_wakeup_fd(-1)
-            signal(SIGCHLD, SIG_DFL)
-            signal(SIGINT, default_int_handler)
+            leave_server()
             if own_group:
                 setsid()
-            close_server()
             role = take_role()
-            if new_interpreter:
-                _start_interpreter(session, role)
+            variables = _variables(session, role.spec, role.rank)
+            if not all(map(is_read_later, variables)):
+                _start_interpreter(session, role, variables)
             code = _run(session, role)
         except BaseException:
             print_exc()
@@ -79,7 +80,14 @@ def _run(session: SessionSpec, role: Role) -> int:
     return rank_module.run(session, role)
 
 
-def _start_interpreter(session: SessionSpec, role: Role) -> NoReturn:
+def _variables(session: SessionSpec, spec: WorldSpec, rank: int) -> dict[str, str]:
+    """Return the environment variables that `rank` must have when its interpreter starts."""
+    seed = session.hash_seed
+    varied = {} if seed is None or spec.ranks == 1 else {"PYTHONHASHSEED": str(crc32(f"{seed}/{rank}".encode()))}
+    return {**varied, **dict(spec.key.env)}
+
+
+def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str, str]) -> NoReturn:
     """Replace this process, a fork of the fork server, by a new interpreter that becomes the rank with `role`."""
     # A new interpreter inherits that signals are ignored or blocked. Otherwise these would terminate it at first.
     signal(STACK_SIGNAL, SIG_IGN)
@@ -100,7 +108,7 @@ def _start_interpreter(session: SessionSpec, role: Role) -> NoReturn:
                 set_inheritable(descriptor, True)
         command = python_command(f"from {__name__} import main; main({file.fileno()})", path=session.sys_path)
         with suppress(OSError):  # The system limits the size of the environment of a new program.
-            execve(command[0], command, {**environ, **dict(role.spec.key.env)})
+            execve(command[0], command, {**environ, **variables})
         execve(command[0], command, environ)  # The rank sets `env` when it starts, in any case.
 
 

@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from os import _exit, execve, getpid
 from typing import NoReturn
 
@@ -34,7 +33,7 @@ from pytest_accel.core.log import step
 from pytest_accel.core.metadata_cache import remembered_metadata
 from pytest_accel.core.plugin_roles import published_plugins
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.torch_variables import is_read_later
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
 from pytest_accel.forkserver.preload import (
@@ -69,7 +68,7 @@ class _Server:
         self.connection = connection
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
         launched = begin.parent != begin.controller
-        self._fork = partial(fork_rank, begin.spec, close_server=self._close_inherited, own_group=not launched)
+        self._fork = partial(fork_rank, begin.spec, leave_server=self._leave, own_group=not launched)
         self.worlds = ForkedWorlds(begin.spec, self._start_rank, partial(_send, connection))
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
         self._controller_end = prctl.end_of(begin.controller)
@@ -79,8 +78,10 @@ class _Server:
 
     def serve(self) -> None:
         """Serve requests until the controller has exited."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._inherited_handlers = {
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+            signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda number, frame: None),
+        }
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_READ)
@@ -117,11 +118,12 @@ class _Server:
             self.worlds.kill(message.world, message.after)
 
     def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
-        new_interpreter = not all(is_read_later(name) for name, _ in spec.key.env)
-        return self._fork(partial(sockets.role, spec, rank), new_interpreter=new_interpreter)
+        return self._fork(partial(sockets.role, spec, rank))
 
-    def _close_inherited(self) -> None:
-        """Close, in a forked rank, what only the server uses."""
+    def _leave(self) -> None:
+        """Close, in a forked rank, what only the server uses, and restore the handlers of signals."""
+        for number, handler in self._inherited_handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: a library has installed the handler.
         self.connection.close()
         for descriptor in (self._wake_read, self._wake_write, self._controller_end):
             if descriptor is not None:

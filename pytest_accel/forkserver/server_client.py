@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from os import getpid
 from signal import SIGKILL
 from socket import SHUT_RDWR, socket
@@ -26,7 +25,7 @@ from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.unix_sockets import is_readable
+from pytest_accel.core.unix_sockets import Connection, is_readable
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_messages import (
     KillWorld,

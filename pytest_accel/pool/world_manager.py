@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from threading import Condition, RLock
 from traceback import format_exc
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, Wo
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.timeouts import START_TIMEOUT
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from os import _exit, getpid
 from pickle import dumps
 from socket import socket
@@ -12,6 +11,7 @@ import pytest
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.rank_messages import CollectFile, ForkReturned, Prepare, Retire, RunCall, RunTest, SkipCall
+from pytest_accel.core.unix_sockets import Connection
 
 
 class DriverConnection:

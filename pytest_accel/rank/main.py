@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import random
 import signal
 import struct
 import sys
@@ -28,7 +27,7 @@ from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
 from pytest_accel.leases.shared_folder import default_folder
-from pytest_accel.rank import coverage, rank_environment, rank_log, rank_plugin
+from pytest_accel.rank import coverage, process_state, rank_environment, rank_log, rank_plugin, torch_devices
 from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.context import RankContext
 
@@ -58,6 +57,7 @@ class _RankStart:
         context = RankContext(session, spec, rank)
         _record_devices(context)
         _set_environment(context, store_port)
+        torch_devices.limit_threads()
         coverage.start(session.coverage if session.shared else None, pluginmanager)
         if context.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, context.cores)
@@ -83,7 +83,7 @@ def run(session: SessionSpec, role: Role) -> int:
     connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
     # The folder of multiprocessing's sockets. A killed process does not remove its own, which would stay in TMPDIR.
     process.current_process()._config["tempdir"] = session.directory  # type: ignore[attr-defined]
-    _reseed()
+    process_state.reseed()
     _yield_to_driver()
     start = _RankStart(session, role)
     code = pytest.main(start.args, plugins=[start])
@@ -116,22 +116,11 @@ def _yield_to_driver() -> None:
     """Set the scheduling policy SCHED_BATCH (sched(7)), so that a rank that wakes up does not preempt the driver.
 
     The driver may still have other ranks to wake. The policy has no other cost. Processes that the rank starts have the
-    default policy.
+    default policy. A policy that the session was started with (``chrt``) is kept.
     """
-    if sys.platform == "linux":
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-
-
-def _reseed() -> None:
-    """Give this process a random state of its own, as a new interpreter has; ranks are forked with the same state.
-
-    torch needs no new seed: it seeds every process with the same constant.
-    """
-    random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
 
 
 def _record_devices(context: RankContext) -> None:

@@ -1,7 +1,7 @@
 """Settings of the process that the leak check compares after a test and restores if it can.
 
 The settings are torch's, the working directory, the alarm timer, what the process may do (its user, its groups and its
-root folder), and variables of the environment.
+root folder), and variables of the environment. Also the random states with which a rank begins.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, stat
+from multiprocessing import current_process
+from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, stat, urandom
 from signal import ITIMER_REAL, getitimer, setitimer
 from typing import Any, NamedTuple
 
@@ -93,6 +94,19 @@ def read(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
         for name, setting in _TORCH.items():
             found[name] = setting.get(torch)
     return found
+
+
+def reseed() -> None:
+    """Give this process random states of its own, as a new interpreter has; ranks are forked with the same states.
+
+    Python reseeds `random` in each fork. The generators of devices are made with their runtimes, in ranks only. With
+    the same key, a rank could connect to managers of `multiprocessing` in other ranks without having been given theirs.
+    """
+    current_process().authkey = urandom(32)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
 
 
 def change(name: str | bytes, old: object, new: object) -> Leak:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from functools import cached_property
+from os import chdir
 from socket import socket
 from traceback import format_exc
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 from pytest_accel.core import plugin_roles, suite_place
 from pytest_accel.core.device import MaskError
+from pytest_accel.core.paths import current_folder
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire
 from pytest_accel.core.role import StorePort
 from pytest_accel.core.stash_keys import RANK_PLUGIN
@@ -146,7 +148,13 @@ class RankPlugin:
         self._collector.errors.append(str(excrepr))
 
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Collect nothing yet; return True, so that pytest does not collect. Other plugins' hooks are called before."""
+        """Collect nothing yet; return True, so that pytest does not collect. Other plugins' hooks are called before.
+
+        If no hook of the suite has changed the current folder here, the rank enters that of the controller.
+        """
+        spec = self.context.session
+        if spec.folder is not None and current_folder() == spec.invocation_dir:
+            chdir(spec.folder)
         session.items = []
         return True
 
@@ -208,8 +216,6 @@ class RankPlugin:
             torch_devices.verify(context)
         if spec.share is not None or context.session.fractions:
             torch_devices.limit_memory(context)
-        if spec.grouped or context.cores:
-            torch_devices.limit_threads()
         if spec.grouped:
             assert self._store_port is not None
             process_group.prepare(context, self._store_port)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os.path import relpath
-from traceback import format_exc
+from traceback import format_exc, walk_tb
 from typing import Any
 from warnings import warn_explicit
 
@@ -18,6 +18,7 @@ from msgspec import structs
 from pytest_accel import PreloadWarning, features
 from pytest_accel.core import rank_data, torch_errors
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.frames import folders_of
 from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.rank_messages import (
     Announced,
@@ -134,7 +135,7 @@ class TestRunner:
         except NotCollected as error:
             driver.send(CannotRun(str(error), error.headline))
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(_exit_request(0, error))
+            driver.send(self._exit_request(0, error))
         except Exception:
             driver.send(CannotRun(format_exc()))
         else:
@@ -175,7 +176,7 @@ class TestRunner:
             self._finish(test)
             return
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(_exit_request(request.serial, error))
+            driver.send(self._exit_request(request.serial, error))
             return
         except Exception:
             driver.send(CannotRun(format_exc()))
@@ -190,13 +191,24 @@ class TestRunner:
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            driver.send(_exit_request(request.serial, error))
+            driver.send(self._exit_request(request.serial, error))
             return
         finally:
             self._debugger.end()
             self._debugger.driver = None
         self._collector.keep_setup(item, following, request.next)
         self._finish(test)
+
+    def _exit_request(self, serial: int, error: BaseException) -> ExitRequest:
+        """Return the message for `error`, that of `pytest.exit` or a KeyboardInterrupt, which ends the session."""
+        folders = folders_of(self._config)
+        path, line = folders.place_of_failure(
+            [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+        )
+        reason, code = type(error).__name__, None
+        if isinstance(error, pytest.exit.Exception):
+            reason, code = str(error.msg), error.returncode
+        return ExitRequest(serial, self._context.rank, reason, code, f"{folders.shown(path)}:{line}")
 
     def announce(self, announced: Announced) -> None:
         """Send the announcements of the running call to the driver."""
@@ -394,10 +406,3 @@ class TestRunner:
         if not self._records or "torch.distributed" not in sys.modules:
             return ()
         return flight_recorder.collectives_between(report.start, report.stop)
-
-
-def _exit_request(serial: int, error: BaseException) -> ExitRequest:
-    """Return the message for `error`, that of `pytest.exit` or a KeyboardInterrupt, which ends the session."""
-    if isinstance(error, pytest.exit.Exception):
-        return ExitRequest(serial, str(error.msg), error.returncode)
-    return ExitRequest(serial, "KeyboardInterrupt was raised in the test", None)

@@ -68,13 +68,13 @@ def select(context: RankContext) -> torch.device:
 
 
 def limit_threads() -> None:
-    """Set torch's number of threads to ``OMP_NUM_THREADS``, which libgomp read before this process was forked."""
-    torch = installed_torch()
-    if torch is None:
-        return
+    """Set torch's number of threads to ``OMP_NUM_THREADS``, which libgomp read before this process was forked.
+
+    Call this before the suite's own code. A rank that has not imported torch yet reads the variable itself.
+    """
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads.isdecimal() and int(threads):
-        torch.set_num_threads(int(threads))
+    if "torch" in sys.modules and threads.isdecimal() and int(threads):
+        installed_torch().set_num_threads(int(threads))
 
 
 def limit_memory(context: RankContext) -> None:

@@ -119,7 +119,7 @@ class Settings(NamedTuple):
     resources: tuple[tuple[str, int], ...] = ()
     """Pairs of a named resource and how many there are; bytes of ``memory``."""
     jitter: int | None = None
-    """Seed of random delays before collectives; None: there are none."""
+    """Seed of random delays before collectives, and of the hash seeds of ranks; None: there are none."""
 
     @property
     def names_devices(self) -> bool:
@@ -349,8 +349,8 @@ _OPTIONS: dict[str, _Option] = {
         "int",
         "an int >= 0",
         option_types.rank,
-        "delay each rank for a random time of up to 20 ms before each collective and message, to find races; a failure "
-        "names this seed of the delays",
+        "delay each rank for a random time of up to 20 ms before each collective and message, and give each rank a "
+        "hash seed of its own, to find races; a failure names this seed",
         "SEED",
     ),
     PRELOAD: _Option(

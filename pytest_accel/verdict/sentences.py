@@ -14,7 +14,16 @@ import pytest
 
 from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.core.rank_messages import CallSite, ExceptionSketch, ExpectedEnd, Finished, Leak, LeakKind, When
+from pytest_accel.core.rank_messages import (
+    CallSite,
+    ExceptionSketch,
+    ExitRequest,
+    ExpectedEnd,
+    Finished,
+    Leak,
+    LeakKind,
+    When,
+)
 from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
 from pytest_accel.core.shims import reason_of_skip
 from pytest_accel.core.signals import signal_name
@@ -123,6 +132,11 @@ def describe_hang(hang: Hang, be: str = "was") -> str:
 def describe_event(event: RankEvent) -> str:
     """Return a short sentence on what a rank did: ``rank 1 failed``."""
     return f"rank {event.rank} {_EVENTS.get(event.ending, 'ended')}"
+
+
+def session_end(request: ExitRequest, test: str) -> str:
+    """Return why the session ends, as a rank has requested in `test`, the id of a test."""
+    return f"{request.reason} ({test}, rank {request.rank} at {request.place})"
 
 
 def exit_request(reason: str) -> str:

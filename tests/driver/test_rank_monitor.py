@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from pickle import dumps
 from typing import cast
 
 import pytest
 
+from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import NOTHING_ANNOUNCED, Announced, ExpectedEnd, PhaseReport
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -48,7 +48,7 @@ def test_a_failed_connection_closes_those_to_the_other_ranks(monkeypatch: pytest
 def test_ends_are_announced_only_in_the_call_of_the_running_test(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    driver, sender = Pipe()
+    driver, sender = (Connection(end.detach()) for end in unix_sockets.pair())
     rank = RankConnection(rank=0, pid=0, is_remote=False, call=pytest.fail, connection=driver, pidfd=None)
     monkeypatch.setattr(RankConnection, "open", lambda grant, number: rank)
     grant = WorldGrant(WorldSpec(1, WorldKey("cpu", None, 1, grouped=True)), (0,), str(tmp_path), False, 0.0, ())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.driver import world as world_module
 from pytest_accel.driver.debugger_relay import DebuggerRelay

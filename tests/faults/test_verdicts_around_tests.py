@@ -152,17 +152,18 @@ def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Backgrou
     suite.expect_nothing_left()
 
 
-@pytest.mark.long(except_for="status-one")
+@pytest.mark.long(except_for="interrupt-one")
 @pytest.mark.parametrize(
-    ("code", "ranks", "status", "text"),
+    ("code", "ranks", "workers", "status", "text"),
     [
-        pytest.param("pytest.exit('by hand', returncode=7)", {1}, 7, "by hand", id="status-one"),
-        pytest.param("pytest.exit('by hand')", {0, 1}, 2, "by hand", id="exit-all"),
-        pytest.param("raise KeyboardInterrupt", {1}, 2, "KeyboardInterrupt", id="interrupt-one"),
+        pytest.param("pytest.exit('by hand', returncode=7)", "1", "-n0", 7, "by hand", id="status-one"),
+        pytest.param("pytest.exit('by hand')", "01", "-n0", 2, "by hand", id="exit-all"),
+        pytest.param("raise KeyboardInterrupt", "1", "-n0", 2, "KeyboardInterrupt", id="interrupt-one"),
+        pytest.param("raise KeyboardInterrupt", "1", "-n1", 2, "KeyboardInterrupt", id="interrupt-worker"),
     ],
 )
-def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
-    suite: BackgroundSuite, code: str, ranks: set[int], status: int, text: str
+def test_the_end_that_a_rank_requests_names_its_reason_test_rank_and_line(
+    suite: BackgroundSuite, code: str, ranks: str, workers: str, status: int, text: str
 ) -> None:
     suite.write(
         "test_it.py",
@@ -174,18 +175,18 @@ def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
         def test_first(): pass
 
         def test_ends(rank):
-            if rank in {ranks!r}:
+            if str(rank) in {ranks!r}:
                 {code}
 
         def test_never(): pass
         """,
     )
-    run = suite.run("--accel", "none")
+    run = suite.run("--accel", "none", workers)
     assert run.outcomes().get("test_first") == "PASSED"
     assert "test_never" not in run.outcomes()
     assert run.outcomes().get("test_ends") != "PASSED"
     assert run.ret == status, run.text
-    assert text in run.text
+    assert re.search(rf"{text} \(test_it.py::test_ends, rank [{ranks}] at test_it.py:10\)", run.text), run.text
     suite.expect_nothing_left()
 
 

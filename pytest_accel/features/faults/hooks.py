@@ -45,10 +45,10 @@ def make_faults(context: RankContext) -> Iterator[Faults]:
 
 
 class _JitterHooks:
-    """Names the seed of random delays in the header, and in each failure of a test that has run with them."""
+    """Names the seed of delays and hash seeds in the header, and in each failure of a test that has run with them."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._text = f"random delays before collectives: {flag(JITTER)} {jitter(config)}"
+        self._text = f"random delays before collectives, and hash seeds: {flag(JITTER)} {jitter(config)}"
 
     def pytest_report_header(self) -> str:
         return f"accel: {self._text}"

@@ -74,8 +74,9 @@ class AgentTransport(Protocol):
 
 def serve_driver(transport: AgentTransport) -> int:
     """Serve the driver until it exits; return the exit status for this process."""
-    # The driver handles a Ctrl-C at the terminal.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The driver handles a Ctrl-C at the terminal. Ranks would inherit that a signal is ignored, but no handler.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
     agent = _Agent(transport)
     try:
         return agent.run()

@@ -7,7 +7,6 @@ import platform
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
 
 import pytest
 
@@ -16,6 +15,7 @@ from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.features.launchers import agent, local_rendezvous, tcp_rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, ClientTransport, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello

@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Collection, Sequence
-from multiprocessing.connection import Connection
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
@@ -17,6 +16,7 @@ from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.struct_messages import LENGTH, encode, frame
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.features.launchers import greeting
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused

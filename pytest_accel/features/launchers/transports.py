@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 
 from msgspec import structs
 
@@ -20,6 +20,7 @@ from pytest_accel.core import fd_passing, prctl, unix_sockets
 from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget, Target
 from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.features.launchers.agent_messages import StartServer, ToAgent, ToDriver
 from pytest_accel.features.launchers.greeting import AuthenticatedLink

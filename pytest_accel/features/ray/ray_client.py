@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from operator import itemgetter
 from traceback import format_exc
 from typing import BinaryIO, Protocol
@@ -24,6 +23,7 @@ from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_messages import Invitation
 from pytest_accel.features.ray.ray_messages import (

@@ -13,13 +13,13 @@ import platform
 import socket
 from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import log, prctl
 from pytest_accel.core.log import step
 from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.features.ray.ray_messages import (
     Connect,
     Connected,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -496,12 +497,29 @@ def test_random_delays_find_a_race_and_name_their_seed(suite: Suite) -> None:
     conftest.unlink()
     for seed in range(20):
         run = suite.run("--accel-jitter", str(seed))
-        assert f"accel: random delays before collectives: --accel-jitter {seed}" in run.text
+        assert f"accel: random delays before collectives, and hash seeds: --accel-jitter {seed}" in run.text
         if run.result("test_race") != "PASSED":
             break
     run.expect({"test_race": "FAILED"})
-    assert f"random delays before collectives: --accel-jitter {seed}" in run.failure("test_race")
+    assert f"random delays before collectives, and hash seeds: --accel-jitter {seed}" in run.failure("test_race")
     assert f"--accel-jitter {seed} --accel-" in run.failure("test_race"), "the command of the rerun"
+
+
+def test_random_delays_come_with_a_hash_seed_for_each_rank(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, kind="cpu")
+        def test_order_of_a_set(gather):
+            one, other = gather(list({"weight", "bias", "scale", "mean"}))
+            assert one == other
+        """,
+    )
+    suite.run().expect({"test_order_of_a_set": "PASSED"})
+    orders = [re.findall(r"assert (\[.*\] == \[.*\])", suite.run("--accel-jitter", seed).text)[0] for seed in "778"]
+    assert orders[0] == orders[1] != orders[2]
 
 
 @pytest.mark.long
@@ -529,4 +547,6 @@ def test_the_seed_of_random_delays_has_three_forms(suite: Suite, monkeypatch: py
     )
     run = suite.run("-n1")
     assert "assert 1 == 0" in run.text
-    assert run.text.count("random delays before collectives: --accel-jitter 7") == 2, "the header and the failure"
+    assert run.text.count("random delays before collectives, and hash seeds: --accel-jitter 7") == 2, (
+        "the header and the failure"
+    )

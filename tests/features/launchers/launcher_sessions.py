@@ -17,6 +17,7 @@ from tests.run import Run
 
 RANKS = """
     import os
+    import signal
 
     import pytest
 
@@ -36,6 +37,7 @@ RANKS = """
     def test_launched_by_different_processes(gather):
         # Each has been forked by a server of its own, which a launched process has started.
         assert len(set(gather(os.getppid()))) == 2
+        assert gather(signal.getsignal(signal.SIGINT) is signal.default_int_handler) == [True, True]
 
 
     @pytest.mark.distributed(1)

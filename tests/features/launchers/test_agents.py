@@ -10,16 +10,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from json import JSONDecodeError
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from pytest_accel.core import fd_passing, prctl
+from pytest_accel.core import fd_passing, prctl, unix_sockets
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.struct_messages import decode, encode
+from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.features.launchers.agent import serve_driver
 from pytest_accel.features.launchers.agent_client import AgentClient
 from pytest_accel.features.launchers.agent_messages import End, Hello, ServerEnded, StartServer, ToDriver
@@ -28,6 +27,12 @@ from pytest_accel.features.launchers.transports import LocalAgentTransport, Loca
 
 def session(directory: str) -> SessionSpec:
     return SessionSpec((), "/", (), directory, "/", (), (), (), (), (), False)
+
+
+def _connections() -> tuple[Connection, Connection]:
+    """Return the ends of a new connection."""
+    ours, theirs = unix_sockets.pair()
+    return Connection(ours.detach()), Connection(theirs.detach())
 
 
 @pytest.fixture
@@ -66,7 +71,7 @@ def test_an_error_in_the_handling_of_a_message_is_reported(what: str, monkeypatc
 
 @pytest.mark.skipif(prctl.end_of(1) is None, reason="the kernel has no pidfd")
 def test_an_agent_exits_after_its_driver_with_the_status_that_it_was_sent(keep_sigint: None) -> None:
-    ours, theirs = Pipe()
+    ours, theirs = _connections()
     with ours, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
         ours.send_bytes(encode(End(3, driver.pid)))
         threading.Timer(0.5, driver.kill).start()
@@ -75,13 +80,13 @@ def test_an_agent_exits_after_its_driver_with_the_status_that_it_was_sent(keep_s
 
 
 def test_an_agent_fails_if_its_driver_is_lost(keep_sigint: None) -> None:
-    ours, theirs = Pipe()
+    ours, theirs = _connections()
     ours.close()
     assert serve_driver(LocalAgentTransport(theirs)) == 1
 
 
 def test_the_end_of_each_fork_server_is_reported_in_any_order(tmp_path: Path, keep_sigint: None) -> None:
-    ours, theirs = Pipe()
+    ours, theirs = _connections()
     pairs = [socket.socketpair() for _ in range(2)]
     found: list[ServerEnded] = []
 
@@ -108,7 +113,7 @@ def test_the_end_of_each_fork_server_is_reported_in_any_order(tmp_path: Path, ke
 
 
 def test_the_driver_gets_the_error_of_a_fork_server_that_cannot_be_started(tmp_path: Path, keep_sigint: None) -> None:
-    ours, theirs = Pipe()
+    ours, theirs = _connections()
     driver_end, server_end = socket.socketpair()
     with ours, driver_end, server_end, subprocess.Popen([sys.executable, "-c", ""]) as driver:
         ours.send_bytes(encode(StartServer(5, session(str(tmp_path / "missing")), {})))
