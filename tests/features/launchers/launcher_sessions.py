@@ -69,11 +69,12 @@ PASSES = {
 
 @contextlib.contextmanager
 def suites(factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield an empty suite, whose path is short enough for sockets.
+    """Yield an empty suite, whose path is short enough for sockets, and in which launched processes are one session.
 
     The test fails if a session leaves processes or files behind.
     """
     made = BackgroundSuite(factory.mktemp("t"), factory.mktemp("s"))
+    made.write("pytest.ini", "[pytest]\naccel = sim:4\naccel_launcher = on\nfilterwarnings = error\n")
     try:
         yield made
         made.expect_nothing_left()

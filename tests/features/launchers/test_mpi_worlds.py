@@ -114,7 +114,7 @@ _ENDING_JOBS = (
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield a suite in which warnings are errors."""
     with suites(tmp_path_factory) as made:
-        made.write("pytest.ini", "[pytest]\nfilterwarnings = error\n")
+        made.write("pytest.ini", "[pytest]\naccel_launcher = on\nfilterwarnings = error\n")
         yield made
 
 
