@@ -247,9 +247,7 @@ def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, optio
 def test_coverage_of_ranks_under_torchrun_is_measured(coverage_settings: pytest.Pytester) -> None:
     write_measured_suite(coverage_settings.path)
 
-    result = coverage_settings.run(
-        sys.executable, *TORCHRUN, "-m", *MEASURING_PYTEST, "--accel-launcher=on"
-    )
+    result = coverage_settings.run(sys.executable, *TORCHRUN, "-m", *MEASURING_PYTEST, "--accel-launcher=on")
 
     result.assert_outcomes(passed=1)
     assert "accel: torchrun, 2 ranks" in result.outlines

@@ -293,9 +293,9 @@ _OPTIONS: dict[str, _Option] = {
         "string",
         "on, off or spread",
         option_types.one_of("on", "off", "spread"),
-        "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: each process runs all tests by itself (off, "
-        "default), its processes are the ranks of one session (on), or they also take turns at tests that need only "
-        "devices (spread)",
+        "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: each process runs all tests by itself "
+        "(off, default), the processes are the ranks of one session (on), or they also take turns at tests that need "
+        "only devices (spread)",
         "WHAT",
     ),
     SELECT: _Option(

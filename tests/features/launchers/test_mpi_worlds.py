@@ -268,10 +268,13 @@ def test_a_job_whose_fork_servers_cannot_be_started_fails_only_its_own_world(
 
 
 @pytest.mark.long
-def test_a_test_is_skipped_under_a_launcher(suite: BackgroundSuite) -> None:
+def test_a_test_is_skipped_in_a_session_of_launched_processes(suite: BackgroundSuite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)
     suite.write("test_world.py", _WORLD)
-    run = suite.start("-k", "test_it_stays", program=(sys.executable, *TORCHRUN, "-m", "pytest")).finish()
+    torchrun = (sys.executable, *TORCHRUN, "-m", "pytest")
+    run = suite.start("-k", "test_it_stays", program=torchrun).finish()
     run.expect({"test_it_stays": "SKIPPED"})
     assert "its ranks are started by mpirun, which a session under torchrun does not do" in run.text
+    run = suite.start("-k", "test_it_stays", "--accel-launcher=off", program=torchrun).finish()
+    assert (run.ret, len(re.findall(r"\b1 passed", run.text))) == (0, 2), run.text
