@@ -13,6 +13,7 @@ import pytest
 from tests.background_suite import PYTEST, BackgroundSuite
 from tests.features.launchers.launcher_sessions import suites
 from tests.features.launchers.unmarked_suites import QUICK, RECORDER, STARTING
+from tests.run import Run
 
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
@@ -47,32 +48,31 @@ def _write(suite: BackgroundSuite, folders: Mapping[str, Mapping[str, str]]) -> 
             suite.write(f"{folder}/{name}", text)
 
 
-def _run(suite: BackgroundSuite, program: tuple[str, ...], *options: str) -> tuple[dict[str, Any], str]:
-    """Run a session, or one in each process of a launcher; return what each has seen, by rank, and the output."""
+def _run(suite: BackgroundSuite, program: tuple[str, ...], *options: str) -> tuple[dict[str, Any], Run]:
+    """Run a session, or one in each process of a launcher; return what each has seen, by rank."""
     outcomes = suite.temporary / "outcomes"
     outcomes.mkdir()
     environment = {**_AS_ROOT, "OUTCOMES": str(outcomes), "PYTHONPATH": str(suite.path)}
     run = suite.start("-p", "recorder", *options, program=program, environment=environment).finish()
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in outcomes.glob("*.json")}
+    seen = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in outcomes.glob("*.json")}
     shutil.rmtree(outcomes)
-    return {**found, "status": run.ret}, run.text
+    return seen, run
 
 
 def _compare(suite: BackgroundSuite, program: tuple[str, ...], *options: str, processes: int) -> dict[str, Any]:
     """Check that the plugin changes nothing, whatever each process of the suite sees; return it."""
     if shutil.which(program[0]) is None:
         pytest.skip(f"there is no {program[0]} here")
-    expected, _ = _run(suite, program, *options, "-p", "no:accel")
-    seen, text = _run(suite, program, *options)
-    for one in (expected, seen):
-        assert one.keys() == {"status", *map(str, range(processes))}, text
-        for name in one.keys() - {"status"}:
-            assert one[name].pop("unchanged"), f"process {name} has other variables at its end"
-    for one in expected.keys() - {"status"}:
-        assert expected[one]["arguments"][-2:] == ["-p", "no:accel"]
-        del expected[one]["arguments"][-2:]
-    assert seen == expected, text
-    assert "processes, each with its own session" not in text, "the suite does not use the plugin"
+    expected, without = _run(suite, program, *options, "-p", "no:accel")
+    for process in expected.values():
+        assert process["arguments"][-2:] == ["-p", "no:accel"]
+        del process["arguments"][-2:]
+    seen, run = _run(suite, program, *options)
+    assert seen == expected, run.text
+    assert run.ret == without.ret
+    assert seen.keys() == set(map(str, range(processes))), run.text
+    assert all(process["unchanged"] for process in seen.values()), "the suite's variables are its own"
+    assert "processes, each with its own session" not in run.text, "the suite does not use the plugin"
     return seen
 
 

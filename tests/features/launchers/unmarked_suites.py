@@ -25,16 +25,14 @@ RANK, SIZE = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), ("WORLD_SIZE", "OMPI_
 rank, size = (next((os.environ[name] for name in names if name in os.environ), None) for names in (RANK, SIZE))
 folder = Path(os.environ["OUTCOMES"])
 PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI", "MPI_", "MASTER_", "PYTEST_ACCEL")
-before = {}
 
 
 def variables():
-    return {
-        name: value for name, value in os.environ.items() if name.startswith(PREFIXES) or "RANK" in name or "WORLD" in name
-    }
+    names = [name for name in os.environ if name.startswith(PREFIXES) or "RANK" in name or "WORLD" in name]
+    return {name: os.environ[name] for name in names}
 
 
-before.update(variables())
+before = variables()
 
 
 class Recorder:
