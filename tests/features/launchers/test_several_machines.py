@@ -358,7 +358,7 @@ def test_slurm_accepts_the_example_batch_files(suite: BackgroundSuite, two_machi
         assert text.count(before) == 1
         text = text.replace(before, start_file)
     suite.write("two-nodes.sbatch", text)
-    suite.write("pytest.ini", "[pytest]\naccel = sim:1\naccel_launcher = on\nfilterwarnings = error\n")
+    suite.write("pytest.ini", "[pytest]\naccel = sim:1\nfilterwarnings = error\n")
     suite.write(
         "test_it.py",
         """
