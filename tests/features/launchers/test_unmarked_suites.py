@@ -19,16 +19,15 @@ _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--l
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
 _MPICH = ("mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTEST)
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_WAYS = pytest.mark.parametrize(
-    ("program", "options", "processes"),
-    [
-        pytest.param(PYTEST, (), 1, id="plain"),
-        pytest.param(PYTEST, ("-n2",), 1, id="workers"),
-        pytest.param(PYTEST, ("--dist=each", "--tx=2*popen"), 1, id="each"),
-        pytest.param((*_TORCHRUN, "--nproc-per-node=2", *PYTEST[1:]), (), 2, id="torchrun"),
-        pytest.param(_OPEN_MPI, (), 2, id="openmpi"),
-        pytest.param(_MPICH, (), 2, id="mpich"),
-    ],
+_WAYS = (
+    pytest.param(PYTEST, (), 1, id="plain"),
+    pytest.param(PYTEST, ("-n2",), 1, id="workers"),
+    pytest.param((*_TORCHRUN, "--nproc-per-node=2", *PYTEST[1:]), (), 2, id="torchrun"),
+    pytest.param(_OPEN_MPI, (), 2, id="openmpi"),
+)
+_MORE_WAYS = (
+    pytest.param(PYTEST, ("--dist=each", "--tx=2*popen"), 1, id="each"),
+    pytest.param(_MPICH, (), 2, id="mpich"),
 )
 
 
@@ -81,7 +80,7 @@ def _failed(seen: Mapping[str, Any]) -> set[str]:
 
 
 @pytest.mark.long(except_for="torchrun")
-@_WAYS
+@pytest.mark.parametrize(("program", "options", "processes"), [*_WAYS, *_MORE_WAYS])
 def test_the_plugin_changes_nothing_for_suites_without_a_mark(
     suite: BackgroundSuite, program: tuple[str, ...], options: tuple[str, ...], processes: int
 ) -> None:
@@ -97,7 +96,7 @@ def test_the_plugin_changes_nothing_for_suites_without_a_mark(
 
 
 @pytest.mark.long
-@_WAYS
+@pytest.mark.parametrize(("program", "options", "processes"), _WAYS)
 def test_the_plugin_changes_nothing_for_suites_that_start_processes(
     suite: BackgroundSuite, program: tuple[str, ...], options: tuple[str, ...], processes: int
 ) -> None:

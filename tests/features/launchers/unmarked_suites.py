@@ -344,11 +344,6 @@ _TORCHRUN = {
         def test_script():
             script = Path(__file__).with_name("script.py")
             subprocess.run([sys.executable, *LAUNCHER, str(script)], check=True, timeout=120)
-
-
-        def test_script_that_fails():
-            command = [sys.executable, *LAUNCHER, "--no-python", "false"]
-            assert subprocess.run(command, timeout=120, check=False).returncode == 1
     """,
 }
 _ACCELERATE = {
@@ -386,23 +381,19 @@ _SPAWN = {
         import torch
         import torch.distributed as dist
         import torch.multiprocessing as mp
-        import pytest
 
 
-        def work(rank, path, wrong):
+        def work(rank, path):
             dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
             total = torch.ones(1)
             dist.all_reduce(total)
-            assert total.item() == (3 if rank == wrong else 2)
+            assert total.item() == 2
             dist.destroy_process_group()
+            assert rank == 0
 
 
-        def test_two_ranks(tmp_path):
-            mp.spawn(work, (str(tmp_path / "store"), None), nprocs=2)
-
-
-        def test_a_rank_fails(tmp_path):
-            mp.spawn(work, (str(tmp_path / "store"), 1), nprocs=2)
+        def test_rank_1_has_a_bug(tmp_path):
+            mp.spawn(work, (str(tmp_path / "store"),), nprocs=2)
     """,
 }
 _TORCH_HARNESS = {
@@ -421,19 +412,12 @@ _TORCH_HARNESS = {
                 super().setUp()
                 self._spawn_processes()
 
-            def join(self):
+            def test_rank_1_has_a_bug(self):
                 store = dist.FileStore(self.file_name, self.world_size)
                 dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
-
-            def test_all_reduce(self):
-                self.join()
                 total = torch.ones(1)
                 dist.all_reduce(total)
                 self.assertEqual(total.item(), 2)
-                dist.destroy_process_group()
-
-            def test_rank_1_has_a_bug(self):
-                self.join()
                 dist.destroy_process_group()
                 self.assertEqual(self.rank, 0)
     """,
