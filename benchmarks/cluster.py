@@ -78,13 +78,14 @@ def _on_this_machine(folder: Path, effort: Effort) -> list[Figure]:
             cluster.add(2)
         local_arguments = [*PLUGINS, *WITH, "--accel=sim:2"]
         cluster_arguments = [*local_arguments, f"--accel-cluster=ray:{cluster.address}"]
+        launched_arguments = [*local_arguments, "--accel-launcher=on"]
         loopback = {"GLOO_SOCKET_IFNAME": "lo"}
         runs = interleaved(
             {
                 "here": lambda: session(one, local_arguments),
                 "one node": lambda: session(one, cluster_arguments),
                 "two nodes": lambda: session(two, cluster_arguments, extra=loopback),
-                "torchrun": lambda: session(one, local_arguments, launcher=torchrun(2), extra=loopback),
+                "torchrun": lambda: session(one, launched_arguments, launcher=torchrun(2), extra=loopback),
             },
             effort.runs,
         )
@@ -124,7 +125,9 @@ def _on_two_machines(effort: Effort) -> list[Figure]:
                 program = (*two.on(0), sys.executable, "-m", "pytest")
                 runs = interleaved(
                     {
-                        "torchrun": lambda: session(suite, arguments, program=torchrun_on_both(two, 1)),
+                        "torchrun": lambda: session(
+                            suite, [*arguments, "--accel-launcher=on"], program=torchrun_on_both(two, 1)
+                        ),
                         "ray": lambda: session(suite, [*arguments, f"--accel-cluster=ray:{head}"], program=program),
                     },
                     max(_RUNS_ON_TWO, effort.runs),

@@ -22,7 +22,9 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     results = interleaved(
         {
             "warm": lambda: session(suite, arguments),
-            "launched": lambda: session(suite, arguments, launcher=torchrun(2), extra={"GLOO_SOCKET_IFNAME": "lo"}),
+            "launched": lambda: session(
+                suite, [*arguments, "--accel-launcher=on"], launcher=torchrun(2), extra={"GLOO_SOCKET_IFNAME": "lo"}
+            ),
         },
         effort.runs,
     )

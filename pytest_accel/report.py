@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.core.launcher_env import find_here
 from pytest_accel.core.stash_keys import (
     DEVICE_ERROR,
     EXPECTED_DEVICE_ERROR,
@@ -23,7 +24,7 @@ from pytest_accel.core.stash_keys import (
     SLOW_IMPORTS,
 )
 from pytest_accel.session import AccelSession
-from pytest_accel.settings.options import PRELOAD, is_distributed
+from pytest_accel.settings.options import LAUNCHER, PRELOAD, flag, is_distributed
 
 _USED_AT_IMPORT = (
     "A conftest or test file that uses a device when it is imported keeps memory of it in each importing process until "
@@ -74,7 +75,19 @@ class ReportHooks:
             torch = untested(version("torch"))
         except PackageNotFoundError:
             torch = None
-        return [describe(self._session.machine.session), *([] if torch is None else [f"accel: {torch}"])]
+        return [
+            describe(self._session.machine.session),
+            *([] if torch is None else [f"accel: {torch}"]),
+            *self._launcher(),
+        ]
+
+    def _launcher(self) -> list[str]:
+        """Return a line if this process is one of several that a launcher has started, and a session by itself."""
+        process = find_here()  # None in a session of all these processes, which has removed the launcher's variables.
+        if process is None or self._session.settings.cluster is not None:
+            return []
+        how = f"{flag(LAUNCHER)} on makes one session of them"
+        return [f"accel: {process.launcher} has started {process.size} processes, each with its own session; {how}"]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:

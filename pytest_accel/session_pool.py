@@ -29,7 +29,7 @@ from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.world_leases import ThisMachine
 from pytest_accel.rank_inputs import RankInputs
-from pytest_accel.settings.options import Settings, is_distributed
+from pytest_accel.settings.options import Settings, is_distributed, own_path
 
 if TYPE_CHECKING:
     from pytest_accel.forkserver.early_server import EarlyServer
@@ -174,7 +174,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
         debug=settings.check_collectives,
         leaks=settings.leaks,
         kept_processes=settings.keep_processes,
-        logs=os.path.join(config.invocation_params.dir, settings.output) if settings.output is not None else None,
+        logs=None if settings.output is None else os.path.join(config.invocation_params.dir, own_path(settings.output)),
         streams=streams,
         log_file=log_file_handler(config) is not None,
         shows_logs=shows_logs_of_ranks(config),

@@ -32,8 +32,9 @@ TORCHRUN = (
     "--local-addr=127.0.0.1",
     "--nproc-per-node=3",
     *PYTEST[1:],
+    "--accel-launcher=on",
 )
-"""The command that runs pytest under torchrun, in three processes."""
+"""The command that runs pytest under torchrun, in three processes which are one session."""
 
 
 class BackgroundSession:

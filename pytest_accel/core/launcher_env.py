@@ -197,6 +197,15 @@ def of_a_rank(environ: Mapping[str, str]) -> list[str]:
     return [name for name in environ if name in _RANK_VARIABLES or name.startswith(_RANK_VARIABLE_PREFIXES)]
 
 
+def for_own_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ`, this process's environment, for ranks that this process starts.
+
+    If a launcher has started this process as one of several, its variables are left out: the ranks are not its own.
+    """
+    names = of_a_rank(environ) if find_here() is not None else ()
+    return {name: value for name, value in environ.items() if name not in names}
+
+
 def without_local_rank(args: Sequence[str]) -> list[str]:
     """Return `args` without the ``--local_rank=1`` that DeepSpeed adds for old scripts."""
     return [arg for arg in args if not re.fullmatch(r"--local[_-]rank=\d+", arg)]

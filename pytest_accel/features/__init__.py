@@ -98,8 +98,8 @@ def _adopts(config: pytest.Config) -> bool:
 
 
 def _is_launched(config: pytest.Config) -> bool:
-    """Return whether a launcher has started this process together with others."""
-    return launcher_env.find_here() is not None and options.sees_launchers(config)
+    """Return whether this process and others that a launcher has started are to be one session."""
+    return options.sees_launchers(config) and launcher_env.find_here() is not None
 
 
 def _orders(config: pytest.Config) -> bool:

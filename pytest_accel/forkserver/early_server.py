@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from pytest_accel.core import fd_passing, session_folder, unix_sockets
 from pytest_accel.core.interpreter import unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK
+from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.paths import current_folder
 from pytest_accel.core.torch_variables import is_read_later
 from pytest_accel.core.unix_sockets import Connection
@@ -69,7 +70,8 @@ class EarlyServer:
         if server is None:
             return spawn_here(spec, end)
         if (spec.plugin_options, _state()) == (self._plugin_options, self._state):
-            begin = Serve(spec, self._controller, self._controller, unmeasured(os.environ))
+            environment = unmeasured(for_own_ranks(os.environ))
+            begin = Serve(spec, self._controller, self._controller, environment)
             # Raises OSError if the process has ended, or if too many files are open.
             with suppress(OSError), file_with(begin, self.directory) as given:
                 fd_passing.send(self._connection, [end.fileno(), given.fileno()])

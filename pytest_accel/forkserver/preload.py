@@ -80,8 +80,8 @@ def load_plugins(directory: str, options: Sequence[str] = ()) -> None:
     before = os.getcwd()
     os.chdir(directory)
     changed = {
-        # In a process of an MPI job, pytest-accel would otherwise wait for the job's other processes.
-        environment_variable(LAUNCHER): "none",
+        # In a process of an MPI job, pytest-accel might otherwise wait for the job's other processes.
+        environment_variable(LAUNCHER): "off",
         # The options may name files, which only the session may open, and both may name modules of the suite.
         "PYTEST_ADDOPTS": "",
         "PYTEST_PLUGINS": "",

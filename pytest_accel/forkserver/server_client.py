@@ -22,6 +22,7 @@ from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.fd_passing import socket_of
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
+from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.session_spec import SessionSpec
@@ -118,7 +119,7 @@ def start_python(
             stdin=DEVNULL,
             stdout=log,
             stderr=log,
-            env={**unmeasured(environment), MARK: mark(directory, number)},
+            env={**unmeasured(for_own_ranks(environment)), MARK: mark(directory, number)},
             start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
+from pytest_accel.core import launcher_env
 from pytest_accel.core.kinds import ALL_KINDS, name_kinds
 from pytest_accel.settings import option_types
 
@@ -95,9 +96,9 @@ class Settings(NamedTuple):
     schedule: Literal["on", "off", "always"] = "on"
     """``off`` if xdist assigns tests to its workers, and not the devices that they need. ``always`` if, without xdist,
     tests that can share a world run one after the other, too."""
-    launcher: Literal["on", "off", "spread"] = "on"
-    """``off`` if the processes that a launcher has started together do not form one session. ``spread`` if they take
-    turns at tests that only need devices; otherwise all of these run in rank 0."""
+    launcher: Literal["on", "off", "spread"] = "off"
+    """``on`` if the processes that a launcher has started together form one session. ``spread`` if they also take turns
+    at tests that only need devices; otherwise all of these run in rank 0."""
     select: str | None = None
     """Condition on what a test needs; tests that do not meet it are deselected. None: all tests are selected."""
     shard: tuple[int, int] | None = None
@@ -292,9 +293,9 @@ _OPTIONS: dict[str, _Option] = {
         "string",
         "on, off or spread",
         option_types.one_of("on", "off", "spread"),
-        "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: its processes are the ranks of one session "
-        "(on, default), each runs all tests by itself (off), or they also take turns at tests that need only devices "
-        "(spread)",
+        "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: each process runs all tests by itself "
+        "(off, default), the processes are the ranks of one session (on), or they also take turns at tests that need "
+        "only devices (spread)",
         "WHAT",
     ),
     SELECT: _Option(
@@ -561,7 +562,20 @@ def output_path(config: pytest.Config, option: str) -> str | None:
     Works before pytest has fully parsed the command line.
     """
     path: str | None = config.getoption(option, None) or getattr(config.known_args_namespace, option, None)
-    return path
+    return path if path is None or option == LOG else own_path(path)
+
+
+def own_path(path: str) -> str:
+    """Return the path that this process writes to for the file or folder `path`: ``record.rank-1.jsonl``.
+
+    If a launcher has started several processes, and each is a session, they have one command line. All but the first
+    get the rank into the name, so that none overwrites the file of another.
+    """
+    process = launcher_env.find_here()  # None in a session of all these processes, whose rank 0 has no such variables.
+    if process is None or process.rank == 0:
+        return path
+    name, suffix = os.path.splitext(path)
+    return f"{name}.rank-{process.rank}{suffix}"
 
 
 def settings(config: pytest.Config) -> Settings:
@@ -583,7 +597,7 @@ def sees_launchers(early_config: pytest.Config) -> bool:
         getattr(early_config.known_args_namespace, option, None) or _find(early_config, option, _OPTIONS[option])
         for option in (LAUNCHER, CLUSTER)
     )
-    return launcher != "off" and cluster is None
+    return launcher in ("on", "spread") and cluster is None
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:

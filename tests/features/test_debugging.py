@@ -300,7 +300,7 @@ def test_debugger_options_are_refused_with_workers(suite: Suite, flag: str) -> N
 @pytest.mark.long
 def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
-    terminal = Terminal(suite, "--pdb", "-k", "test_fail", launcher=torchrun)
+    terminal = Terminal(suite, "--accel-launcher=on", "--pdb", "-k", "test_fail", launcher=torchrun)
     assert "assert 'value of 1' == 'wrong'" in terminal.wait_for("(Pdb) ")
     terminal.type("p value.upper()")
     terminal.wait_for("'VALUE OF 1'")

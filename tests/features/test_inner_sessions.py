@@ -194,7 +194,7 @@ _VARIATIONS = """
     def test_under_a_launcher(pytester):
         pytester.makepyfile(test_inner=INNER)
         launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "pytest")
-        run = pytester.run(*launcher, "-p", "accel", "--accel", "sim:4,shared", "test_inner.py")
+        run = pytester.run(*launcher, "-p", "accel", "--accel-launcher=on", "--accel=sim:4,shared", "test_inner.py")
         assert "3 passed" in run.stdout.str()
 
 

@@ -77,7 +77,7 @@ def test_the_variable_adds_the_steps_of_launched_processes_that_join(suite: Back
     suite.write("test_it.py", _TESTS)
     log = suite.temporary / "steps.log"
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest")
-    suite.start(program=torchrun, environment={"PYTEST_ACCEL_LOG": str(log)}).finish().expect(
+    suite.start("--accel-launcher=on", program=torchrun, environment={"PYTEST_ACCEL_LOG": str(log)}).finish().expect(
         {"test_ranks": "PASSED", "test_unmarked": "PASSED"}
     )
     steps = steps_by_role(log)

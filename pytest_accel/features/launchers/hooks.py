@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.core import launcher_env
-from pytest_accel.core.stash_keys import LAUNCHED
+from pytest_accel.core.stash_keys import LAUNCHED, MARKED, SESSION
+from pytest_accel.core.units import count_text
 from pytest_accel.features.launchers.launched_session import LaunchedSession
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class LauncherHooks:
         """Raise ``pytest.UsageError`` if xdist is to distribute the tests."""
         self._launched = launched
         self._session: pytest.Session | None = None
+        self._strict: bool = config.stash[SESSION].settings.strict
+        self._ran_once: set[str] = set()
+        """The node ids of the tests without a mark that this process has run."""
         count = getattr(config.option, "numprocesses", None)
         if count or getattr(config.option, "tx", None):
             launcher = launched.process.launcher
@@ -84,6 +88,29 @@ class LauncherHooks:
     def _fail_session(self, text: str) -> None:
         assert self._session is not None
         self._session.shouldfail = text
+
+    @pytest.hookimpl
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Fail a test without a mark under ``--accel-strict``, unless a mark skips it: that hook comes first."""
+        if self._strict and MARKED not in item.stash:
+            process = self._launched.process
+            pytest.fail(
+                f"the test has no mark, so it would run once, not in the {process.size} processes that "
+                f"{process.launcher} has started (--accel-strict): add @pytest.mark.distributed({process.size}), or "
+                "@pytest.mark.distributed(1) if one process is enough",
+                pytrace=False,
+            )
+
+    @pytest.hookimpl
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        if MARKED not in item.stash:
+            self._ran_once.add(item.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._ran_once:
+            count, process = count_text(len(self._ran_once), "test"), self._launched.process
+            terminalreporter.section(f"accel: tests under {process.launcher}", sep="-")
+            terminalreporter.write_line(f"{count} without a mark ran once, not in {process.size} processes")
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:

@@ -113,7 +113,8 @@ def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
             if _compared(first, show, remote=remote) != _compared(other, show, remote=remote):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {show(first)}, rank "
-                    f"{other.rank} has {show(other)}; start all with the same, or use --accel-launcher off"
+                    f"{other.rank} has {show(other)}; start all with the same, or use --accel-launcher off, with which "
+                    "each has its own session"
                 )
     return None
 

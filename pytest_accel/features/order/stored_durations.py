@@ -18,6 +18,7 @@ from pytest_accel.core import whole_file
 from pytest_accel.core.stash_keys import SESSION
 from pytest_accel.core.terminal_lines import write_line
 from pytest_accel.core.truncation import cut_end
+from pytest_accel.settings.options import own_path
 
 NO_DEVICE = "none"
 """The kind under which the times of tests that use no device are stored."""
@@ -249,6 +250,6 @@ def _output(config: pytest.Config) -> Path | None:
     If the jobs changed the file that they read, those that start later would divide the tests in another way.
     """
     path, shard = _path(config), config.stash[SESSION].settings.shard
-    return (
-        path if path is None or shard is None else path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
-    )
+    if path is not None and shard is not None:
+        path = path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
+    return None if path is None else Path(own_path(str(path)))

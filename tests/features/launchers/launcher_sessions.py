@@ -71,11 +71,12 @@ PASSES = {
 
 @contextlib.contextmanager
 def suites(factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
-    """Yield an empty suite, whose path is short enough for sockets.
+    """Yield an empty suite, whose path is short enough for sockets, and in which launched processes are one session.
 
     The test fails if a session leaves processes or files behind.
     """
     made = BackgroundSuite(factory.mktemp("t"), factory.mktemp("s"))
+    made.write("pytest.ini", "[pytest]\naccel = sim:4\naccel_launcher = on\nfilterwarnings = error\n")
     try:
         yield made
         made.expect_nothing_left()
@@ -92,6 +93,7 @@ def expect_one_session(suite: BackgroundSuite, run: Run, launcher: str) -> None:
     assert f"accel: {launcher}, 2 ranks\n" in run.text
     assert f"needs 4 ranks; {launcher} has started 2" in run.text
     assert run.text.count("5 passed, 1 skipped") == 1
+    assert run.text.count("1 test without a mark ran once, not in 2 processes") == 1
     assert run.ret == 0
     cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")
     assert sorted(str(case.get("name")) for case in cases) == sorted(PASSES)

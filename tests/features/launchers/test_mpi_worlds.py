@@ -114,7 +114,7 @@ _ENDING_JOBS = (
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield a suite in which warnings are errors."""
     with suites(tmp_path_factory) as made:
-        made.write("pytest.ini", "[pytest]\nfilterwarnings = error\n")
+        made.write("pytest.ini", "[pytest]\naccel_launcher = on\nfilterwarnings = error\n")
         yield made
 
 
@@ -267,11 +267,15 @@ def test_a_job_whose_fork_servers_cannot_be_started_fails_only_its_own_world(
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
 
 
+@needs_mpi4py
 @pytest.mark.long
-def test_a_test_is_skipped_under_a_launcher(suite: BackgroundSuite) -> None:
+def test_a_test_is_skipped_in_a_session_of_launched_processes(suite: BackgroundSuite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)
     suite.write("test_world.py", _WORLD)
-    run = suite.start("-k", "test_it_stays", program=(sys.executable, *TORCHRUN, "-m", "pytest")).finish()
+    torchrun = (sys.executable, *TORCHRUN, "-m", "pytest")
+    run = suite.start("-k", "test_it_stays", program=torchrun).finish()
     run.expect({"test_it_stays": "SKIPPED"})
     assert "its ranks are started by mpirun, which a session under torchrun does not do" in run.text
+    run = suite.start("-k", "its_ranks or it_stays", "--accel-launcher=off", program=torchrun).finish()
+    assert (run.ret, run.text.count(" 2 passed, ")) == (0, 2), run.text

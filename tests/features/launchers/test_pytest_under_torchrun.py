@@ -117,34 +117,95 @@ def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: BackgroundSui
 
 @pytest.mark.long
 def test_xdist_is_refused(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", "[pytest]\n")
     suite.write("test_it.py", RANKS)
 
-    run = suite.start("-n", "2", program=PROGRAM).finish()
+    run = suite.start("-n", "2", program=PROGRAM, environment={"PYTEST_ACCEL_LAUNCHER": "on"}).finish()
 
     assert run.text.count("ERROR: -n 2 under torchrun: use only one of the two.") == 1
     assert run.ret == 1
 
 
+_ALONE = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    OF_LAUNCHER = {"RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+    IN_USE = Path(__file__).with_name("in-use")
+
+
+    @pytest.mark.devices(1)
+    @pytest.mark.parametrize("number", range(3))
+    def test_device(number, devices):
+        assert not OF_LAUNCHER & os.environ.keys()
+        IN_USE.touch(exist_ok=False)  # Another process would have the only device, too.
+        IN_USE.unlink()
+
+
+    def test_unmarked():
+        assert os.environ["WORLD_SIZE"] == "2"
+        assert OF_LAUNCHER <= os.environ.keys()
+
+
+    @pytest.mark.distributed(3, kind="cpu")
+    def test_more_ranks_than_processes(gather):
+        assert gather(os.environ["RANK"]) == ["0", "1", "2"]
+"""
+
+
+@pytest.mark.long(except_for="alone")
+@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n2",), id="workers")])
+def test_each_process_is_a_session_by_itself_unless_it_is_asked(
+    suite: BackgroundSuite, options: tuple[str, ...]
+) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:1,shared\nfilterwarnings = error\n")
+    suite.write("test_it.py", _ALONE)
+    files = ("--accel-record=record.jsonl", "--accel-durations=times.json", "--accel-output=logs")
+
+    run = suite.start(*files, *options, program=PROGRAM).finish()
+
+    line = "accel: torchrun has started 2 processes, each with its own session; --accel-launcher on makes one session"
+    assert run.text.count(line) == 2, run.text
+    assert run.ret == 0, run.text
+    for name in ("", ".rank-1"):
+        counted = counted_tests(str(suite.path / f"record{name}.jsonl"))
+        assert len(counted.tests) == 5
+        assert {outcome.status.value for outcome in counted.tests.values()} == {"passed"}
+        assert "test_more_ranks_than_processes" in (suite.path / f"times{name}.json").read_text()
+        assert len(list((suite.path / f"logs{name}").glob("world-*-rank-2.log"))) == 1
+
+
 @pytest.mark.long
-def test_detection_of_launchers_can_be_switched_off(suite: BackgroundSuite) -> None:
+def test_strict_refuses_tests_without_a_mark_in_one_session(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
-        import os
-        from pathlib import Path
-
-        RANK = os.environ["RANK"]
+        import pytest
 
 
-        def test_of_each_process():
-            Path(__file__).with_name(f"rank-{RANK}").write_text("here\\n")
+        def test_without_mark():
+            pass
+
+
+        @pytest.mark.skip
+        def test_skipped():
+            pass
+
+
+        @pytest.mark.distributed(1)
+        def test_marked():
+            pass
         """,
     )
 
-    run = suite.start("--accel-launcher=off", program=PROGRAM).finish()
+    run = suite.start("--accel-strict", program=PROGRAM).finish()
 
-    assert run.ret == 0
-    assert (suite.read("rank-0"), suite.read("rank-1")) == ("here", "here")
+    run.expect({"test_without_mark": "ERROR", "test_skipped": "SKIPPED", "test_marked": "PASSED"})
+    assert "so it would run once, not in the 2 processes that torchrun has started (--accel-strict)" in run.text
+    assert "ran once, not in" not in run.text
+    assert run.ret == 1
 
 
 @pytest.mark.long

@@ -35,7 +35,7 @@ BATCH_FILES = Path(__file__).resolve().parents[3] / "examples" / "ci" / "slurm"
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield a suite for ranks on the CPU, in which warnings are errors."""
     with suites(tmp_path_factory) as made:
-        made.write("pytest.ini", "[pytest]\naccel = none\nfilterwarnings = error\n")
+        made.write("pytest.ini", "[pytest]\naccel = none\naccel_launcher = on\nfilterwarnings = error\n")
         yield made
 
 
@@ -175,7 +175,7 @@ def test_torchrun_starts_one_session_on_two_machines(suite: BackgroundSuite, two
 def test_failures_on_the_remote_machine_are_reported_like_local_ones(
     suite: BackgroundSuite, two_machines: Machines
 ) -> None:
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_launcher = on\nfilterwarnings = error\n")
     suite.write("test_core.py", TESTS)
     suite.write(
         "test_it.py",

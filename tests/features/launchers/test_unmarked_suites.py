@@ -1,0 +1,105 @@
+"""Tests that suites without a mark have the same outcomes with and without the plugin, in each launched process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.background_suite import PYTEST, BackgroundSuite
+from tests.features.launchers.launcher_sessions import suites
+from tests.features.launchers.unmarked_suites import QUICK, RECORDER, STARTING
+from tests.run import Run
+
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+_OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
+_MPICH = ("mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTEST)
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_WAYS = (
+    pytest.param(PYTEST, (), 1, id="plain"),
+    pytest.param(PYTEST, ("-n2",), 1, id="workers"),
+    pytest.param((*_TORCHRUN, "--nproc-per-node=2", *PYTEST[1:]), (), 2, id="torchrun"),
+    pytest.param(_OPEN_MPI, (), 2, id="openmpi"),
+)
+_MORE_WAYS = (
+    pytest.param(PYTEST, ("--dist=each", "--tx=2*popen"), 1, id="each"),
+    pytest.param(_MPICH, (), 2, id="mpich"),
+)
+
+
+@pytest.fixture
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
+    """Yield a suite whose settings name no option of the plugin."""
+    with suites(tmp_path_factory) as made:
+        made.write("pytest.ini", "[pytest]\n")
+        made.write("recorder.py", RECORDER)
+        yield made
+
+
+def _write(suite: BackgroundSuite, folders: Mapping[str, Mapping[str, str]]) -> None:
+    for folder, files in folders.items():
+        (suite.path / folder).mkdir()
+        for name, text in files.items():
+            suite.write(f"{folder}/{name}", text)
+
+
+def _run(suite: BackgroundSuite, program: tuple[str, ...], *options: str) -> tuple[dict[str, Any], Run]:
+    """Run a session, or one in each process of a launcher; return what each has seen, by rank."""
+    outcomes = suite.temporary / "outcomes"
+    outcomes.mkdir()
+    environment = {**_AS_ROOT, "OUTCOMES": str(outcomes), "PYTHONPATH": str(suite.path)}
+    run = suite.start("-p", "recorder", *options, program=program, environment=environment).finish()
+    seen = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in outcomes.glob("*.json")}
+    shutil.rmtree(outcomes)
+    return seen, run
+
+
+def _compare(suite: BackgroundSuite, program: tuple[str, ...], *options: str, processes: int) -> dict[str, Any]:
+    """Check that the plugin changes nothing, whatever each process of the suite sees; return it."""
+    if shutil.which(program[0]) is None:
+        pytest.skip(f"there is no {program[0]} here")
+    expected, without = _run(suite, program, *options, "-p", "no:accel")
+    for process in expected.values():
+        assert process["arguments"][-2:] == ["-p", "no:accel"]
+        del process["arguments"][-2:]
+    seen, run = _run(suite, program, *options)
+    assert seen == expected, run.text
+    assert run.ret == without.ret
+    assert seen.keys() == set(map(str, range(processes))), run.text
+    assert all(process["unchanged"] for process in seen.values()), "the suite's variables are its own"
+    assert "processes, each with its own session" not in run.text, "the suite does not use the plugin"
+    return seen
+
+
+def _failed(seen: Mapping[str, Any]) -> set[str]:
+    return {nodeid.partition("/")[0] for nodeid, _, outcome, _ in seen["reports"] if outcome == "failed"}
+
+
+@pytest.mark.long(except_for="torchrun")
+@pytest.mark.parametrize(("program", "options", "processes"), [*_WAYS, *_MORE_WAYS])
+def test_the_plugin_changes_nothing_for_suites_without_a_mark(
+    suite: BackgroundSuite, program: tuple[str, ...], options: tuple[str, ...], processes: int
+) -> None:
+    _write(suite, QUICK)
+    seen = _compare(suite, program, *options, *QUICK, "--local-rank=7", processes=processes)
+    if processes == 2:
+        # mpi4py may use another MPI than that of `program`.
+        mpi = "mpirun" in program[0]
+        expected = {"pytest_mpi_"} if mpi else {"autouse", "guard", "options", "own_mark", "unittest_"}
+        assert _failed(seen["0"]) - {"mpi4py_"} == set()
+        assert _failed(seen["1"]) - {"mpi4py_"} == expected, "rank 1 is a process of the suite, and has the bug"
+        assert seen["1"]["status"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("program", "options", "processes"), _WAYS)
+def test_the_plugin_changes_nothing_for_suites_that_start_processes(
+    suite: BackgroundSuite, program: tuple[str, ...], options: tuple[str, ...], processes: int
+) -> None:
+    _write(suite, STARTING)
+    seen = _compare(suite, program, *options, *STARTING, processes=processes)
+    assert _failed(seen["0"]) == {"spawn", "torch_harness"}

@@ -1,0 +1,441 @@
+"""Suites without a mark of the plugin, in the styles of public projects, and a plugin that records their outcomes.
+
+All are in one folder, each in a folder of its own, so that one session runs them all. Tests that call collectives do so
+in the same order in each launched process. Only one suite uses the store of torchrun, since torch does not make a
+second default group in it.
+"""
+
+from __future__ import annotations
+
+RECORDER = '''
+"""Writes, in each process that a launcher has started, what its session has seen, and waits for the other processes.
+
+A launcher kills the others as soon as one process has failed.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RANK, SIZE = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+rank, size = (next((os.environ[name] for name in names if name in os.environ), None) for names in (RANK, SIZE))
+folder = Path(os.environ["OUTCOMES"])
+PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI", "MPI_", "MASTER_", "PYTEST_ACCEL")
+
+
+def variables():
+    names = [name for name in os.environ if name.startswith(PREFIXES) or "RANK" in name or "WORLD" in name]
+    return {name: os.environ[name] for name in names}
+
+
+before = variables()
+
+
+class Recorder:
+    def __init__(self):
+        self.reports = []
+
+    def pytest_runtest_logreport(self, report):
+        reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+        self.reports.append([report.nodeid, report.when, report.outcome, reason])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        result = yield
+        seen = {
+            "reports": sorted(self.reports),
+            "status": int(session.exitstatus),
+            "unchanged": variables() == before,
+            "variables": sorted(before),
+            "arguments": sys.argv[1:],
+        }
+        path = folder / f"{rank or 0}.json"
+        path.with_suffix(".part").write_text(json.dumps(seen))
+        path.with_suffix(".part").rename(path)
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob("*.json"))) < int(size or 1) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return result
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
+'''
+"""The module `recorder`, which a session loads with ``-p recorder``."""
+
+_AUTOUSE = {
+    "conftest.py": """
+        import os
+
+        import pytest
+        import torch.distributed as dist
+
+
+        @pytest.fixture(scope="package", autouse=True)
+        def process_group_of_the_suite():
+            if "RANK" not in os.environ:
+                yield
+                return
+            dist.init_process_group("gloo")
+            yield
+            dist.destroy_process_group()
+    """,
+    "__init__.py": "",
+    "test_autouse.py": """
+        import os
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.skipif("RANK" not in os.environ, reason="needs torchrun")
+
+
+        def test_all_reduce():
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 2
+
+
+        def test_fails_on_rank_1():
+            assert dist.get_rank() == 0
+    """,
+}
+_GUARD = {
+    "test_guard.py": """
+        import os
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        needs_two = pytest.mark.skipif(int(os.environ.get("WORLD_SIZE", "1")) < 2, reason="needs two processes")
+
+
+        @pytest.fixture(scope="module")
+        def group():
+            rank, store = int(os.environ["RANK"]), f"file://{os.environ['OUTCOMES']}/guard.store"
+            dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+            yield dist.group.WORLD
+            dist.destroy_process_group()
+
+
+        @needs_two
+        def test_broadcast(group):
+            value = torch.tensor([dist.get_rank()])
+            dist.broadcast(value, src=1)
+            assert value.item() == 1
+
+
+        @needs_two
+        def test_rank_1_has_a_bug(group):
+            assert os.environ["RANK"] == "0"
+
+
+        def test_alone():
+            assert torch.ones(1).item() == 1
+    """,
+}
+_OWN_MARK = {
+    "conftest.py": """
+        import os
+
+        import pytest
+
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "distributed(world_size): needs this number of processes")
+
+
+        def pytest_runtest_setup(item):
+            mark = item.get_closest_marker("distributed")
+            if mark is not None and int(os.environ.get("WORLD_SIZE", "1")) < mark.args[0]:
+                pytest.skip(f"needs {mark.args[0]} processes")
+    """,
+    "test_own_mark.py": """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_two():
+            assert int(os.environ["WORLD_SIZE"]) == 2
+
+
+        @pytest.mark.distributed(2)
+        def test_two_on_rank_0():
+            assert os.environ["RANK"] == "0"
+
+
+        @pytest.mark.distributed(4)
+        def test_four():
+            pass
+    """,
+}
+_PYTEST_MPI = {
+    "conftest.py": """
+        import os
+
+        import pytest
+
+        SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+        def pytest_addoption(parser):
+            parser.addoption("--with-mpi", action="store_true", default=False)
+
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "mpi(min_size): runs under MPI")
+            config.addinivalue_line("markers", "mpi_skip: does not run under MPI")
+
+
+        def pytest_collection_modifyitems(config, items):
+            size = next((int(os.environ[name]) for name in SIZES if name in os.environ), 1)
+            for item in items:
+                mark = item.get_closest_marker("mpi")
+                if mark is not None and size < mark.kwargs.get("min_size", 1):
+                    item.add_marker(pytest.mark.skip(reason=f"needs MPI with {mark.kwargs['min_size']} processes"))
+                if size > 1 and item.get_closest_marker("mpi_skip") is not None:
+                    item.add_marker(pytest.mark.skip(reason="is not for MPI"))
+    """,
+    "test_pytest_mpi.py": """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.mpi(min_size=2)
+        def test_size():
+            assert "2" in (os.environ.get("OMPI_COMM_WORLD_SIZE"), os.environ.get("PMI_SIZE"))
+
+
+        @pytest.mark.mpi(min_size=2)
+        def test_rank_1_has_a_bug():
+            assert "0" in (os.environ.get("OMPI_COMM_WORLD_RANK"), os.environ.get("PMI_RANK"))
+
+
+        @pytest.mark.mpi_skip
+        def test_serial():
+            pass
+    """,
+}
+_MPI4PY = {
+    "test_mpi4py.py": """
+        import os
+
+        import pytest
+
+        pytest.importorskip("mpi4py")
+
+
+        @pytest.fixture(scope="module")
+        def world():
+            from mpi4py import MPI
+
+            return MPI.COMM_WORLD
+
+
+        def test_size(world):
+            assert world.size == int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
+
+
+        def test_sum(world):
+            assert world.allreduce(1) == world.size
+
+
+        def test_rank_1_has_a_bug(world):
+            assert world.rank == 0
+    """,
+}
+_UNITTEST = {
+    "test_unittest.py": """
+        import os
+        import unittest
+
+        import torch
+        import torch.distributed as dist
+
+
+        class TestCollectives(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls):
+                if os.environ.get("WORLD_SIZE", "1") == "1":
+                    raise unittest.SkipTest("needs torchrun")
+                rank, store = int(os.environ["RANK"]), f"file://{os.environ['OUTCOMES']}/unittest.store"
+                dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+
+            @classmethod
+            def tearDownClass(cls):
+                dist.destroy_process_group()
+
+            def test_gather(self):
+                parts = [torch.zeros(1) for _ in range(2)]
+                dist.all_gather(parts, torch.full((1,), float(dist.get_rank())))
+                self.assertEqual([part.item() for part in parts], [0.0, 1.0])
+
+            def test_rank_1_has_a_bug(self):
+                self.assertEqual(dist.get_rank(), 0)
+    """,
+}
+_OPTIONS = {
+    "conftest.py": """
+        import os
+
+        import pytest
+
+
+        def pytest_addoption(parser):
+            parser.addoption("--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", "1")))
+            parser.addoption("--local-rank", type=int, default=int(os.environ.get("LOCAL_RANK", "0")))
+
+
+        @pytest.fixture
+        def world_size(request):
+            return request.config.getoption("--world-size")
+
+
+        @pytest.fixture
+        def rank(request):
+            return request.config.getoption("--local-rank")
+    """,
+    "test_options.py": """
+        import os
+
+
+        def test_world_size(world_size):
+            assert world_size == int(os.environ.get("WORLD_SIZE", "1"))
+
+
+        def test_local_rank(rank):
+            assert rank == 7
+
+
+        def test_rank_1_has_a_bug():
+            assert os.environ.get("LOCAL_RANK") in (None, "0")
+    """,
+}
+_PRINT = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+    dist.destroy_process_group()
+"""
+_TORCHRUN = {
+    "script.py": _PRINT,
+    "test_torchrun.py": """
+        import subprocess
+        import sys
+        from pathlib import Path
+
+        LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+
+
+        def test_script():
+            script = Path(__file__).with_name("script.py")
+            subprocess.run([sys.executable, *LAUNCHER, str(script)], check=True, timeout=120)
+    """,
+}
+_ACCELERATE = {
+    "script.py": """
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        assert accelerator.num_processes == 2
+        accelerator.wait_for_everyone()
+    """,
+    "test_accelerate.py": """
+        import os
+        import subprocess
+        import sys
+        from pathlib import Path
+
+        import pytest
+
+        pytest.importorskip("accelerate")
+        LAUNCHER = (
+            *("-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--multi_gpu"),
+            *("--mixed_precision", "no", "--dynamo_backend", "no", "--gpu_ids", "all", "--main_process_port", "0"),
+        )
+        VARIABLES = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
+
+
+        def test_script():
+            script = Path(__file__).with_name("script.py")
+            environment = {**os.environ, **VARIABLES}
+            subprocess.run([sys.executable, *LAUNCHER, str(script)], check=True, timeout=120, env=environment)
+    """,
+}
+_SPAWN = {
+    "test_spawn.py": """
+        import torch
+        import torch.distributed as dist
+        import torch.multiprocessing as mp
+
+
+        def work(rank, path):
+            dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 2
+            dist.destroy_process_group()
+            assert rank == 0
+
+
+        def test_rank_1_has_a_bug(tmp_path):
+            mp.spawn(work, (str(tmp_path / "store"),), nprocs=2)
+    """,
+}
+_TORCH_HARNESS = {
+    "test_torch_harness.py": """
+        import torch
+        import torch.distributed as dist
+        from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+
+        class TestCollectives(MultiProcessTestCase):
+            @property
+            def world_size(self):
+                return 2
+
+            def setUp(self):
+                super().setUp()
+                self._spawn_processes()
+
+            def test_rank_1_has_a_bug(self):
+                store = dist.FileStore(self.file_name, self.world_size)
+                dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+                total = torch.ones(1)
+                dist.all_reduce(total)
+                self.assertEqual(total.item(), 2)
+                dist.destroy_process_group()
+                self.assertEqual(self.rank, 0)
+    """,
+}
+QUICK = {
+    "autouse": _AUTOUSE,
+    "guard": _GUARD,
+    "mpi4py_": _MPI4PY,
+    "options": _OPTIONS,
+    "own_mark": _OWN_MARK,
+    "pytest_mpi_": _PYTEST_MPI,
+    "unittest_": _UNITTEST,
+}
+"""The files of each suite that starts no processes, by the name of its folder."""
+STARTING = {
+    "accelerate_": _ACCELERATE,
+    "spawn": _SPAWN,
+    "torch_harness": _TORCH_HARNESS,
+    "torchrun": _TORCHRUN,
+}
+"""The files of each suite whose tests start processes, which takes seconds."""
