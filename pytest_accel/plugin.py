@@ -286,7 +286,9 @@ class UnmarkedFailureHooks:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.excinfo is not None and MARKED not in item.stash:
             from pytest_accel.core import torch_errors
+            from pytest_accel.core.frames import is_library
             from pytest_accel.core.missing_mark import name_place
+            from pytest_accel.core.shims import filter_frames
 
             error, about_marks = call.excinfo.value, None
             if has_marks(item):
@@ -298,6 +300,7 @@ class UnmarkedFailureHooks:
                 if about_marks is not None and not explanation.headline:  # It would say that the test has no mark.
                     explanation = torch_errors.Explanation(about_marks)
                 torch_errors.add_hint(error, explanation)
+                filter_frames(item, is_library, torch_errors.MODULES)
 
 
 class LateMarkHooks:

@@ -383,6 +383,13 @@ def test_processes_of_the_plugin_are_started_by_one_function() -> None:
     assert found == STARTS_PYTHON.keys()
 
 
+def test_threads_of_the_plugin_are_started_by_one_function() -> None:
+    """A conftest may have replaced `threading.Thread` before a module of the plugin is imported."""
+    starts = re.compile(r"\b_?Thread\(")
+    found = {path.relative_to(PACKAGE).as_posix() for path in MODULES if starts.search(path.read_text("utf-8"))}
+    assert found == {"core/threads.py"}
+
+
 def test_code_that_runs_between_tests_uses_directly_imported_functions() -> None:
     wrong = [
         f"{name}.py:{node.lineno} calls {ast.unparse(node.func)}"

@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
@@ -159,27 +160,30 @@ def reason_of_skip(longrepr: Any) -> str:
     return text.removeprefix("Skipped: ")
 
 
-def shorten_frames(item: pytest.Item, is_short: Callable[[str], bool]) -> None:
-    """Make pytest show one line for each frame of `item`'s failures for whose file `is_short` returns true.
+def filter_frames(item: pytest.Item, is_library: Callable[[str], bool], hidden: re.Pattern[str]) -> None:
+    """Make pytest leave out frames of `item`'s failures, and show one line for each other frame of a library.
 
-    The deepest of the other frames is shown in full. pytest itself shortens the frames between the first and the last
-    one, so this is done in its default style only: with ``--tb`` or ``--full-trace``, pytest decides. pytest has no
-    public way: `__tracebackhide__` would hide the frame.
+    Frames of modules whose names match `hidden` are left out, unless all others are those of libraries, for whose files
+    `is_library` returns true. The deepest of the others is shown in full. pytest itself shortens the frames between the
+    first and the last one, so frames are shortened in its default style only. With ``--full-trace``, pytest shows all.
+    pytest has no public way: `__tracebackhide__` would hide frames of a module in all failures.
     """
     config: Any = item.config
-    if config.getoption("tbstyle", "auto") != "auto" or config.getoption("fulltrace", False):
-        return
     from _pytest._code import Traceback
 
     filtered = type(item)._traceback_filter
 
     def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> Traceback:
         entries = list(filtered(item, excinfo))
-        short = [is_short(str(entry.path)) for entry in entries]
+        shown = [entry for entry in entries if not hidden.match(str(entry.frame.f_globals.get("__name__")))]
+        if not all(is_library(str(entry.path)) for entry in shown):
+            entries = shown
         value = excinfo.value
         # Of `pytest.fail(..., pytrace=False)`, pytest shows only the text, unless a frame has a style of its own.
-        if True not in short or (isinstance(value, pytest.fail.Exception) and not value.pytrace):
+        without_traceback = isinstance(value, pytest.fail.Exception) and not value.pytrace
+        if without_traceback or config.getoption("tbstyle", "auto") != "auto":
             return Traceback(entries)
+        short = [is_library(str(entry.path)) for entry in entries]
         entries = [entry.with_repr_style("short") if cut else entry for entry, cut in zip(entries, short, strict=True)]
         if False in short:
             deepest = len(short) - 1 - short[::-1].index(False)

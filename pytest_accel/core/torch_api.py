@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from json import loads
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -321,6 +321,8 @@ def watch_operations(before: Callable[[str], None]) -> Any:
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    _script_without_modes()
+
     def dispatch(self: object, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
         packet = getattr(func, "overloadpacket", "")  # Operators of higher order have none.
@@ -335,6 +337,37 @@ def watch_operations(before: Callable[[str], None]) -> Any:
     # torch wraps a method that the class has when it is made, and imports its compiler when the wrapper is called.
     watch.__torch_dispatch__ = dispatch
     return watch()
+
+
+@cache
+def _script_without_modes() -> None:
+    """Make TorchScript record and run functions without the modes of the caller, from now on.
+
+    TorchScript, which is deprecated, does not work in a mode: constants reach operators as numbers, and traces fail.
+    Collectives that it issues are not seen.
+    """
+    import torch
+    from torch.jit import _trace
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    for owner, name in (
+        (torch._C, "_create_function_from_trace"),
+        (torch._C, "_create_function_from_trace_with_dict"),
+        (torch._C, "_create_graph_by_tracing"),
+        (torch._C.ScriptModule, "_create_method_from_trace"),
+        (torch._C.ScriptModule, "_create_method_from_trace_with_dict"),
+        (torch._C.ScriptFunction, "__call__"),
+        (torch._C.ScriptMethod, "__call__"),
+        (_trace, "_check_trace"),
+    ):
+        original = getattr(owner, name)
+
+        def without_modes(*args: Any, _original: Any = original, **named: Any) -> Any:
+            __tracebackhide__ = True
+            with _disable_current_modes():
+                return _original(*args, **named)
+
+        setattr(owner, name, without_modes)
 
 
 def skip_in_compiler(code: CodeType) -> None:

@@ -9,9 +9,16 @@ import re
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from pytest_accel.core import launcher_env
 from pytest_accel.core.serialization import exception_text
 
+MODULES = re.compile(r"torch(\.|$)")
+"""The names of torch's modules, whose frames do not help with an error that has an explanation."""
 _NOT_INITIALIZED = "Default process group has not been initialized"
+_NO_VARIABLE = re.compile(
+    r"Error initializing torch\.distributed using env:// rendezvous: environment variable \w+ expected, but not set"
+    r"|LOCAL_RANK is not in the environment"
+)
 _TWICE = "trying to initialize the default process group twice"
 _CONNECTION_LOST = re.compile(r"Connection reset by peer|Broken pipe")
 _RANK_VARIABLES = (
@@ -40,7 +47,8 @@ def explain(
 ) -> Explanation | None:
     """Return an explanation of `error` or of one of its causes; None if there is none.
 
-    `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group.
+    `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. A test
+    without the mark has no explanation for a missing group in one of several processes of a launcher.
     `refused_by_store` says what the world's store has refused by ending the connection. An assertion about such a text
     is a failure of the test itself: it has no explanation.
     """
@@ -54,7 +62,8 @@ def explain(
                 f"{found.args[0]} is set in the ranks of a test with @pytest.mark.distributed, and not where pytest "
                 "collects its file or runs other tests; read it in the test or in a fixture"
             )
-        if not grouped and text.startswith(_NOT_INITIALIZED):
+        has_no_group = text.startswith(_NOT_INITIALIZED) or _NO_VARIABLE.match(text)
+        if has_no_group and not grouped and launcher_env.find_here() is None:
             return Explanation("this test has no @pytest.mark.distributed, so it ran in one process")
         if init and text.startswith(_TWICE):
             return Explanation(

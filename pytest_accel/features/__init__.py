@@ -178,10 +178,7 @@ FEATURES = (
     Feature("properties", {"around_call": lambda config: "hypothesis" in sys.modules}),
     Feature("launch", {"make_launch": _always}),
     Feature("faults", {"configure": _has_jitter, "make_faults": _always, "around_call": _has_jitter}),
-    Feature(
-        "fake_group",
-        {"open_fake_group": _always, "around_call": lambda config: f"{__name__}.fake_group.hooks" in sys.modules},
-    ),
+    Feature("fake_group", {"open_fake_group": _always}),
     Feature("sizes", {"divide": _always, "plan_all": _always}),
     Feature(
         "resources",

@@ -11,13 +11,13 @@ from os import getpid
 from signal import SIGKILL
 from socket import SHUT_RDWR, socket
 from subprocess import DEVNULL, Popen, TimeoutExpired
-from threading import Lock, RLock, Thread, current_thread
+from threading import Lock, RLock, current_thread
 from traceback import format_exc
 from typing import Protocol
 
 from msgspec import structs
 
-from pytest_accel.core import session_folder, unix_sockets
+from pytest_accel.core import session_folder, threads, unix_sockets
 from pytest_accel.core.clock import PAUSES, monotonic
 from pytest_accel.core.fd_passing import socket_of
 from pytest_accel.core.interpreter import python_command, unmeasured
@@ -155,8 +155,13 @@ class ForkServerClient:
         self._used = False
         self._sending = Lock()
         self._callbacks = callbacks
-        self._thread = Thread(target=self._listen, name="accel-starter", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = threads.start(self._listen, "accel-starter")
+        except threads.NoThreadError:
+            self._process.kill_tree()
+            self._process.wait(KILL_TIMEOUT)
+            self._connection.close()
+            raise
 
     def send(self, message: object) -> None:
         """Send `message`. Never raise: if the server has exited, `on_end` is called."""
@@ -258,7 +263,7 @@ class ForkServerGroup:
         return self._clients.keys()
 
     def run(self, spec: SessionSpec, spawns: Mapping[int, Spawn]) -> None:
-        """Start those of the servers in `spawns` that do not run. Raise OSError if that is impossible."""
+        """Start those of the servers in `spawns` that do not run. Raise OSError or NoThreadError if one fails."""
         for number, spawn in spawns.items():
             if number not in self._clients:
                 of_server = replace(

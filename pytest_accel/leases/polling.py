@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, ExceptHookArgs, Lock, Thread, current_thread, excepthook
 
+from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 
 _FAST_POLL = 0.002
@@ -98,9 +99,7 @@ class PollingThread:
     def start(self) -> None:
         """Start the thread unless it runs. Raise RuntimeError if this process cannot have more threads."""
         if self._thread is None:
-            thread = Thread(target=self._run, name="accel-broker", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = threads.start(self._run, "accel-broker")
 
     def hurry(self) -> None:
         """Have the thread poll at once, unless it polls often already."""

@@ -23,6 +23,7 @@ from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, Retire
 from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, WorldReady
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.shared_memory import SharedFile
+from pytest_accel.core.threads import NoThreadError
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.core.world_key import WorldKey
@@ -161,9 +162,10 @@ class WorldManager:
         """The number of the next fork server of an MPI job."""
 
     def warm(self) -> None:
-        """Start all present fork servers that do not run."""
+        """Start all present fork servers that do not run, if that is possible; else the first world has the error."""
         if not self.closing:
-            self._servers.run(self._spec, self._spawns())
+            with suppress(OSError, NoThreadError):
+                self._servers.run(self._spec, self._spawns())
 
     def add(self, world: PooledWorld) -> None:
         """Add a world, whose processes are to be started later."""
@@ -179,10 +181,11 @@ class WorldManager:
                 needed = {number: spawns[number] for number in world.spec.server_numbers}
                 self._servers.run(self._spec, needed)
                 self._servers.send(StartWorld(world.spec))
-        except Exception:  # For example no memory for a process. Without an answer, the driver would wait forever.
+        except Exception as error:  # For example no memory for a process. Without an answer, the driver would wait.
             with suppress(Exception):  # One of several servers may have got the message.
                 self._servers.send(KillWorld(world.spec.world))
-            self._start_failed(StartFailed(world.spec.world, format_exc()))
+            why = str(error) if isinstance(error, NoThreadError) else format_exc()
+            self._start_failed(StartFailed(world.spec.world, why))
 
     def _start_job(self, world: PooledWorld, launcher: str) -> WorldStarter:
         first = self._next_server
@@ -375,7 +378,8 @@ class WorldManager:
         world = self.worlds.get(message.world)
         if world is not None:
             self._forget(world)
-            self._observer.on_not_started(world, f"the ranks could not be started:\n{message.text}")
+            separator = "\n" if "\n" in message.text else " "
+            self._observer.on_not_started(world, f"the ranks could not be started:{separator}{message.text}")
 
     def _exited(self, message: RankExited) -> None:
         world = self.worlds.get(message.world)

@@ -13,10 +13,10 @@ from json import dumps
 from pathlib import Path
 from signal import sigwait
 from sys import _current_frames
-from threading import Thread, get_ident, main_thread
+from threading import get_ident, main_thread
 from typing import TYPE_CHECKING
 
-from pytest_accel.core import torch_api
+from pytest_accel.core import threads, torch_api
 from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.frames import place_of_main_thread
 from pytest_accel.core.paths import flight_path
@@ -42,7 +42,8 @@ def start(context: RankContext) -> None:
     if not context.recorder_started:
         context.recorder_started = True
         if FLIGHT_SIGNAL is not None:
-            Thread(target=_write_on_signal, args=(context, FLIGHT_SIGNAL), name="accel-flight", daemon=True).start()
+            with suppress(threads.NoThreadError):  # Reports of hangs name no collectives then.
+                threads.start(_write_on_signal, "accel-flight", context, FLIGHT_SIGNAL)
 
 
 def _write_on_signal(context: RankContext, number: int) -> None:

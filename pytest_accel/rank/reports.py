@@ -6,6 +6,7 @@ are explained.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Generator
 from traceback import format_exc
@@ -19,17 +20,13 @@ from pytest_accel.core.frames import failure_place, folders_of, is_library
 from pytest_accel.core.missing_mark import name_place
 from pytest_accel.core.rank_messages import ExceptionSketch
 from pytest_accel.core.serialization import plain_properties, sketch, travels
-from pytest_accel.core.shims import report_to_data, shorten_frames
+from pytest_accel.core.shims import filter_frames, report_to_data
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.core.truncation import cut, cut_failure
 from pytest_accel.rank.context import RankContext
 
-_WRAPPERS = ("torch.distributed.c10d_logger", "torch.utils._contextlib", "torch._compile")
+_WRAPPERS = re.compile(r"torch\.(distributed\.c10d_logger|utils\._contextlib|_compile)$")
 """Modules whose functions only wrap others: for logging, for ``torch.no_grad`` and the like, for the compiler."""
-_IMPLEMENTATION = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous", "torch.multiprocessing.spawn")
-"""Modules with long functions. Their frames do not help with an error that has an explanation."""
-_HIDE = "__tracebackhide__"
-"""pytest's name for a variable of a function or module whose frames it hides. `--full-trace` shows all."""
 
 
 class RankReports:
@@ -67,14 +64,12 @@ class RankReports:
         if call.excinfo is None:
             return
         name_place(call.excinfo.value, item)
+        error = call.excinfo.value
+        explanation = self._explain(error)
+        if explanation is not None:
+            torch_errors.add_hint(error, explanation)
         if not is_library(str(item.path)):  # The tests of an installed package are the suite's own code.
-            shorten_frames(item, is_library)
-        if "torch" in sys.modules:
-            error = call.excinfo.value
-            explanation = self._explain(error)
-            if explanation is not None:
-                torch_errors.add_hint(error, explanation)
-            _hide_frames(explained=explanation is not None)
+            filter_frames(item, is_library, _WRAPPERS if explanation is None else torch_errors.MODULES)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -114,20 +109,6 @@ class RankReports:
         if self.hidden_devices is not None and any(item.get_closest_marker(name) for name in ("skip", "skipif")):
             path, line, reason = longrepr
             report.longrepr = path, line, f"{reason} ({self.hidden_devices})"
-
-
-def _hide_frames(*, explained: bool) -> None:
-    """Make pytest hide the frames of `_WRAPPERS`, and those of `_IMPLEMENTATION` if the error is `explained`."""
-    for name in (*_WRAPPERS, *_IMPLEMENTATION):
-        if (module := sys.modules.get(name)) is not None:
-            vars(module)[_HIDE] = _has_own_frame if explained or name in _WRAPPERS else False
-
-
-def _has_own_frame(excinfo: pytest.ExceptionInfo[BaseException] | None) -> bool:
-    """Return whether a frame of the suite's own code is visible, so that a traceback without torch's is not empty."""
-    return excinfo is not None and any(
-        not is_library(str(entry.path)) and _HIDE not in entry.frame.f_locals for entry in excinfo.traceback
-    )
 
 
 def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:

@@ -7,6 +7,10 @@ import pytest
 from pytest_accel.core.torch_errors import add_hint, explain
 
 _NO_GROUP = ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
+_NO_RANK = ValueError(
+    "Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set"
+)
+_NO_LOCAL_RANK = RuntimeError("LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow ...")
 _SECOND_INIT = ValueError("trying to initialize the default process group twice!")
 _LISTEN_FAILED = "The server socket has failed to listen on any local network address. "
 _IN_USE = f"{_LISTEN_FAILED}port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
@@ -22,6 +26,19 @@ def test_a_missing_group_is_explained_only_without_the_mark() -> None:
     assert found.headline == ""
     assert explain(_NO_GROUP, grouped=True, init=True) is None
     assert explain(RuntimeError(f"a child has failed:\n{_NO_GROUP}"), grouped=False) is None
+
+
+@pytest.mark.parametrize("error", [_NO_GROUP, _NO_RANK, _NO_LOCAL_RANK])
+def test_a_missing_group_is_not_explained_in_a_process_of_a_launcher(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert explain(error, grouped=False) is not None
+    place = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    for name, value in place.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("PMIX_NAMESPACE", "1")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    assert explain(error, grouped=False) is None
 
 
 def test_a_second_group_is_explained_only_if_the_world_has_made_the_first() -> None:

@@ -457,6 +457,50 @@ def test_functions_that_the_suite_replaces_in_the_driver_do_not_affect_it(
     assert run.count() == {"PASSED": 3 * len(names)}
 
 
+_MARKED_AND_PLAIN = """
+import pytest
+
+
+@pytest.mark.distributed(2)
+def test_ranks(rank, gather):
+    assert gather(rank) == [0, 1]
+
+
+@pytest.mark.devices
+def test_device(device):
+    pass
+
+
+def test_plain():
+    pass
+"""
+_FORBIDS_THREADS = """
+import threading
+
+
+class Forbidden(threading.Thread):
+    def start(self):
+        raise AssertionError("this suite forbids threads")
+"""
+
+
+def test_a_conftest_may_replace_the_class_of_threads(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_preload = none\n")  # No modules are imported early.
+    suite.write("conftest.py", f"{_FORBIDS_THREADS}\n\nthreading.Thread = Forbidden\n")
+    suite.write("test_it.py", _MARKED_AND_PLAIN)
+    suite.run().expect(dict.fromkeys(("test_ranks", "test_device", "test_plain"), "PASSED"))
+    suite.run("-n", "2").expect(dict.fromkeys(("test_ranks", "test_device", "test_plain"), "PASSED"))
+
+
+def test_a_session_that_cannot_start_threads_says_so_in_its_marked_tests(suite: BackgroundSuite) -> None:
+    suite.write("conftest.py", f"{_FORBIDS_THREADS}\n\nthreading.Thread.start = Forbidden.start\n")
+    suite.write("test_it.py", _MARKED_AND_PLAIN)
+    run = suite.run()
+    run.expect({"test_ranks": "ERROR", "test_device": "ERROR", "test_plain": "PASSED"})
+    text = "the ranks could not be started: this process cannot start a thread: this suite forbids threads\n"
+    assert run.failure("test_ranks") == run.failure("test_device") == text
+
+
 @pytest.mark.long
 def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: BackgroundSuite) -> None:
     suite.write(

@@ -162,13 +162,43 @@ _MISTAKES = """
     class TestUnittest(unittest.TestCase):
         def test_unmarked_case(self):
             dist.get_world_size()
+
+
+    def make_group():
+        dist.init_process_group("gloo")
+
+
+    @pytest.fixture
+    def group():
+        make_group()
+
+
+    def test_unmarked_init():
+        make_group()
+
+
+    def test_unmarked_fixture(group):
+        pass
+
+
+    def test_unmarked_mesh():
+        dist.device_mesh.init_device_mesh("cpu", (2,))
+
+
+    @pytest.mark.devices(1)
+    def test_init_in_one_process():
+        make_group()
+
+
+    def test_unmarked_argument():
+        dist.all_reduce("no tensor")
     """
 
 
 def test_mistakes_with_process_groups_are_explained(suite: Suite) -> None:
     suite.write("test_it.py", _MISTAKES)
     run = suite.run()
-    assert run.count() == {"FAILED": 10}, run.text
+    assert run.count() == {"FAILED": 14, "ERROR": 1}, run.text
 
     second = run.failure("test_second_group")
     assert second.startswith(
@@ -215,9 +245,14 @@ test_it.py:"""
         assert "def join" not in run.failure(test)
 
     hint = re.compile(r"^E +this test has no @pytest.mark.distributed, so it ran in one process$", re.MULTILINE)
-    for test in ("test_one_process", "test_unmarked", "TestUnittest.test_unmarked_case"):
+    unmarked = ("test_one_process", "test_unmarked", "TestUnittest.test_unmarked_case", "test_unmarked_init")
+    for test in (*unmarked, "test_unmarked_fixture", "test_unmarked_mesh", "test_init_in_one_process"):
         assert len(hint.findall(run.failure(test))) == 1
-    assert "get_world_size\n" in run.failure("test_unmarked")
+        assert "/torch/" not in run.failure(test).partition("Captured log")[0]
+    assert ">       dist.init_process_group(" in run.failure("test_unmarked_init")
+    assert ">       dist.init_process_group(" in run.failure("test_unmarked_fixture")
+    # Of a failure without a mistake, nothing is hidden.
+    assert "c10d_logger.py" in run.failure("test_unmarked_argument")
     assert " with @pytest.mark.distributed, init_process_group with env:// uses" in run.failure("test_unmarked_port")
 
 

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
 _SKIP_TIMEOUT = timedelta(seconds=10)
-"""Time that rank 0 waits for the others after it has skipped the test, before its `tearDown` may remove their files.
+"""Time that a rank waits for the others after it has skipped the test: with its groups, as below, and in rank 0 before
+its `tearDown` may remove their files.
 
 The time is limited, because ranks that have not skipped the test may never end it.
 """
 
 _GROUP_TIMEOUT = timedelta(seconds=1)
-"""Time for which a rank keeps its groups for others that may still be connecting to it.
+"""Time for which a rank that has passed keeps its groups for others that may still be connecting to it.
 
 torch's functions that create a group return as soon as this rank is connected; if it closed the connections at once, a
 slower rank would fail. The time is short, because in some tests a rank exits and never connects.
@@ -119,9 +120,9 @@ class HarnessInRank:
             with _environment(self._child_environment(start.environment)):
                 self._run_child(case, start.file_name)
         except unittest.SkipTest:
-            self._end(_SKIP_TIMEOUT)
+            self._end(_SKIP_TIMEOUT, _SKIP_TIMEOUT)
             raise
-        self._end(process_group.GROUP_TIMEOUT)
+        self._end(_GROUP_TIMEOUT, process_group.GROUP_TIMEOUT)
 
     def _agree(self, case: Any) -> _Start | None:
         """Return rank 0's data for all ranks; None if its `setUp` has started no processes."""
@@ -165,12 +166,10 @@ class HarnessInRank:
         if hasattr(self._harness, "common_utils"):  # torch 2.8 and older set no seed here.
             self._harness.common_utils.set_rng_seed()
         getattr(case, test)()
-        self._wait_for_all("left", _GROUP_TIMEOUT)
-        if getattr(case, "destroy_pg_upon_exit", False):  # Since torch 2.6.
-            _destroy_groups()
 
-    def _end(self, timeout: timedelta) -> None:
+    def _end(self, group_timeout: timedelta, timeout: timedelta) -> None:
         """Destroy the groups, as a child's exit would. In rank 0, wait for the other ranks, as the parent does."""
+        self._wait_for_all("left", group_timeout)
         _destroy_groups()
         self._wait_for_all("ended", timeout if self._context.rank == 0 else None)
         if self._context.rank == 0:

@@ -9,7 +9,6 @@ import errno
 import os
 import platform
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from importlib import metadata
 
 import psutil
 
-from pytest_accel.core import launcher_env
+from pytest_accel.core import launcher_env, threads
 from pytest_accel.core.interpreter import find_program
 from pytest_accel.core.launcher_env import LauncherEnv
 
@@ -119,9 +118,7 @@ def _look_up(name: str) -> tuple[str, ...]:
         with suppress(OSError, ValueError):
             found.extend(str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(_TIMEOUT)
+    threads.start(look, "accel-look-up").join(_TIMEOUT)
     return tuple(dict.fromkeys(found))
 
 

@@ -13,8 +13,8 @@ are no values, and reading one is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from os.path import relpath
 from sys import _getframe
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,18 +30,58 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 _MESSAGES = ("send", "recv", "recv_anysource")
-_refused: list[str] = []
-"""The messages of the calls that were refused in the call of the running test."""
 
 
-@contextmanager
-def around_call(context: RankContext) -> Iterator[None]:
-    """Fail the test in the ``with`` block if it has handled the exception of a refused call, or lost it in a thread."""
-    __tracebackhide__ = True
-    _refused.clear()
-    yield
-    if _refused:
-        pytest.fail(_refused[0], pytrace=False)
+class _RefusedCalls:
+    """Pytest plugin of a rank that fails a phase if the exception of a refused call was handled, or lost in a thread.
+
+    The call may be that of a test, a fixture or a library. One in a thread counts for the phase that runs at the time.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """Places are named relative to `folder`."""
+        self._folder = folder
+        self._texts: list[str] = []
+
+    def refuse(self, what: str, path: str, line: int) -> NoReturn:
+        """Fail the test with an exception of pytest, which code that handles errors of torch does not handle."""
+        __tracebackhide__ = True
+        self._texts.append(f"{what} ({relpath(path, self._folder)}:{line})")
+        pytest.fail(what)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
+        return (yield from self._phase())
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
+        return (yield from self._phase())
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
+        return (yield from self._phase())
+
+    def _phase(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
+        try:
+            result = yield
+        except pytest.skip.Exception:
+            self._fail_if_refused()
+            raise
+        except BaseException:
+            self._texts.clear()
+            raise
+        self._fail_if_refused()
+        return result
+
+    def _fail_if_refused(self) -> None:
+        __tracebackhide__ = True
+        texts, self._texts = self._texts, []
+        if texts:
+            raise pytest.fail.Exception(texts[0], pytrace=False) from None
 
 
 def open_fake_group(context: RankContext) -> Store:
@@ -51,34 +91,30 @@ def open_fake_group(context: RankContext) -> Store:
     """
     import torch.distributed as dist
 
-    size = context.spec.key.group_size
-
-    def refuse(what: str) -> NoReturn:
-        """Fail the test with an exception of pytest, which code that handles errors of torch does not handle."""
-        __tracebackhide__ = True
-        text = (
-            f'{what} needs other ranks, and @pytest.mark.distributed({size}, backend="fake") runs one process: '
-            "use another backend, and no more ranks than the machine can run"
-        )
-        _refused.append(text)
-        pytest.fail(text)
+    calls = _RefusedCalls(str(context.config.invocation_params.dir))
+    context.config.pluginmanager.register(calls, "accel-refused-calls")
+    why = (
+        f'needs other ranks, and @pytest.mark.distributed({context.spec.key.group_size}, backend="fake") runs one '
+        "process: use another backend, and no more ranks than the machine can run"
+    )
 
     def replace(name: str) -> None:
         original = getattr(dist.ProcessGroup, name)
 
         def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
-            function = find_place(name, _getframe(1))[0]
+            function, code, line = find_place(name, _getframe(1))
             is_of_objects = "_object" in function and not (name == "broadcast" and args[1].rootRank == self.rank())
             if name in _MESSAGES or is_of_objects:
-                refuse(function)
+                calls.refuse(f"{function} {why}", code.co_filename, line)
             return original(self, *args, **named)
 
         replace_method(dist.ProcessGroup, name, method)
 
     def refuse_store(*args: object, **named: object) -> NoReturn:
         __tracebackhide__ = True
-        refuse("the store of the process group")
+        _, code, line = find_place("", _getframe(1))
+        calls.refuse(f"the store of the process group {why}", code.co_filename, line)
 
     for name in (*_MESSAGES, *torch_api.collective_methods()):
         replace(name)

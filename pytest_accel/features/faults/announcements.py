@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import signal as signals
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from os import getpid, kill
 from sys import modules
 from threading import get_ident
 from time import sleep
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import json
 
@@ -50,6 +50,8 @@ class Faults:
         """The thread of the test, in which operations are seen."""
         self._ends: tuple[ExpectedEnd, ...] = ()
         self._faults: list[Fault] = []
+        self._failed_checks = 0
+        self._note_failed_checks()
         if "torch" in modules:
             self._watch()  # Modes must end in the reverse order, and the test may plan faults in another one.
 
@@ -160,7 +162,23 @@ class Faults:
     def _tell(self) -> None:
         """Tell the driver what is announced and planned."""
         missing = tuple(str(fault) for fault in self._faults if not fault.has_come)
-        self._context.announce(Announced(ends=self._ends, missing_faults=missing))
+        self._context.announce(Announced(ends=self._ends, missing_faults=missing, failed_checks=self._failed_checks))
+
+    def _note_failed_checks(self) -> None:
+        """Tell the driver of each failed check of pytest-check at once: the rank may end before it reports them."""
+        for name, module in list(modules.items()):
+            if name.partition(".")[0] == "pytest_check" and hasattr(module, "log_failure"):
+                log: Any = module.log_failure
+                vars(module)["log_failure"] = partial(self._log_failed_check, log)
+                self._modes.callback(setattr, module, "log_failure", log)
+
+    def _log_failed_check(self, log: Callable[..., None], *args: object, **named: object) -> None:
+        __tracebackhide__ = True
+        if named.get("xfail") is None and self._context.in_call:
+            self._failed_checks += 1
+            if self._thread == get_ident():  # No other thread may send.
+                self._tell()
+        log(*args, **named)
 
     def _check_rank(self, rank: object) -> None:
         """Raise ValueError if the test has no such rank."""

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,7 +21,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from pytest_accel.core import prctl, session_folder
+from pytest_accel.core import prctl, session_folder, threads
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.log import step
 from pytest_accel.core.paths import server_log_path
@@ -164,7 +163,7 @@ class _Agent:
                 with contextlib.suppress(OSError):
                     os.close(write_end)
 
-            threading.Thread(target=wait, daemon=True).start()
+            threads.start(wait, "accel-wait")
         self._transport.watch(end, partial(self._on_server_end, server, number, spec))
 
     def _on_server_end(self, server: OwnServer, number: int, spec: SessionSpec) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from pytest_accel.core import threads
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.features.launchers.agent_messages import End, Hello, KillServer, ServerEnded, StartServer
@@ -85,7 +86,7 @@ class AgentClient:
         self._changes = changes
         self._stands_for_machine = stands_for_machine
         self._servers: list[_AgentServer] = []
-        threading.Thread(target=self._run, name=f"accel-agent-{hello.rank}", daemon=True).start()
+        threads.start(self._run, f"accel-agent-{hello.rank}")
 
     def spawn(self, spec: SessionSpec, end: socket.socket) -> ServerProcess:
         """Have the agent start a fork server, connected to `end`."""

@@ -21,7 +21,7 @@ from traceback import format_exc
 import psutil
 from msgspec import Struct, structs
 
-from pytest_accel.core import prctl, session_folder, unix_sockets
+from pytest_accel.core import prctl, session_folder, threads, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
@@ -98,8 +98,7 @@ class MpiJob:
         session_folder.ensure(spec.directory)
         self._listener = unix_sockets.listen(self._path, world.ranks)
         self._process = self._start(launcher)
-        self._thread = threading.Thread(target=self._run, name=f"accel-mpi-{world.world}", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, f"accel-mpi-{world.world}")
 
     def _start(self, launcher: str) -> subprocess.Popen[bytes]:
         program = program_of(LAUNCHERS[launcher])

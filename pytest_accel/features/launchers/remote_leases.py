@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from traceback import format_exc
 
+from pytest_accel.core import threads
 from pytest_accel.core.device import Device
 from pytest_accel.features.launchers.lease_messages import (
     InventoryReply,
@@ -83,8 +84,7 @@ class RemoteLeases:
         with self._lock:
             self._waiting[demand.number] = answer
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="accel-remote-leases", daemon=True)
-                self._thread.start()
+                self._thread = threads.start(self._run, "accel-remote-leases")
         self._send(RequestLease(demand))
         if self._lost:
             self.lose()

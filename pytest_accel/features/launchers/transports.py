@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 
 from msgspec import structs
 
-from pytest_accel.core import fd_passing, prctl, unix_sockets
+from pytest_accel.core import fd_passing, prctl, threads, unix_sockets
 from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget, Target
 from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.core.struct_messages import decode, encode
@@ -218,8 +218,7 @@ class TcpAgentTransport:
             return StreamSocket(end)
         if isinstance(target, InspectorTarget) and self._directory is not None:
             ours, theirs = socket.socketpair()
-            args = Connection(theirs.detach()), self._directory
-            threading.Thread(target=answer, args=args, name="accel-inspector", daemon=True).start()
+            threads.start(answer, "accel-inspector", Connection(theirs.detach()), self._directory)
             return StreamSocket(ours)
         if isinstance(target, RankTarget) and self._directory is not None:
             path = socket_path(self._directory, target.world, target.rank)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from traceback import format_exc
 
-from pytest_accel.core import log
+from pytest_accel.core import log, threads
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import authentication, greeting
@@ -59,8 +59,7 @@ class AgentAdmission:
         self._stop_read, self._stop_write = os.pipe()
         self._listener = greeting.listen(0, _BACKLOG)
         self._port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._run, name="accel-admission", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, "accel-admission")
 
     def expect(self, machine: int) -> Invitation:
         """Admit the agent of `machine` when it connects; return the invitation for it."""

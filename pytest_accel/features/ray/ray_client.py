@@ -18,7 +18,7 @@ from operator import itemgetter
 from traceback import format_exc
 from typing import BinaryIO, Protocol
 
-from pytest_accel.core import unix_sockets
+from pytest_accel.core import threads, unix_sockets
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.signals import signal_name
@@ -119,8 +119,7 @@ class RayCluster:
             self._process = _start(theirs, self._log)
         self._connection = Connection(ours.detach())
         self._send(Connect(address, f"pytest-accel-{uuid.uuid4().hex}"))
-        self._thread = threading.Thread(target=self._listen, name="accel-ray", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._listen, "accel-ray")
 
     def connect(self, timeout: float) -> None:
         """Wait until the cluster is connected; raise PlaceError with the reason if it is not in `timeout` seconds."""
@@ -220,7 +219,7 @@ class RayCluster:
 
     def _fail_later(self, on_failure: Callable[[PlaceError], None], error: PlaceError) -> None:
         """Call `on_failure` in a new thread, since :meth:`place` must not call it."""
-        threading.Thread(target=on_failure, args=(error,), name="accel-ray-failure", daemon=True).start()
+        threads.start(on_failure, "accel-ray-failure", error)
 
     # In the thread
 

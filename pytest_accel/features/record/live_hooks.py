@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import Folders, folders_of
 from pytest_accel.core.rank_names import ranks_text
@@ -52,12 +53,12 @@ _PLUGIN = "accel-live"
 def register(session: AccelSession) -> LiveHooks | None:
     """Register the hooks, unless that has been done, and return them.
 
-    Return None without a terminal reporter, or if the output has no file descriptor. Call this in the controller,
-    while nothing is captured.
+    Return None without a terminal reporter, if the output has no file descriptor, or if no thread can be started. Call
+    this in the controller, while nothing is captured.
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
-        with contextlib.suppress(OSError):  # The output has no descriptor.
+        with contextlib.suppress(OSError, threads.NoThreadError):
             plugins.register(LiveHooks(session, TerminalFile(session.config)), _PLUGIN)
     return plugins.get_plugin(_PLUGIN)
 
@@ -79,9 +80,13 @@ class LiveHooks:
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
         self._restore = _handle_signals(lambda: self._requests.put(True))
-        self._thread = threading.Thread(target=self._run, name="accel-live", daemon=True)
-        self._thread.start()
         self._stopped = False
+        try:
+            self._thread = threads.start(self._run, "accel-live")
+        except threads.NoThreadError:
+            self._restore()
+            terminal.remove()
+            raise
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note the tests of a session without xdist."""

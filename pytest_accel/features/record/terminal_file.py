@@ -36,6 +36,8 @@ class TerminalFile:
         self._file, self._line = terminal_file(config)
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        if not hasattr(self._file, "fileno"):  # xdist's --looponfail writes to an object of execnet.
+            raise OSError("the output has no descriptor")
         self._descriptor = os.dup(self._file.fileno())
         self._has_status = False
         """True if a status line is on the screen."""

@@ -309,6 +309,68 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
 """
 
 
+CONNECTING = """
+import time
+from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def note_end(request, rank):
+    yield
+    Path(f"{request.node.name}-{rank}").touch()
+
+
+def skips_in_decorator(function):
+    def skips(self):
+        function(self)
+        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
+
+    return skips
+
+
+class TestConnecting(Case):
+    def connect(self):
+        "Make the group, to which rank 0 connects for a second longer than rank 1."
+        self.make_group()
+        ended = Path(f"{self._testMethodName}-1")
+        until = time.monotonic() + 1
+        while self.rank == 0 and time.monotonic() < until:
+            assert not ended.exists(), "rank 1 has closed its group"
+            time.sleep(0.01)
+
+    def test_skip_code(self):
+        self.connect()
+        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
+
+    @skips_in_decorator
+    def test_decorator(self):
+        self.connect()
+
+    def test_skip(self):
+        self.connect()
+        self.skipTest("not here")
+
+    def test_exit_0(self):
+        self.connect()
+        sys.exit(0)
+
+
+class TestOwnRun(TestConnecting):
+    "As some of torch's own classes, makes the group before `run_test`, and skips there."
+
+    @classmethod
+    def _run(cls, rank, test_name, file_name, parent_pipe, **kwargs):
+        self = cls(test_name)
+        self.rank, self.file_name = rank, file_name
+        self.connect()
+        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
+
+    def test_own_run(self):
+        pass
+"""
+"""Rank 1 ends each test while rank 0 still connects to it: as in torch, it must not have closed its group then."""
+
+
 def write_adopted_tests(suite: BackgroundSuite, more_ini: str = "", **files: str) -> None:
     """Write test files, each with `HEAD`, and an ini file that adopts torch's test cases."""
     suite.write("pytest.ini", INI + more_ini)
@@ -380,6 +442,13 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
     files = set((suite.path / "files").read_text().splitlines())
     assert len(files) == 2 * (8 + 3), "one for each rank and each test of a class in test_warm.py and test_rpc.py"
     assert not any(Path(file).exists() for file in files)  # Without adoption, torch would leave these files.
+
+
+def test_a_rank_that_skips_keeps_its_group_until_the_others_have_left_the_test(suite: BackgroundSuite) -> None:
+    write_adopted_tests(suite, test_connecting=CONNECTING)
+    run = suite.run("-k", "TestConnecting or own_run")
+    skipped = ("test_skip_code", "test_decorator", "test_skip", "test_own_run")
+    run.expect({**dict.fromkeys(skipped, "SKIPPED"), "test_exit_0": "PASSED"})
 
 
 @pytest.mark.long

@@ -228,7 +228,7 @@ _REFUSED = {
 
 
 def test_what_needs_other_ranks_fails_the_test(suite: Suite) -> None:
-    suite.write(
+    path = suite.write(
         "test_refused.py",
         f"""
         import threading
@@ -261,6 +261,50 @@ def test_what_needs_other_ranks_fails_the_test(suite: Suite) -> None:
             thread = threading.Thread(target=dist.send, args=(torch.ones(1), 1))
             thread.start()
             thread.join()
+
+
+        def swallow():
+            try:
+                dist.send(torch.ones(1), 1)  # The refused call.
+            except BaseException:
+                pass
+
+
+        @pytest.fixture
+        def in_setup():
+            swallow()
+
+
+        @pytest.fixture
+        def in_teardown():
+            yield
+            swallow()
+
+
+        @fake
+        def test_swallowed():
+            swallow()
+
+
+        @fake
+        def test_swallowed_in_setup(in_setup):
+            pass
+
+
+        @fake
+        def test_swallowed_in_teardown(in_teardown):
+            pass
+
+
+        @fake
+        def test_swallowed_before_a_skip():
+            swallow()
+            pytest.skip("no other ranks")
+
+
+        @fake
+        def test_after_these():
+            pass
 
 
         @fake
@@ -304,9 +348,21 @@ def test_what_needs_other_ranks_fails_the_test(suite: Suite) -> None:
         **{f"test_own_store[{name}]": "the store of the process group" for name in ("num_keys", "delete_key", "get")},
     }
     fixtures = {f"test_fixture[{name}]": name for name in ("gather", "dist_store", "world_store", "faults")}
-    run.expect(dict.fromkeys([*calls, *fixtures], "FAILED failed: Failed; rank 0"))
+    swallowed = ["test_swallowed", "test_swallowed_in_setup", "test_swallowed_in_teardown"]
+    swallowed += ["test_swallowed_before_a_skip"]
+    run.expect(
+        dict.fromkeys([*calls, *fixtures, *swallowed], "FAILED failed: Failed; rank 0")
+        | {
+            "test_swallowed_in_setup": "ERROR failed: Failed; rank 0",
+            "test_swallowed_in_teardown": "PASSED ERROR failed: Failed; rank 0",
+            "test_after_these": "PASSED",
+        }
+    )
+    line = path.read_text().splitlines().index("        dist.send(torch.ones(1), 1)  # The refused call.") + 1
+    for test in swallowed:
+        assert f"(test_refused.py:{line})\n" in run.failure(test)
     for test, what in calls.items():
-        text = f'{what} needs other ranks, and @pytest.mark.distributed(64, backend="fake") {_ONE}\n'
+        text = f'{what} needs other ranks, and @pytest.mark.distributed(64, backend="fake") {_ONE}'
         assert text in run.failure(test)
     for test, name in fixtures.items():
         text = f"the fixture '{name}' needs the other ranks, and "

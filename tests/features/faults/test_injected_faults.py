@@ -317,6 +317,30 @@ _ISSUED_BY_TORCH = """
         faults.delay(rank, 0.0)
         dist.barrier()
         assert flex_attention(*[torch.ones(1, 1, 16, 16)] * 3).shape == (1, 1, 16, 16)
+
+
+    TRACED = {
+        "function": (lambda value: value.mul(2).sum() * value, torch.ones(3)),
+        "module": (torch.nn.Conv2d(1, 1, 3).eval(), torch.ones(1, 1, 4, 4)),
+        "vmap": (torch.func.vmap(lambda value: value * 2), torch.ones(2)),
+    }
+
+
+    @distributed(2)
+    @pytest.mark.parametrize("traced", TRACED)
+    def test_traced(faults, rank, traced):
+        function, argument = TRACED[traced]
+        faults.fail(rank, OSError("by hand"), at="all_reduce")
+        trace = torch.jit.trace(function, argument)
+        for _ in range(3):  # TorchScript optimizes the function after the first calls.
+            torch.testing.assert_close(trace(argument), function(argument))
+        with pytest.raises(OSError):  # Operations are seen after the trace.
+            dist.all_reduce(ONE)
+
+
+    @distributed(2)
+    def test_frozen(faults):
+        torch.jit.freeze(torch.jit.trace(*TRACED["module"]))
     """
 
 
@@ -326,7 +350,7 @@ def test_collectives_that_torch_issues_itself_are_seen_once(suite: Suite) -> Non
     suite.write("test_it.py", _ISSUED_BY_TORCH)
     run = suite.run()
     assert set(run.count()) <= {"PASSED", "SKIPPED"}
-    assert run.count()["PASSED"] >= 11, "all but one, which may need a newer torch"
+    assert run.count()["PASSED"] >= 15, "all but one, which may need a newer torch"
 
 
 def test_each_operation_of_a_process_group_has_a_function() -> None:

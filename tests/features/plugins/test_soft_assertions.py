@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.features.plugins.conftest import needs
+from tests.run import CAUSES
 
 if TYPE_CHECKING:
     from tests.features.plugins.conftest import Pair
@@ -128,3 +129,83 @@ def test_failed_checks_and_subtests_in_one_rank_fail_the_test(pair: Pair) -> Non
     for text in (": soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
         assert text in failure
     assert "FAILURE" in marked.failure("test_in_a_thread")
+
+
+_ENDS = """
+    import os
+    import signal
+
+    import pytest
+    import pytest_check
+    from pytest_check import check
+
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
+
+
+    def end():
+        os._exit(3)
+
+
+    def test_before_the_announcement(faults, rank):
+        check.equal(rank, 0)
+        faults.expect_exit(1, status=3)
+        rank and end()
+
+
+    def test_after_the_announcement(faults, rank):
+        faults.expect_exit(1, status=3)
+        check.equal(rank, 0)
+        rank and end()
+
+
+    def test_context_manager(faults, rank):
+        faults.expect_exit(1, status=3)
+        with check:
+            assert rank == 0
+        rank and end()
+
+
+    def test_in_a_subtest(faults, rank, subtests):
+        faults.expect_exit(1, status=3)
+        with subtests.test("inner"):
+            assert rank == 0
+        rank and end()
+
+
+    def test_expected(faults, rank):
+        faults.expect_exit(1, status=3)
+        check.equal(rank, 0, xfail="known")
+        rank and end()
+
+
+    def test_on_the_survivor(faults, rank):
+        faults.expect_exit(1, status=3)
+        check.equal(rank, 1)
+        rank and end()
+
+
+    def test_ends(faults, rank):
+        check.equal(1, 1)
+        faults.expect_exit(1, status=3)
+        rank and end()
+    """
+
+
+@needs("pytest_check")
+def test_failed_checks_of_a_rank_that_ends_as_announced_fail_the_test(pair: Pair) -> None:
+    suite = pair.marked
+    suite.plugin("pytest_check.plugin")
+    suite.write("test_ends.py", _ENDS)
+    run = suite.run(CAUSES)
+    checks = ("test_before_the_announcement", "test_after_the_announcement", "test_context_manager")
+    run.expect(
+        dict.fromkeys(checks, "FAILED failed: failed check; rank 1")
+        | {
+            "test_in_a_subtest": "SUBFAILED FAILED",
+            "test_expected": "PASSED",
+            "test_on_the_survivor": "FAILED",
+            "test_ends": "PASSED",
+        }
+    )
+    for test in checks:
+        assert "the test passed; a check failed on rank 1 before the announced end\n" in run.failure(test)

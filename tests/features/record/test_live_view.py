@@ -16,7 +16,8 @@ import pytest
 
 from pytest_accel.features.order import stored_durations
 from tests.background_suite import BackgroundSuite
-from tests.deadline import TIMEOUT, Deadline
+from tests.deadline import TIMEOUT, Deadline, eventually
+from tests.run import Run
 from tests.torch_release import RECORDS_COLLECTIVES
 
 if TYPE_CHECKING:
@@ -242,6 +243,44 @@ def test_a_handler_of_the_suite_is_kept(suite: BackgroundSuite, handled_by: str)
     run = suite.run()
     run.expect({"test_device": "PASSED", "test_signal": "PASSED"})
     assert "accel: 1 running" not in run.text
+
+
+def test_looponfail_has_no_live_view(suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its terminal is an object without a descriptor, and it calls the hooks of the collection twice."""
+    suite.write("pytest.ini", "[pytest]\naccel = sim:4\nasyncio_default_fixture_loop_scope = function\n")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed([1, 2])
+        def test_ranks(rank, world_size):
+            assert rank < world_size
+
+
+        @pytest.mark.devices
+        def test_device(device):
+            pass
+
+
+        def test_plain():
+            pass
+        """,
+    )
+    output = tmp_path_factory.mktemp("looponfail") / "output"
+    with output.open("w") as file:
+        # Ranks do not get options of the command line, such as `-p`.
+        environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "", "PYTHONUNBUFFERED": "1"}
+        session = suite.start("--looponfail", terminal=file.fileno(), environment=environment)
+    ended = re.compile("waiting for changes|INTERNALERROR")
+    eventually("a run", lambda: ended.search(output.read_text()) or session.process.poll() is not None)
+    assert "INTERNALERROR" not in output.read_text()
+    session.process.send_signal(signal.SIGINT)
+    session.process.wait()
+    run = Run(0, output.read_text())
+    sizes = ("test_ranks[world_size=1]", "test_ranks[world_size=2]")
+    run.expect(dict.fromkeys((*sizes, "test_device", "test_plain"), "PASSED"))
 
 
 _ERASE = b"\x1b[K"
