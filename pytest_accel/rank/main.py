@@ -19,7 +19,6 @@ import pytest
 
 from pytest_accel.core import log, plugin_roles, prctl, worker_input
 from pytest_accel.core.held_devices import HeldDevices
-from pytest_accel.core.metadata_cache import remembered_metadata
 from pytest_accel.core.paths import inner_lock_folder, output_path, stack_path
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.core.role import Role, StorePort
@@ -54,7 +53,6 @@ class _RankStart:
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
         starting = contextlib.ExitStack()
-        starting.enter_context(remembered_metadata())
         context = RankContext(session, spec, rank)
         _record_devices(context)
         _set_environment(context, store_port)
