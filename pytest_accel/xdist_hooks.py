@@ -36,10 +36,10 @@ class XdistHooks:
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
         """Tell each worker where the suite is, and mask the devices that unmarked tests see there.
 
-        A worker sees all of the session's devices, beginning with a different one, or ``accel_per_worker`` of them.
+        A worker sees all of the session's devices, beginning with a different one.
         A replacement for a crashed worker is made from the same spec and keeps the mask.
         """
-        from pytest_accel.hardware.masks import partition, rotate
+        from pytest_accel.hardware.masks import rotate
 
         self._workers = len(specs)
         place = SuitePlace.of(config)
@@ -51,15 +51,8 @@ class XdistHooks:
         if not devices:
             return
         vendor = machine.vendor(machine.session.kind)
-        per_worker = self._session.settings.per_worker
-        if per_worker is not None and per_worker > len(devices):
-            raise pytest.UsageError(
-                f"accel_per_worker {per_worker}: the session has {len(devices)} {machine.session.kind} device(s); "
-                f"allowed is 1 to {len(devices)}"
-            )
         for number, spec in enumerate(specs):
-            mine = rotate(devices, number) if per_worker is None else partition(devices, len(specs), number, per_worker)
-            changes = vendor.mask(mine, {})
+            changes = vendor.mask(rotate(devices, number), {})
             spec.env.update({name: value for name, value in changes.items() if value is not None})
 
     @pytest.hookimpl(optionalhook=True)

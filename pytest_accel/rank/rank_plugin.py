@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from socket import socket
 from traceback import format_exc
@@ -24,11 +24,11 @@ from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.core.worker_input import RankInput
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.as_main import MainProcessPlugins
-from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
+from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.output_files import LogRelay
 from pytest_accel.rank.reports import RankReports
@@ -62,10 +62,8 @@ class RankPlugin:
         context: RankContext,
         listener: socket,
         store_port: StorePort | None,
-        starting: ExitStack,
-        watch: CollectionWatch,
+        late_variables: LateVariables,
     ) -> None:
-        """`starting` contains context managers, which are exited as soon as the session has started."""
         self.context = context
         self.served = False
         """True if the rank has become ready, or has told its driver why it cannot run tests."""
@@ -76,8 +74,7 @@ class RankPlugin:
         """`config.workeroutput`."""
         self._listener = listener
         self._store_port = store_port
-        self._starting = starting
-        self._collector = RankCollector(watch)
+        self._collector = RankCollector(late_variables)
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
@@ -152,10 +149,9 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self._starting.close()
         # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
         # A conftest that has imported torch makes no difference, since it may have done so in some ranks only.
-        if self._collector.watch.active and self._problem is not None:
+        if self._collector.late_variables.active and self._problem is not None:
             self.refuse(self._problem)
             return True
         self.served = True
