@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel import features
-from pytest_accel.core.suite_place import SuitePlace
+from pytest_accel.core import suite_place
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
@@ -42,10 +42,9 @@ class XdistHooks:
         from pytest_accel.hardware.masks import rotate
 
         self._workers = len(specs)
-        place = SuitePlace.of(config)
         for spec in specs:
             if spec.popen and not spec.chdir:  # Otherwise xdist makes the arguments relative to another root.
-                spec.env.update(place.for_worker({**os.environ, **spec.env}))
+                spec.env.update(suite_place.for_worker(config, {**os.environ, **spec.env}))
         machine = self._session.own_machine  # Unmarked tests run here, also if marked ones run on a cluster.
         devices = machine.session.devices
         if not devices:

@@ -30,8 +30,6 @@ EARLY_SERVER: pytest.StashKey[Any] = pytest.StashKey()
 """The `EarlyServer`, on the config of a controller that has started its fork server before the conftests."""
 RECORDERS: pytest.StashKey[Any] = pytest.StashKey()
 """The receivers of the session's events, a tuple, on the config of a controller that has any."""
-INITIAL_PATHS: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
-"""The paths for which pytest has loaded conftests at first, on the config of a driver or controller."""
 RANK_PLUGIN = "accel-rank"
 """Name of the plugin that only sessions of ranks have, from their start."""
 LEFT_ALONE = "accel_left_alone"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core import plugin_roles, suite_place
+from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire
 from pytest_accel.core.role import StorePort
@@ -108,11 +108,6 @@ class RankPlugin:
         given = RankInput(self.context.spec.workers[self.context.rank])
         vars(config).update(workerinput=given, workeroutput=self.output)
         return config
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
-        if (place := self.context.session.place) is not None:
-            suite_place.apply(early_config, place.ini_file, place.paths)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:

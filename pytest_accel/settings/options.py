@@ -385,7 +385,7 @@ _LOG_HELP = (
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
 _OTHER_VARIABLES = frozenset(
-    f"PYTEST_ACCEL_{name}" for name in ("LOCK_DIR", "LOG", "PLACE", "SECRET", "SESSION", "TESTRUNUID")
+    f"PYTEST_ACCEL_{name}" for name in ("ADDOPTS", "LOCK_DIR", "LOG", "SECRET", "SESSION", "TESTRUNUID")
 )
 """Variables of the plugin that are no settings; their modules have their meaning."""
 _WITHOUT_FLAG = (
