@@ -7,11 +7,7 @@ PYTEST_DONT_REWRITE (ranks are forked from a process that has this package impor
 
 from __future__ import annotations
 
-import atexit
-import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,33 +80,6 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _PlainFinder:
-    """Has this package's modules loaded from their bytecode.
-
-    pytest would rewrite the asserts of each, as it does for all plugins, and do so again in every session where no
-    bytecode may be written. PYTEST_DONT_REWRITE prevents the rewriting, but pytest would still compile the module in
-    each session.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a module of this package; None for all others."""
-        return PathFinder.find_spec(name, path) if name.startswith(f"{__name__}.") else None
-
-
-sys.meta_path.insert(0, _PlainFinder)
-
-
-@atexit.register
-def _remove_finder() -> None:
-    """Remove the finder before the interpreter shuts down.
-
-    Otherwise this module's globals, which include pytest, are freed late, which takes 4 ms.
-    """
-    if _PlainFinder in sys.meta_path:  # pytester puts sys.meta_path back after a session in its own process.
-        sys.meta_path.remove(_PlainFinder)
 
 
 class LeftoverWarning(pytest.PytestWarning):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ from pytest_accel.core.node_refs import PlaceRecorder
 from pytest_accel.core.source_files import record_conftest, record_file, text_of
 from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
-    INITIAL_PATHS,
     LAUNCHED,
     LEFT_ALONE,
     MARKED,
@@ -98,18 +96,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
 
 
-def _record_initial_paths(config: pytest.Config) -> None:
-    """Record the paths for which pytest loads conftests now; later, others may exist."""
-    known, where = config.known_args_namespace, config.invocation_params.dir
-    if known.file_or_dir and not known.pyargs:
-        found = []
-        for path in known.file_or_dir:
-            with suppress(OSError):
-                if (where / path.partition("::")[0]).exists():
-                    found.append(path)
-        config.stash[INITIAL_PATHS] = tuple(found or [str(where)])  # Without paths, pytest looks there.
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
@@ -118,12 +104,10 @@ def pytest_load_initial_conftests(
 
     In all of these processes but rank 0, this raises ``SystemExit`` when the session has ended.
     """
-    if "PYTEST_ACCEL_PLACE" in os.environ:
+    if "PYTEST_ACCEL_ADDOPTS" in os.environ:
         from pytest_accel.core import suite_place
 
-        suite_place.apply_in_worker(early_config)
-    elif not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        _record_initial_paths(early_config)
+        suite_place.restore_in_worker()
     log = options.output_path(early_config, options.LOG)
     if log is not None or "PYTEST_ACCEL_LOG" in os.environ:
         _start_log(early_config, log)

@@ -6,7 +6,7 @@ Also the hooks that check ``--accel-require`` and end the session's processes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -19,12 +19,10 @@ from pytest_accel.core.stash_keys import (
     LEFT_ALONE,
     MARKED,
     OWNERS,
-    RETRIED,
     SKIPPED_FILES,
-    SLOW_IMPORTS,
 )
 from pytest_accel.session import AccelSession
-from pytest_accel.settings.options import LAUNCHER, PRELOAD, flag, is_distributed
+from pytest_accel.settings.options import LAUNCHER, flag, is_distributed
 
 _USED_AT_IMPORT = (
     "A conftest or test file that uses a device when it is imported keeps memory of it in each importing process until "
@@ -145,16 +143,6 @@ class ReportHooks:
             for reason, count in missing.most_common():
                 terminalreporter.write_line(f"{count:>5}  {reason}")
         self._show_conditions(terminalreporter, reports)
-        retried = {
-            (report.nodeid, text)
-            for report in reports
-            for name, text in getattr(report, "user_properties", ())
-            if name == RETRIED
-        }
-        if retried:
-            terminalreporter.section("accel: retried, since the world died (accel_retry_dead)", sep="-")
-            for nodeid, text in sorted(retried):
-                terminalreporter.write_line(f"{nodeid}: {text}")
         unusable = {
             f"{getattr(report, 'worker_id', '')} {report.nodeid}: {error}".lstrip()
             for report in reports
@@ -176,7 +164,6 @@ class ReportHooks:
             terminalreporter.section("rerun", sep="-")
             for command in reruns:
                 terminalreporter.write_line(command)
-        self._show_slow_imports(terminalreporter, reports)
         pool = self._session.started_pool
         if pool is None:
             return
@@ -229,21 +216,6 @@ class ReportHooks:
             terminalreporter.write_line(line)
         terminalreporter.write_line(ADVICE)
 
-    def _show_slow_imports(self, terminalreporter: Any, reports: Sequence[Any]) -> None:
-        """Show once for each package how long its import took in ranks, and the setting that avoids this."""
-        found = [
-            imports
-            for report in reports
-            if getattr(report, "when", None) == "teardown"
-            for name, imports in report.user_properties
-            if name == SLOW_IMPORTS
-        ]
-        named = self._session.settings.preload
-        if found:
-            terminalreporter.section("accel: slow imports in ranks", sep="-")
-            for line in _slow_import_lines(found, () if named == "none" else named):
-                terminalreporter.write_line(line)
-
     def _show_expected_errors(self, terminalreporter: Any, reports: Sequence[Any]) -> None:
         """Show which tests have left a device unusable for their ranks by an error that they have seen."""
         lines = {
@@ -271,18 +243,3 @@ class ReportHooks:
             terminalreporter.write_line("the workers were not replaced (--max-worker-restart 0)")
         else:
             terminalreporter.write_line("a worker ends after such a test if tests remain for it, and xdist replaces it")
-
-
-def _slow_import_lines(found: Sequence[Mapping[str, Mapping[str, float]]], named: Sequence[str]) -> list[str]:
-    """Return a line for each package in `found`, which has the seconds of its modules in each world that imported it.
-
-    `named` are the modules that ``accel_preload`` names already.
-    """
-    lines = []
-    for package in sorted({package for imports in found for package in imports}):
-        worlds = [imports[package] for imports in found if package in imports]
-        seconds = sum(sum(modules.values()) for modules in worlds) / len(worlds)
-        where = "in 1 world" if len(worlds) == 1 else f"in each of {len(worlds)} worlds"
-        names = dict.fromkeys((*named, *sorted({name for modules in worlds for name in modules})))
-        lines.append(f"importing {package} took {seconds:.1f} s {where}: `{PRELOAD} = {' '.join(names)}` does it once")
-    return lines

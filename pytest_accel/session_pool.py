@@ -21,7 +21,7 @@ from pytest_accel.core.record_events import Recorder, Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory, log_file_handler, wake_controller
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
-from pytest_accel.core.suite_place import SuitePlace
+from pytest_accel.core.suite_place import place_options
 from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
@@ -137,8 +137,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
     args = [str(argument) for argument in config.invocation_params.args]
     if LAUNCHED in config.stash:
         args = without_local_rank(args)
-    place = SuitePlace.of(config)
-    options = [*place.options, "-W", _IMPORTED_AHEAD]
+    options = [*place_options(config), "-W", _IMPORTED_AHEAD]
     for plugin in config.invocation_params.plugins or ():
         # PyCharm passes its plugin to `pytest.main`. Ranks load it, too, since the command line may have its options.
         if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:
@@ -158,7 +157,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
     basetemp = base_temporary_directory(config)
     return SessionSpec(
         args=with_options(args, options),
-        place=place,
         invocation_dir=str(config.invocation_params.dir),
         sys_path=tuple(sys.path),
         directory=directory,

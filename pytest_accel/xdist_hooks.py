@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel import features
-from pytest_accel.core.suite_place import SuitePlace
+from pytest_accel.core import suite_place
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
@@ -36,30 +36,22 @@ class XdistHooks:
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
         """Tell each worker where the suite is, and mask the devices that unmarked tests see there.
 
-        A worker sees all of the session's devices, beginning with a different one, or ``accel_per_worker`` of them.
+        A worker sees all of the session's devices, beginning with a different one.
         A replacement for a crashed worker is made from the same spec and keeps the mask.
         """
-        from pytest_accel.hardware.masks import partition, rotate
+        from pytest_accel.hardware.masks import rotate
 
         self._workers = len(specs)
-        place = SuitePlace.of(config)
         for spec in specs:
             if spec.popen and not spec.chdir:  # Otherwise xdist makes the arguments relative to another root.
-                spec.env.update(place.for_worker({**os.environ, **spec.env}))
+                spec.env.update(suite_place.for_worker(config, {**os.environ, **spec.env}))
         machine = self._session.own_machine  # Unmarked tests run here, also if marked ones run on a cluster.
         devices = machine.session.devices
         if not devices:
             return
         vendor = machine.vendor(machine.session.kind)
-        per_worker = self._session.settings.per_worker
-        if per_worker is not None and per_worker > len(devices):
-            raise pytest.UsageError(
-                f"accel_per_worker {per_worker}: the session has {len(devices)} {machine.session.kind} device(s); "
-                f"allowed is 1 to {len(devices)}"
-            )
         for number, spec in enumerate(specs):
-            mine = rotate(devices, number) if per_worker is None else partition(devices, len(specs), number, per_worker)
-            changes = vendor.mask(mine, {})
+            changes = vendor.mask(rotate(devices, number), {})
             spec.env.update({name: value for name, value in changes.items() if value is not None})
 
     @pytest.hookimpl(optionalhook=True)

@@ -320,7 +320,5 @@ class Finished(Struct, frozen=True):
     """The point-to-point operations in each process group in which the rank has issued any."""
     unawaited: tuple[UnawaitedCollective, ...] = ()
     properties: Mapping[str, Any] = field(default_factory=dict)
-    slow_imports: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By package: the seconds of the slow imports of its modules that the suite's files have made before the test."""
     retire: bool = False
     """True if the ranks must not run another test, but can shut down cleanly."""

@@ -244,8 +244,6 @@ class PhaseReported(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """Characters of captured output by the name of its section."""
     peaks: Mapping[str, int] = field(default_factory=dict)
     """Peak of device memory in bytes, by rank."""
-    retried: str | None = None
-    """The failure after which the test was retried (``accel_retry_dead``)."""
     launched: int = 0
     """The ranks that the test had started so far with the fixture ``launch``: the most that one call started."""
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from pytest_accel.core.plugin_roles import RoleName
-from pytest_accel.core.suite_place import SuitePlace
 
 
 class SessionSpec(Struct, frozen=True):
@@ -57,8 +56,6 @@ class SessionSpec(Struct, frozen=True):
     """True if `basetemp` is the driver's, on a file system that both machines share."""
     fractions: Mapping[str, float] = {}
     """Fraction of the memory of each device that this session may use, if it runs inside a rank with a share of it."""
-    place: SuitePlace | None = None
-    """The place of the suite, as the controller has found it; None: ranks look for it. `args` has its options."""
     coverage: str | None = None
     """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
     folder: str | None = None

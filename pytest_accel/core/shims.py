@@ -40,11 +40,6 @@ def base_temporary_directory(config: pytest.Config) -> Path | None:
         ) from None
 
 
-def forget_ini_file(config: pytest.Config) -> None:
-    """Make `config` name no ini file, after ``-c /dev/null``, by which pytest has read none."""
-    config._inipath = None
-
-
 def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:
     """Make pytest rewrite the asserts of the files given to `session`, even if they are not named like tests.
 

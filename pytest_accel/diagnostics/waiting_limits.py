@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.timeouts import AFTER_DEATH, GRACE
 from pytest_accel.diagnostics.rank_state import PHASES, RankEvent, RankState
@@ -23,9 +23,8 @@ class PhaseLimit(NamedTuple):
     """Time (`clock.monotonic`) from which `rest` counts if the phase began earlier."""
 
     def deadline(self, began: float) -> float:
-        """Return the end of the limit of a phase that began at `began`; time in which no process could run is added."""
-        start = max(began, self.since)
-        return start + self.rest + PAUSES.since(start)
+        """Return the end of the limit of a phase that began at `began`."""
+        return max(began, self.since) + self.rest
 
 
 class TimeLimits:
@@ -52,7 +51,7 @@ class TimeLimits:
         if self._test is not None:
             seconds, began = self._test
             now = monotonic()
-            deadline = began + seconds + PAUSES.since(began)
+            deadline = began + seconds
             if deadline - now < self._phase:
                 return PhaseLimit(seconds, max(0.0, deadline - now), now)
         return PhaseLimit(self._phase, self._phase)

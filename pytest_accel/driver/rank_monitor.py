@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 
-from pytest_accel.core.clock import PAUSES, monotonic, wall_clock
+from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
     Announced,
@@ -120,9 +120,7 @@ class RankMonitor:
     def pump(self, deadline: float) -> bool:
         """Handle messages and exits, waiting for them until `deadline`; return False if there were none."""
         now = monotonic()
-        due = max(deadline, now)
-        events = self._selector.select(due - now if due < math.inf else None)
-        PAUSES.notice(due)  # Before the messages are handled: that may take long, and is no pause.
+        events = self._selector.select(max(deadline - now, 0.0) if deadline < math.inf else None)
         for key, _ in events:
             rank: RankConnection = key.data
             if rank.end is not None:

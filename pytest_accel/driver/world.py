@@ -10,7 +10,7 @@ from pickle import dumps
 
 import pytest
 
-from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.rank_messages import (
     Announced,
@@ -195,7 +195,7 @@ class World:
         while pending := [rank for rank in self._ranks if rank.end is None and not is_ready(rank)]:
             if limit == hang.seconds and any(rank.end is not None for rank in self._ranks):
                 began, limit = monotonic(), GRACE
-            looked, deadline = monotonic(), began + limit + PAUSES.since(began) + self._held_up
+            looked, deadline = monotonic(), began + limit + self._held_up
             if self._monitor.pump(min(deadline, looked + self._show_output())):
                 continue
             if hang.cause is HangCause.COLLECTION_TIMEOUT:
@@ -354,7 +354,7 @@ class World:
 
     def _extend_grace(self, since: float) -> None:
         """Extend the grace by the time since `since` if ranks waited for a processor, or this process itself did."""
-        passed = monotonic() - since - PAUSES.since(since)  # `_grace` adds the pauses.
+        passed = monotonic() - since
         lost = passed if self._monitor.is_any_held_up() else max(0.0, passed - 2 * _INTERVAL)
         self._held_up = min(self._held_up + lost, _LONGEST_EXTENSION)
 
@@ -399,7 +399,7 @@ class World:
         found = grace(self._unexpected, self._debugger.ended, self._monitor.is_any_at_work)
         if found.event is None:
             found = expected_ends.announced_hang(self._ranks, self.announced)
-        return found._replace(end=found.end + self._held_up + PAUSES.since(found.end - found.seconds))
+        return found._replace(end=found.end + self._held_up)
 
     def _give_up(self, pending: list[RankConnection], timed_out: Hang, spent: Grace) -> None:
         """Count the ranks `pending` as hung.

@@ -1,24 +1,23 @@
-"""The run of a marked test in a world, phase by phase, and its retry after a failure outside of the test."""
+"""The run of a marked test in a world, phase by phase."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
-from pytest_accel.core.rank_messages import Finished, When
-from pytest_accel.core.stash_keys import RETRIED, SLOW_IMPORTS
+from pytest_accel.core.rank_messages import When
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
+from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world import World
-from pytest_accel.verdict import expected_ends, merged_subtests, remote_exceptions, sentences
+from pytest_accel.verdict import expected_ends, merged_subtests, remote_exceptions
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import Verdict, publish
 
@@ -27,10 +26,7 @@ if TYPE_CHECKING:
 
 
 class WorldRun:
-    """The run of a marked test in a world. The test's `MarkedItem` makes one when pytest sets the test up.
-
-    With ``accel_retry_dead``, the test is retried once in another world if it failed for a reason outside of it.
-    """
+    """The run of a marked test in a world. The test's `MarkedItem` makes one when pytest sets the test up."""
 
     def __init__(self, test: MarkedTest, driver: Driver, limits: TimeLimits, subtests: Subtests) -> None:
         """Start the test in a world of the `driver`. Reports of subtests are added to `subtests`."""
@@ -39,7 +35,6 @@ class WorldRun:
         self._driver = driver
         self._limits = limits
         self._subtests = subtests
-        self._retried = False
         self._outcomes: dict[When, str] = {}
         """The outcomes of the phases so far."""
         self._ended_ranks: frozenset[int] = frozenset()
@@ -55,42 +50,16 @@ class WorldRun:
         return self._world is not None and not self._world.closed
 
     def phase(self, when: When) -> Verdict:
-        """Wait for phase `when`, and return its verdict. If the world fails, retry the test up to this phase."""
+        """Wait for phase `when`, and return its verdict."""
         __tracebackhide__ = True
         try:
-            verdict = self._judge_or_retry(when)
+            verdict = self._judge(when)
         finally:
             if when == "teardown":
                 self._world = None
         self._outcomes[when] = verdict.outcome
         publish(verdict, self._test.item)
         return verdict
-
-    def _judge_or_retry(self, when: When) -> Verdict:
-        """Return the verdict on phase `when`; after a retry, on the first phase that did not pass if it is earlier."""
-        __tracebackhide__ = True
-        verdict = self._judge(when)
-        if verdict.outside_cause is not None and self._may_retry(when):
-            self._retried = True
-            self._add_properties([(RETRIED, sentences.retried(verdict.message, verdict.outside_cause))])
-            self._subtests.clear()
-            self._start()
-            for phase in PHASES:
-                verdict = self._judge(phase)
-                if phase == when or verdict.outcome != "passed":
-                    break
-                self._subtests.clear()  # This phase of the first run has been reported, with its subtests.
-        return verdict
-
-    def _may_retry(self, when: When) -> bool:
-        """Return True if the test may be retried: all phases before `when` have passed, and it has not been retried.
-
-        A session under a launcher ends after the loss of a machine.
-        """
-        if not self._driver.settings.retry_dead or self._test.item.session.shouldfail:
-            return False
-        passed = all(self._outcomes.get(phase) == "passed" for phase in PHASES[: PHASES.index(when)])
-        return passed and not self._retried
 
     def _start(self) -> None:
         __tracebackhide__ = True
@@ -143,8 +112,6 @@ class WorldRun:
         world.condition.rule_out(verdict.kill_reason, retire=verdict.retire)
         self._ended_ranks |= verdict.ended_ranks
         self._add_properties(verdict.properties)
-        if slow := _slow_imports(phase.finished):
-            self._add_properties([(SLOW_IMPORTS, slow)])
         return verdict
 
     def _wait(self, world: World, when: When) -> Sequence[RankOutcome]:
@@ -172,14 +139,3 @@ class WorldRun:
         for one in properties:
             if one not in own:
                 own.append(one)
-
-
-def _slow_imports(finished: Mapping[int, Finished]) -> dict[str, dict[str, float]]:
-    """Return the slow imports of all ranks, by package and module, with the longest time of any rank."""
-    slow: dict[str, dict[str, float]] = {}
-    for left in finished.values():
-        for package, modules in left.slow_imports.items():
-            merged = slow.setdefault(package, {})
-            for name, seconds in modules.items():
-                merged[name] = max(seconds, merged.get(name, 0.0))
-    return slow

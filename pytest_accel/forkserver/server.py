@@ -30,7 +30,6 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.log import step
-from pytest_accel.core.metadata_cache import remembered_metadata
 from pytest_accel.core.plugin_roles import published_plugins
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.unix_sockets import Connection
@@ -199,14 +198,13 @@ def _send(connection: Connection, message: object) -> None:
 def _load_plugins(spec: SessionSpec) -> str | None:
     """Import pytest's plugins and read what is installed; return why ranks must not be forked after that, or None."""
     known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
-    with remembered_metadata():
-        published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
-        if spec.plugin_options is None:
-            return None
-        try:
-            load_plugins(spec.directory, spec.plugin_options)
-        except BaseException:
-            traceback.print_exc()  # Not an error here: a rank that needs the plugin reports the same error itself.
+    published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
+    if spec.plugin_options is None:
+        return None
+    try:
+        load_plugins(spec.directory, spec.plugin_options)
+    except BaseException:
+        traceback.print_exc()  # Not an error here: a rank that needs the plugin reports the same error itself.
     return unfit(known, threads)
 
 

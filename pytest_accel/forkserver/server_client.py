@@ -18,7 +18,7 @@ from typing import Protocol
 from msgspec import structs
 
 from pytest_accel.core import session_folder, threads, unix_sockets
-from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.fd_passing import socket_of
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
@@ -213,7 +213,6 @@ class ForkServerClient:
         while True:
             try:
                 arrived = is_readable(self._connection.fileno(), max(0.0, tick - monotonic()))
-                PAUSES.notice(tick)  # Before the callbacks: while they run, this process is not paused.
                 message = self._connection.recv() if arrived else None
             except (EOFError, OSError):
                 break

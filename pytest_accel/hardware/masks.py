@@ -124,24 +124,6 @@ def rotate(devices: Sequence[Device], n: int) -> tuple[Device, ...]:
     return (*devices[start:], *devices[:start])
 
 
-def partition(devices: Sequence[Device], workers: int, worker: int, per_worker: int) -> tuple[Device, ...]:
-    """Return the `per_worker` devices of worker number `worker` (from 0) of `workers`.
-
-    The parts are disjoint as far as there are enough devices, and then start again at the first device, so that every
-    worker has the same number. Without any device every part is empty. Raise ValueError if `worker` is not one of
-    `workers`, or if `per_worker` exceeds the number of devices.
-    """
-    if not 0 <= worker < workers:
-        raise ValueError(f"worker {worker} is not one of {workers} workers: allowed are 0 to {workers - 1}")
-    if per_worker < 1:
-        raise ValueError(f"{per_worker} devices for each worker: allowed is 1 or more")
-    if not devices:
-        return ()
-    if per_worker > len(devices):
-        raise ValueError(f"{per_worker} devices for each worker: allowed is at most {len(devices)}, all that there are")
-    return rotate(devices, worker * per_worker)[:per_worker]
-
-
 def _index(entry: str) -> int | None:
     """Return the number at the start of `entry`, or None if there is none or it is negative."""
     match = _STRTOUL.match(entry.strip())

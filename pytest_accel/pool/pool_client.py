@@ -12,7 +12,7 @@ from threading import Lock
 from traceback import format_exc
 from typing import Any, Protocol
 
-from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.pool.main_thread import MainThreadCalls
@@ -146,16 +146,13 @@ class PoolClient:
         waited, show_at, limit = 0.0, WAITING_SHOWN_AFTER, math.inf if timeout is None else timeout
         try:
             while True:
-                sleep = min(max(0.0, min(show_at, limit) - waited), PAUSES.LONGEST_SLEEP)
-                due = monotonic() + sleep
                 with suppress(Empty):
-                    answer = answers.get(timeout=sleep)
+                    answer = answers.get(timeout=max(0.0, min(show_at, limit) - waited))
                     if not isinstance(answer, MainThreadCalls):
                         break
                     answer.run()
                     continue
-                PAUSES.notice(due)
-                waited = monotonic() - began - PAUSES.since(began)
+                waited = monotonic() - began
                 if waited >= limit:
                     self._send(FailIfWaiting(number, f"no devices came free within {timeout:g} s (--accel-wait)"))
                     limit = math.inf

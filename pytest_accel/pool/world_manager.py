@@ -14,7 +14,7 @@ from traceback import format_exc
 from typing import Any, Protocol
 
 from pytest_accel.core import session_folder, shared_memory
-from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path
@@ -456,7 +456,7 @@ class WorldManager:
         with self._lock:
             now = monotonic()
             starting = [one for one in self.worlds.values() if one.state is WorldState.STARTING and one.begun]
-            late = [one for one in starting if now - one.since - PAUSES.since(one.since) > START_TIMEOUT]
+            late = [one for one in starting if now - one.since > START_TIMEOUT]
             for world in late:
                 self._kill_servers(world, world.spec.server_numbers)
             for world in self.worlds.values():

@@ -22,7 +22,7 @@ from pytest_accel.core.serialization import exception_text
 from pytest_accel.core.shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.core.source_files import SourceState, changed
 from pytest_accel.core.truncation import cut_end
-from pytest_accel.rank.collection_watch import CollectionWatch
+from pytest_accel.rank.late_variables import LateVariables
 
 _MOST_NAMES = 5
 """Number of names of tests that a message lists."""
@@ -65,8 +65,8 @@ class RankCollector:
     There is one instance in each rank.
     """
 
-    def __init__(self, watch: CollectionWatch) -> None:
-        self.watch = watch
+    def __init__(self, late_variables: LateVariables) -> None:
+        self.late_variables = late_variables
         """Watches the imports of the files that are collected."""
         self.errors: list[str] = []
         """Errors of the last collection, and internal errors of pytest."""
@@ -179,7 +179,7 @@ class RankCollector:
         self._file = Path(path)
         self._announce_conftests(session.config)
         try:
-            with suppress(pytest.UsageError), self.watch.watching(path):
+            with suppress(pytest.UsageError), self.late_variables.watching(path):
                 session.perform_collect([_argument(path, session.config.invocation_params.dir)])
                 # Some plugins add items when the collection has finished (anyio).
                 known = set(map(id, self._collected))

@@ -18,7 +18,6 @@ import pytest
 
 from pytest_accel.core import log, plugin_roles, prctl, worker_input
 from pytest_accel.core.held_devices import HeldDevices
-from pytest_accel.core.metadata_cache import remembered_metadata
 from pytest_accel.core.paths import inner_lock_folder, output_path, stack_path
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.core.role import Role, StorePort
@@ -28,8 +27,8 @@ from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.rank import coverage, process_state, rank_environment, rank_log, rank_plugin, torch_devices
-from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.context import RankContext
+from pytest_accel.rank.late_variables import LateVariables
 
 
 class _RankStart:
@@ -52,8 +51,6 @@ class _RankStart:
         rank_log.redirect(session, spec.world, rank)
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
-        starting = contextlib.ExitStack()
-        starting.enter_context(remembered_metadata())
         context = RankContext(session, spec, rank)
         _record_devices(context)
         _set_environment(context, store_port)
@@ -64,9 +61,7 @@ class _RankStart:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"accel-w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        watch = CollectionWatch()
-        starting.enter_context(watch.timing_imports())
-        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, starting, watch)
+        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, LateVariables())
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 

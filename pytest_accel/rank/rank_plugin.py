@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from os import chdir
 from socket import socket
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core import plugin_roles, suite_place
+from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.paths import current_folder
 from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire
@@ -26,11 +26,11 @@ from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.core.worker_input import RankInput
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.as_main import MainProcessPlugins
-from pytest_accel.rank.collection_watch import CollectionWatch
 from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
+from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.output_files import LogRelay
 from pytest_accel.rank.reports import RankReports
@@ -64,10 +64,8 @@ class RankPlugin:
         context: RankContext,
         listener: socket,
         store_port: StorePort | None,
-        starting: ExitStack,
-        watch: CollectionWatch,
+        late_variables: LateVariables,
     ) -> None:
-        """`starting` contains context managers, which are exited as soon as the session has started."""
         self.context = context
         self.served = False
         """True if the rank has become ready, or has told its driver why it cannot run tests."""
@@ -78,8 +76,7 @@ class RankPlugin:
         """`config.workeroutput`."""
         self._listener = listener
         self._store_port = store_port
-        self._starting = starting
-        self._collector = RankCollector(watch)
+        self._collector = RankCollector(late_variables)
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
@@ -113,11 +110,6 @@ class RankPlugin:
         given = RankInput(self.context.spec.workers[self.context.rank])
         vars(config).update(workerinput=given, workeroutput=self.output)
         return config
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
-        if (place := self.context.session.place) is not None:
-            suite_place.apply(early_config, place.ini_file, place.paths)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
@@ -160,10 +152,9 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self._starting.close()
         # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
         # A conftest that has imported torch makes no difference, since it may have done so in some ranks only.
-        if self._collector.watch.active and self._problem is not None:
+        if self._collector.late_variables.active and self._problem is not None:
             self.refuse(self._problem)
             return True
         self.served = True

@@ -171,7 +171,7 @@ class TestRunner:
             test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
             self._leak_check.begin()
-            test.warnings += self._collector.watch.take_warnings(session.config.rootpath)
+            test.warnings += self._collector.late_variables.take_warnings(session.config.rootpath)
             self._report_skipped(skipped.longrepr)
             self._finish(test)
             return
@@ -253,7 +253,6 @@ class TestRunner:
             messages=messages,
             unawaited=unawaited,
             properties=properties,
-            slow_imports=self._collector.watch.take_slow_imports(),
             retire=leaks.retire,
         )
         test.driver.send(*test.teardown, finished)
@@ -300,7 +299,7 @@ class TestRunner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         """Warn about variables that the collection of the test's file has changed too late."""
-        for warning in self._collector.watch.take_warnings(self._config.rootpath):
+        for warning in self._collector.late_variables.take_warnings(self._config.rootpath):
             try:
                 warn_explicit(warning.message, PreloadWarning, warning.filename, warning.lineno)
             except PreloadWarning:

@@ -29,13 +29,11 @@ WAIT = "accel_wait"
 TIMEOUT = "accel_timeout"
 FRESH = "accel_fresh"
 CHECK_COLLECTIVES = "accel_check_collectives"
-PER_WORKER = "accel_per_worker"
 LEAKS = "accel_leaks"
 KEEP_PROCESSES = "accel_keep_processes"
 SCHEDULE = "accel_schedule"
 PRELOAD = "accel_preload"
 RANK_PLUGINS = "accel_rank_plugins"
-RETRY_DEAD = "accel_retry_dead"
 OUTPUT = "accel_output"
 PDB_RANK = "accel_pdb_rank"
 LAUNCHER = "accel_launcher"
@@ -81,10 +79,6 @@ class Settings(NamedTuple):
     """True if each test gets new processes."""
     check_collectives: bool = False
     """True if torch compares the ranks' collectives before it starts them."""
-    per_worker: int | None = None
-    """Number of devices for the unmarked tests of each xdist worker; None: all devices, rotated."""
-    retry_dead: bool = False
-    """True if a test is retried, once, after its world died of a cause outside the test."""
     output: str | None = None
     """Folder in which the output of each rank is kept; None: output is not kept."""
     pdb_rank: int | None = None
@@ -240,19 +234,6 @@ _OPTIONS: dict[str, _Option] = {
         "check_collectives",
         "have torch compare the ranks' collectives before they begin (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
     ),
-    PER_WORKER: _Option(
-        "per_worker",
-        "int",
-        "an int >= 1",
-        option_types.count,
-        "the number of devices that each xdist worker has to itself for its unmarked tests (default: all, rotated)",
-        "N",
-    ),
-    RETRY_DEAD: _switch(
-        "retry_dead",
-        "retry a test in a new world if its world died of a cause outside the test: out of memory, a device lost, the "
-        "fork server lost; the summary lists each",
-    ),
     OUTPUT: _Option(
         "output",
         "string",
@@ -405,11 +386,11 @@ _LOG_HELP = (
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""
 _OTHER_VARIABLES = frozenset(
-    f"PYTEST_ACCEL_{name}" for name in ("LOCK_DIR", "LOG", "PLACE", "SECRET", "SESSION", "TESTRUNUID")
+    f"PYTEST_ACCEL_{name}" for name in ("ADDOPTS", "LOCK_DIR", "LOG", "SECRET", "SESSION", "TESTRUNUID")
 )
 """Variables of the plugin that are no settings; their modules have their meaning."""
 _WITHOUT_FLAG = (
-    *(BUSY, SCHEDULE, PER_WORKER, RETRY_DEAD, LEAKS, CI, MARKS),
+    *(BUSY, SCHEDULE, LEAKS, CI, MARKS),
     *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES, RESOURCES),
 )
 """Settings without a command line option of their own: they describe a suite or its CI (``-o accel_leaks=fail``)."""

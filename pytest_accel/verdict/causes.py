@@ -5,13 +5,12 @@ Code and plugins compare causes, never texts: `sentences` makes the text of a re
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from enum import Enum
 
 from msgspec import Struct
 
-from pytest_accel.core.rank_exit import ExitCause, exited
+from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.rank_messages import ExceptionSketch
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.signals import signal_name
@@ -71,58 +70,6 @@ def _exit_detail(outcome: RankOutcome) -> str:
     if end.cause is not ExitCause.EXITED or end.status is None:
         return end.cause.value
     return signal_name(-end.status) if end.status < 0 else f"status {end.status}"
-
-
-class OutsideCause(Enum):
-    """The causes of failures that lie outside of the test."""
-
-    DEVICE_LOST = "device lost"
-    OUT_OF_MEMORY = "out of memory"
-    SERVER_LOST = "server lost"
-    MACHINE_LOST = "machine lost"
-
-
-_KILLED = exited(-signal.SIGKILL)
-_DEATHS = {
-    ExitCause.OUT_OF_MEMORY: OutsideCause.OUT_OF_MEMORY,
-    ExitCause.SERVER_ENDED: OutsideCause.SERVER_LOST,
-    ExitCause.MACHINE_LOST: OutsideCause.MACHINE_LOST,
-}
-_ERRORS = (
-    "uncorrectable ECC error encountered",  # cudaErrorECCUncorrectable.
-    "GPU is lost",  # NVML_ERROR_GPU_IS_LOST: the GPU has fallen off the bus, or cannot be reached (nvml.h).
-    "UR_RESULT_ERROR_DEVICE_LOST",  # Unified Runtime, under SYCL; below it ZE_RESULT_ERROR_DEVICE_LOST.
-    "ZE_RESULT_ERROR_DEVICE_LOST",
-)
-"""Texts that occur in the errors that runtimes raise for a lost device."""
-
-
-def outside_cause(outcomes: Sequence[RankOutcome]) -> OutsideCause | None:
-    """Return the cause of a failure that lies outside of the test; None if there is no such cause.
-
-    At least one failed rank must have such a cause. Each other failed rank must have one too, be a consequence of
-    another rank's failure, or have been killed by SIGKILL: if the kernel kills several ranks because memory ran out,
-    its single counter shows that for one of them only.
-    """
-    wrong = wrong_outcomes(outcomes)
-    causes = [_outside_cause_of(outcome) for outcome in wrong]
-    found = [cause for cause in causes if cause is not None]
-    explained = all(
-        cause is not None or is_consequence(outcome, wrong) or outcome.exit == _KILLED
-        for outcome, cause in zip(wrong, causes, strict=True)
-    )
-    return found[0] if found and explained else None
-
-
-def _outside_cause_of(outcome: RankOutcome) -> OutsideCause | None:
-    if outcome.ending == "died":
-        return None if outcome.exit is None else _DEATHS.get(outcome.exit.cause)
-    error: ExceptionSketch | None = outcome.report.exception if outcome.report is not None else None
-    while error is not None and (error.module, error.qualname) != ("builtins", "AssertionError"):
-        if any(text in error.text for text in _ERRORS):
-            return OutsideCause.DEVICE_LOST
-        error = error.cause
-    return None
 
 
 class Consequence(Enum):

@@ -31,7 +31,7 @@ from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
 from pytest_accel.verdict import expected_ends, sentences
-from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, is_consequence, outside_cause, wrong_outcomes
+from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, is_consequence, wrong_outcomes
 from pytest_accel.verdict.mismatches import (
     Mismatch,
     are_pending,
@@ -94,8 +94,6 @@ def judge(phase: Phase) -> Verdict:
     if verdict.outcome == "failed":
         verdict = structs.replace(
             verdict,
-            # A test that ends ranks on purpose is not retried: the cause that is seen may be its own work.
-            outside_cause=None if is_announced else outside_cause(outcomes),
             ended_ranks=frozenset(one.rank for one in outcomes if one.report is None or one.later),
         )
     elif verdict.outcome == "passed" and phase.failed_subtests:

@@ -14,7 +14,7 @@ from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.shims import report_from_data
 from pytest_accel.core.stash_keys import CAUSE
 from pytest_accel.verdict import remote_exceptions
-from pytest_accel.verdict.causes import Cause, OutsideCause
+from pytest_accel.verdict.causes import Cause
 from pytest_accel.verdict.remote_exceptions import RAISED, RankError
 
 
@@ -52,8 +52,6 @@ class Verdict(Struct, frozen=True):
     """The phase in each rank."""
     place: tuple[str, int] | None = None
     """File and line of a failure that a rank has reported; None if they are those of `longrepr`."""
-    outside_cause: OutsideCause | None = None
-    """The cause of a failure that lies outside of the test; None if there is no such cause."""
     ended_ranks: frozenset[int] = frozenset()
     """Ranks whose end is part of a reported failure."""
 

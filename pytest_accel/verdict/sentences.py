@@ -33,7 +33,7 @@ from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideErr
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text, threads_text
-from pytest_accel.verdict.causes import Consequence, OutsideCause, consequence
+from pytest_accel.verdict.causes import Consequence, consequence
 from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups, UnmetMessages
 
 _WIDTH = 200
@@ -149,17 +149,6 @@ def describe_end(end: RankOutcome) -> str:
     if end.hang is not None:
         return f"rank {end.rank} {describe_hang(end.hang)}"
     return f"rank {end.rank} {_first_line(end) if end.exit is None else describe_exit(end.exit)}"
-
-
-def retried(message: str, cause: OutsideCause) -> str:
-    """Return why a test was retried: the `message` of its failure, and the cause outside of it."""
-    causes = {
-        OutsideCause.DEVICE_LOST: "a device was lost",
-        OutsideCause.OUT_OF_MEMORY: "a rank was killed: out of memory",
-        OutsideCause.SERVER_LOST: "the fork server was lost",
-        OutsideCause.MACHINE_LOST: "a machine was lost",
-    }
-    return f"{message} ({causes[cause]})"
 
 
 def problem_lines(problem: RankProblem | str) -> str:

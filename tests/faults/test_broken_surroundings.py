@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import getpass
 import re
-import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from tests.background_suite import PYTEST
@@ -62,39 +59,6 @@ def test_ranks_have_folders_if_the_default_of_pytest_cannot_be_used(suite: Backg
         (suite.temporary / f"pytest-of-{name}").touch()  # As if another user had it.
     suite.write("test_it.py", WITH_TEMPORARY_FOLDERS)
     suite.run().expect({"test_without": "PASSED", "test_with": "PASSED", "test_in_the_driver": "ERROR"})
-
-
-PAUSED = """
-    import time
-    from pathlib import Path
-
-    import pytest
-
-
-    @pytest.mark.distributed(2, timeout=4)
-    def test_paused(rank, gather):
-        Path(f"rank-{rank}").write_text("started\\n")
-        while not Path("continued").exists():
-            time.sleep(0.01)
-        assert gather(rank) == [0, 1]
-"""
-
-
-def test_the_time_in_which_a_session_was_stopped_does_not_count(suite: BackgroundSuite) -> None:
-    """As if the container of the session had been frozen for longer than the test may take."""
-    suite.write("test_it.py", PAUSED)
-    session = suite.start()
-    for rank in range(2):
-        suite.read(f"rank-{rank}")
-    driver = psutil.Process(session.process.pid)
-    stopped = [driver, *driver.children(recursive=True)]
-    for process in stopped:
-        process.send_signal(signal.SIGSTOP)
-    time.sleep(5)
-    suite.write("continued", "")
-    for process in stopped:
-        process.send_signal(signal.SIGCONT)
-    session.finish().expect({"test_paused": "PASSED"})
 
 
 def test_without_a_loopback_interface_only_process_groups_are_errors_and_at_once(suite: BackgroundSuite) -> None:

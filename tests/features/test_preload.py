@@ -346,24 +346,6 @@ def test_a_named_module_that_is_not_fit_is_an_error(preload_suite: Suite, name: 
     assert run.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_the_summary_names_packages_whose_import_is_slow_in_ranks(preload_suite: Suite) -> None:
-    """The package waits before its import is done, so its time does not depend on the load."""
-    preload_suite.ini("accel_preload = heavy")
-    preload_suite.write("site-packages/slow/__init__.py", "")
-    preload_suite.write("site-packages/slow/part.py", "import threading\nthreading.Event().wait(1.1)\n")
-    preload_suite.write("helper.py", "from slow import part\n")
-    preload_suite.write("test_slow.py", _TEST.format(name="helper"))
-    run = preload_suite.run()
-    assert run.count() == {"PASSED": 2}
-    lines = [line for line in run.text.splitlines() if line.startswith("importing ")]
-    assert len(lines) == 1, run.text
-    (seconds,) = re.findall(
-        r"^importing slow took (\d+\.\d) s in each of 2 worlds: `accel_preload = heavy slow.part` does it once$",
-        lines[0],
-    )
-    assert float(seconds) >= 1.1
-
-
 @pytest.mark.long
 def test_an_installed_plugin_is_imported_once_and_one_of_the_suite_by_each_rank(preload_suite: Suite) -> None:
     _publish_plugin(preload_suite, "weight", "heavy")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,34 +45,6 @@ def test_a_session_without_marks_imports_few_modules(suite: Suite, options: tupl
     own = sorted(name for name in imported if name.partition(".")[0] == "pytest_accel")
     assert len(own) <= MAX_MODULES, own
     assert not imported & HEAVY_MODULES
-
-
-def test_nothing_is_said_at_exit_if_the_modules_finder_has_been_removed() -> None:
-    code = "import sys; before = sys.meta_path[:]; import pytest_accel; sys.meta_path[:] = before"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stderr == ""
-
-
-def test_pytest_does_not_rewrite_the_modules_of_the_plugin(suite: Suite) -> None:
-    """If the package was installed from a wheel, pytest marks all packages of a plugin for rewriting."""
-    suite.write("rewrites.py", "import pytest\n\npytest.register_assert_rewrite('pytest_accel')\n")
-    suite.ini("addopts = -p rewrites")
-    suite.write(
-        "conftest.py",
-        """
-        import json
-        import sys
-
-
-        def pytest_unconfigure(config):
-            own = [module for name, module in sys.modules.items() if name.startswith("pytest_accel.")]
-            with open("loaders.json", "w") as file:
-                json.dump([type(module.__loader__).__name__ for module in own], file)
-        """,
-    )
-    suite.write("test_it.py", "def test_it():\n    pass\n")
-    assert suite.run().count() == {"PASSED": 1}
-    assert set(json.loads((suite.path / "loaders.json").read_text())) == {"SourceFileLoader"}
 
 
 @pytest.mark.long(except_for="verbose")

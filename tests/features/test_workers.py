@@ -250,13 +250,6 @@ def test_workers_get_different_first_devices_in_unmarked_tests(suite: Suite) -> 
     assert len(masks[0]) == 4
     assert len({mask[0] for mask in masks}) == 4
 
-    for number in range(4):
-        (suite.path / f"gw{number}").unlink()
-    assert suite.run("-n4", "-o", "accel_per_worker=1").count() == {"PASSED": 4}
-    masks = [suite.read(f"gw{number}")[0].split(",") for number in range(4)]
-    assert all(len(mask) == 1 for mask in masks)
-    assert len({mask[0] for mask in masks}) == 4
-
 
 @pytest.mark.long
 def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:

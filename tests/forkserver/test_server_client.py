@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.core import clock, unix_sockets
+from pytest_accel.core import unix_sockets
 from pytest_accel.forkserver import server_client
 from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks
 from pytest_accel.forkserver.server_messages import ServerNote
@@ -60,34 +59,6 @@ def test_periodic_work_is_done_while_messages_arrive_all_the_time(start: Start, 
     server.connection.send("message")
     assert ticked.wait(scaled(30))
     client.stop()
-
-
-def test_the_time_of_a_callback_is_no_pause(start: Start, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = [0.0]
-    pauses = clock.Pauses()
-
-    def now() -> float:
-        return time.monotonic() + passed[0]
-
-    monkeypatch.setattr(clock, "monotonic", now)
-    monkeypatch.setattr(server_client, "monotonic", now)
-    monkeypatch.setattr(server_client, "PAUSES", pauses)
-    worked = threading.Event()
-    ticked = threading.Event()
-
-    def work(message: object) -> None:
-        passed[0] += 1000
-        worked.set()
-
-    def tick() -> None:
-        if worked.is_set():
-            ticked.set()
-
-    client = start(replace(Calls().callbacks, on_message=work, on_tick=tick))
-    server.connection.send("message")
-    assert ticked.wait(scaled(30))
-    client.stop()
-    assert pauses.since(0.0) < 500
 
 
 def test_a_server_that_does_not_read_is_killed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.masks import is_index_mask, partition, read_cuda_mask, read_simple_mask, rotate, write_mask
+from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, read_simple_mask, rotate, write_mask
 
 
 def _gpu(name: str, index: int = 0, parent: str | None = None) -> Device:
@@ -158,33 +157,3 @@ def test_rotation_gives_each_worker_all_devices_with_a_different_first_one(worke
     rotated = rotate(devices, worker)
     assert sorted(rotated, key=lambda device: device.id) == list(devices)
     assert rotated[:1] == (devices[worker % count :][:1] if count else ())
-
-
-def test_parts_are_disjoint_if_there_are_enough_devices() -> None:
-    assert [partition(FOUR, 2, worker, 2) for worker in range(2)] == [FOUR[:2], FOUR[2:]]
-    assert [partition(FOUR, 4, worker, 1) for worker in range(4)] == [(device,) for device in FOUR]
-
-
-def test_parts_overlap_so_that_every_worker_has_the_same_number() -> None:
-    assert [partition(FOUR[:3], 3, worker, 2) for worker in range(3)] == [
-        FOUR[:2],
-        (FOUR[2], FOUR[0]),
-        (FOUR[1], FOUR[2]),
-    ]
-    assert partition([], 3, 2, 2) == ()
-
-
-@pytest.mark.parametrize(
-    ("workers", "worker", "per_worker", "message"),
-    [
-        (2, 2, 1, "worker 2 is not one of 2 workers: allowed are 0 to 1"),
-        (2, -1, 1, "worker -1 is not one of 2 workers: allowed are 0 to 1"),
-        (2, 0, 0, "0 devices for each worker: allowed is 1 or more"),
-        (2, 0, 5, "5 devices for each worker: allowed is at most 4, all that there are"),
-    ],
-)
-def test_the_error_of_an_invalid_part_names_the_value_and_what_is_allowed(
-    workers: int, worker: int, per_worker: int, message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        partition(FOUR, workers, worker, per_worker)

@@ -25,8 +25,7 @@ DOCTOR = """
 import json, sys
 from pytest_accel.settings.options import Settings
 from pytest_accel.features.doctor.checks import check
-from pytest_accel.features.doctor.facts import gather
-findings = check(gather(Settings(accel=ACCEL), forks=lambda modules: None))
+findings = check(Settings(accel=ACCEL, preload=("not_there",)))
 assert not {"torch", "numpy"} & sys.modules.keys()
 print(json.dumps([(one.check, one.state, one.what) for one in findings]))
 """
@@ -41,7 +40,7 @@ PAIR = ("driver 550.54.14 99040", *gpu(1, "capability 7 5", "link 0 1"), *gpu(2,
 
 @pytest.fixture
 def doctor(on_machine: OnMachine) -> Callable[..., Findings]:
-    """Return a function that returns the doctor's findings on a machine by check, except for the check ``forks``."""
+    """Return a function that returns the doctor's findings on a machine by check."""
 
     def examine(*facts: str, accel: str = "auto", **environ: str) -> Findings:
         findings: Findings = {}

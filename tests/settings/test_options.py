@@ -36,13 +36,13 @@ NAMES = [
 ]
 """The settings that have an option, and that the environment and an ini file can give."""
 WITHOUT_FLAG = [
-    *("accel_busy", "accel_per_worker", "accel_retry_dead", "accel_leaks", "accel_schedule", "accel_ci", "accel_marks"),
+    *("accel_busy", "accel_leaks", "accel_schedule", "accel_ci", "accel_marks"),
     *("accel_preload", "accel_rank_plugins", "accel_keep_processes", "accel_resources"),
 ]
 """The settings that have no option of their own."""
 MOST_OPTIONS = 24  # More are a wall. Settings that describe a suite or its CI need no option.
 OLD_OPTIONS = (
-    *("devices", "debug", "per-worker", "retry-dead", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
+    *("devices", "debug", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
     *("within", "logs", "trace", "census"),
 )
 KINDS = ", ".join(kinds())
@@ -82,7 +82,6 @@ GOOD = [
     ("accel_timeout", "5min", "timeout", 300.0),
     ("accel_wait", "90 s", "wait", 90.0),
     ("accel_wait", "1.5h", "wait", 5400.0),
-    ("accel_per_worker", "2", "per_worker", 2),
     ("accel_select", "devices >= 2", "select", "devices >= 2"),
     ("accel_resources", "license: 2,port-9000:1", "resources", (("license", 2), ("port-9000", 1))),
     (
@@ -101,7 +100,6 @@ GOOD = [
 SWITCHES = [
     ("accel_strict", "strict"),
     ("accel_ci", "ci"),
-    ("accel_retry_dead", "retry_dead"),
     ("accel_fresh", "fresh"),
     ("accel_check_collectives", "check_collectives"),
 ]
@@ -129,7 +127,6 @@ BAD = [
     *(("accel_share", text, SHARE) for text in ("0", "4", "nan", "8GB8", "-8GiB")),
     *(("accel_wait", text, f"a time >= 0 {TIME}") for text in ("-1", "nan", "soon", "5m", "s", "1h30min")),
     *(("accel_timeout", text, f"a time > 0 {TIME}") for text in ("0", "0s", "inf", "5 minutes")),
-    ("accel_per_worker", "0", "an int >= 1"),
     *(
         ("accel_resources", text, RESOURCES)
         for text in ("license", "license: 0", "license: 513", "cores: 1000000", "License: 1", "a: 1, a: 2", "cuda: 1")
@@ -137,9 +134,7 @@ BAD = [
     *(("accel_resources", text, RESOURCES) for text in ("auto: 1", "license: auto", "memory: 1MiB", "memory: 4", ",")),
 ]
 # Texts that pytest itself cannot convert from an ini file. Part of the error is then pytest's own text.
-UNCONVERTIBLE = [
-    ("accel_per_worker", "1.5", "an int >= 1"),
-]
+UNCONVERTIBLE = [("accel_pdb_rank", "1.5", "an int >= 0")]
 EMPTY = [
     ("accel", ACCEL),
     ("accel_ids", IDS),
@@ -200,7 +195,6 @@ def test_without_options_the_settings_have_their_defaults(pytester: pytest.Pytes
         wait=None,
         timeout=300.0,
         fresh=False,
-        per_worker=None,
         info=False,
         preload=(),
     )
@@ -242,7 +236,7 @@ def test_the_ini_option_sets_the_field(
 
 def test_variables_are_named_after_their_options() -> None:
     assert environment_variable(accel_config.ACCEL) == "PYTEST_ACCEL"
-    assert environment_variable(accel_config.PER_WORKER) == "PYTEST_ACCEL_PER_WORKER"
+    assert environment_variable(accel_config.PDB_RANK) == "PYTEST_ACCEL_PDB_RANK"
 
 
 @pytest.mark.parametrize(("option", "field"), SWITCHES)
@@ -338,7 +332,7 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
         accel_strict = true
         accel_wait = "5"
         accel_timeout = "2.5min"
-        accel_per_worker = 2
+        accel_pdb_rank = 2
         accel_preload = ["numpy", "torch.nn"]
         """
     )
@@ -348,7 +342,7 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
         strict=True,
         wait=5.0,
         timeout=150.0,
-        per_worker=2,
+        pdb_rank=2,
         preload=("numpy", "torch.nn"),
     )
 

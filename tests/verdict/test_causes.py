@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
@@ -13,12 +11,10 @@ from pytest_accel.verdict.causes import (
     Cause,
     CauseKind,
     Consequence,
-    OutsideCause,
     cause_of,
     error_consequence,
-    outside_cause,
 )
-from tests.verdict.phases import died, failed, hung, passed, terminated
+from tests.verdict.phases import died, failed, hung, terminated
 
 
 def runtime_error(text: str, cause: ExceptionSketch | None = None) -> ExceptionSketch:
@@ -66,15 +62,3 @@ def test_errors_of_secondary_failures_are_recognized(
 def test_a_cause_has_a_kind_a_detail_and_ranks(outcome: RankOutcome, text: str) -> None:
     assert str(cause_of(outcome, [1])) == text
     assert str(Cause(CauseKind.DISAGREED, "skip")) == "disagreed: skip"
-
-
-def test_a_cause_lies_outside_if_it_explains_all_failures() -> None:
-    lost = RankOutcome(0, "died", exit=RankExit(ExitCause.SERVER_ENDED))
-    assert outside_cause([lost, passed(1)]) is OutsideCause.SERVER_LOST
-    assert outside_cause([lost, failed(1, "Connection closed by peer")]) is OutsideCause.SERVER_LOST
-    assert outside_cause([lost, failed(1)]) is None
-    memory = RankOutcome(0, "died", exit=RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL))
-    assert outside_cause([memory, died(1, number=signal.SIGKILL)]) is OutsideCause.OUT_OF_MEMORY
-    assert outside_cause([died(0, number=signal.SIGKILL)]) is None
-    assert outside_cause([failed(0, "CUDA error: uncorrectable ECC error encountered")]) is OutsideCause.DEVICE_LOST
-    assert outside_cause([failed(0, "assert 'GPU is lost' in text")]) is None

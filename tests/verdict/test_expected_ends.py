@@ -110,7 +110,6 @@ def test_only_the_announced_end_counts_as_passed(end: ExpectedEnd, name: str) ->
     # The message about a rank that was stopped is about what has stopped it.
     if verdict.outcome == "failed" and name not in ("is stopped", "hangs") and end is not UNEVEN:
         assert "announced: rank 1 " in verdict.message
-    assert verdict.outside_cause is None
     survivor = OUTCOMES[name]._replace(rank=0)
     verdict = announced(survivor, OUTCOMES[FITTING[end]], ends=(end,))
     assert (verdict.outcome == "passed") == (name == "passes"), "an outcome of the other rank"

@@ -16,7 +16,6 @@ from pytest_accel.diagnostics.collectives import Record
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.verdict import sentences
-from pytest_accel.verdict.causes import OutsideCause
 from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups, UnmetMessages
 from tests.flight_records import entry, record
 from tests.verdict.phases import FOLDERS, STACK, hung, judged, passed
@@ -91,19 +90,6 @@ def test_the_end_of_a_rank_whose_exit_status_is_unknown() -> None:
     assert sentences.describe_end(lost) == "rank 1 lost its connection to the driver (exit status unknown)"
     asked = RankOutcome(1, "died", text=sentences.exit_request("enough"))
     assert sentences.describe_end(asked) == "rank 1 asked for the end of the session: enough"
-
-
-@pytest.mark.parametrize(
-    ("cause", "text"),
-    [
-        (OutsideCause.DEVICE_LOST, "a device was lost"),
-        (OutsideCause.OUT_OF_MEMORY, "a rank was killed: out of memory"),
-        (OutsideCause.SERVER_LOST, "the fork server was lost"),
-        (OutsideCause.MACHINE_LOST, "a machine was lost"),
-    ],
-)
-def test_the_reason_of_a_retry(cause: OutsideCause, text: str) -> None:
-    assert sentences.retried("rank 1 died", cause) == f"rank 1 died ({text})"
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,49 @@
-"""The checks of the doctor: pure functions that return findings on facts."""
+"""The checks of the doctor: each looks at a part of this machine, and yields what it finds.
+
+They import no torch, initialize no device runtime and write nothing. A temporary process imports the fork server's
+modules, to see whether ranks can be forked. The check of the network sends nothing: it opens a port for a moment, and
+closes a connection to `MASTER_ADDR` at once.
+"""
 
 from __future__ import annotations
 
+import errno
+import importlib
+import importlib.util
+import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
 
+import psutil
+
+from pytest_accel.core import launcher_env, threads
+from pytest_accel.core.device import Device
+from pytest_accel.core.interpreter import python_command
+from pytest_accel.core.kinds import kinds
+from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.units import count_text, format_memory
-from pytest_accel.features.doctor.facts import PLUGINS, Kind, MachineFacts
-from pytest_accel.features.doctor.network import LauncherFacts, NetworkFacts, is_loopback
-from pytest_accel.hardware.inventory import grouped
+from pytest_accel.hardware.inventory import Inventory, Machine, grouped
+from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
+from pytest_accel.hardware.sysfs import read_text
+from pytest_accel.hardware.torch_build import versions
+from pytest_accel.hardware.vendors.cpu import cpu_slots
+from pytest_accel.hardware.vendors.nvml import driver_installed, optional
+from pytest_accel.leases.shared_folder import default_folder, folder_problem
+from pytest_accel.settings.machine import machine_for
+from pytest_accel.settings.options import Settings
 
+_GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds"
+_BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 _SHARED_MEMORY = 64 * 2**20
 """Bytes of ``/dev/shm`` for each rank: Docker's default for a container, which is too little for more than one rank."""
 _REMOTE = {
@@ -19,19 +51,18 @@ _REMOTE = {
     "sshfs",
 }  # fmt: skip
 """Names of network file systems in ``/proc/mounts``, where some have the prefix ``fuse.``."""
-_IMPORT_FAILURES = {
-    "unfit": "{}: ranks that are forked after that may hang",
-    "failed": "fails: {}",
-    "ended": "ends the process: {}",
-    "hung": "did not finish within {}",
-}
-_GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds"
+_PLUGINS = "pytest's plugins"
+_IMPORT_TIMEOUT = 120.0
+"""Seconds for all imports. Torch alone may take 30 s from a network drive if it is not cached."""
+_ANSWER_TIMEOUT = 3.0
+"""Seconds that a name server, and the process at `MASTER_ADDR`, may take to answer."""
 
 State = Literal["ok", "note", "problem"]
+_Result = tuple[State, str, str]
+"""State, text and advice of a finding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One result of a check."""
 
     check: str
@@ -43,147 +74,337 @@ class Finding:
     """Advice to the user; empty if nothing needs to be done."""
 
 
-def check(facts: MachineFacts) -> tuple[Finding, ...]:
-    """Return the findings of all checks in their order; each check has at least one."""
-    return tuple(Finding(name, *result) for name, judge in _CHECKS.items() for result in judge(facts))
+class _Kind(NamedTuple):
+    """One kind of device on this machine, according to its vendor module."""
+
+    name: str
+    present: tuple[Device, ...] = ()
+    visible: tuple[Device, ...] = ()
+    """The devices that the inherited masks leave."""
+    inherited: Mapping[str, str] = {}
+    """Name and value of the kind's mask variables that are set."""
+    lacking: str | None = None
+    """The part that torch lacks to use the kind, as text; None if it lacks nothing."""
+    error: str | None = None
+    """Why the kind cannot be used; None if it can."""
 
 
-_Result = tuple[State, str, str]
-"""State, text and advice of a finding."""
+class _Subject(NamedTuple):
+    """The machine as the session of the settings sees it."""
+
+    settings: Settings
+    accel: str
+    """The name in ``--accel``: ``auto``, ``none`` or a kind."""
+    inventory: Inventory | None
+    """The session's devices; None if the kind that it names cannot be used."""
+    kinds: Sequence[_Kind]
+
+    def weight(self, kind: str) -> State:
+        """Return the state of a finding about `kind`: a note if the session does not use this kind, else a problem."""
+        return "problem" if self.accel in ("auto", kind) else "note"
 
 
-def _driver(facts: MachineFacts) -> Iterator[_Result]:
-    nvidia, state = facts.nvidia, _weight(facts, "cuda")
-    if nvidia.error is not None:
+def check(settings: Settings) -> list[Finding]:
+    """Return the findings of all checks in their order; each check has at least one.
+
+    Raise ValueError if a setting does not fit the machine.
+    """
+    machine = machine_for(settings)
+    try:
+        inventory = machine.session
+    except VendorError:
+        inventory = None  # `_devices` yields the error of this kind.
+    accel = settings.accel.strip().partition(":")[0]
+    subject = _Subject(settings, accel, inventory, [_look_for(kind, machine) for kind in kinds()])
+    return [Finding(name, *result) for name, look in _CHECKS.items() for result in look(subject)]
+
+
+def _look_for(kind: str, machine: Machine) -> _Kind:
+    try:
+        vendor = make_vendor(kind, machine.argument(kind))
+    except VendorError as error:
+        return _Kind(kind, error=str(error))
+    except ValueError:
+        return _Kind(kind)  # The kind needs an argument in --accel, and has none here. This is not an error.
+    inherited = {name: os.environ[name] for name in vendor.mask_variables if name in os.environ}
+    try:
+        present = vendor.discover()
+        return _Kind(kind, present, vendor.visible(present, os.environ), inherited, vendor.lacking())
+    except Exception as error:
+        # Another package's vendor code may raise anything. The other findings are still needed.
+        why = f"{describe_kind(kind)}: its devices cannot be looked up: {type(error).__name__}: {error}"
+        return _Kind(kind, inherited=inherited, error=why)
+
+
+def _devices(subject: _Subject) -> Iterator[_Result]:
+    session, accel = subject.inventory, subject.accel
+    asked = next((kind for kind in subject.kinds if kind.name == accel), None)
+    if session is not None and session.devices:
+        yield "ok", f"the session has {session.kind}: {grouped(session.devices)}", ""
+    elif asked is not None and asked.error is None and not asked.present:
+        yield "problem", f"--accel {accel}: there is no {accel} device", "Name a kind that is present, or auto."
+    elif session is None or session.kind == "none":
+        yield "ok", "the session has no accelerator: ranks run on the CPU", ""
+    else:
+        which = "tests that need one" if session.named else "tests that ask for one"
+        yield "note", f"the session has no {session.kind} device that it may use: {which} skip", ""
+    for kind in subject.kinds:
+        if kind.error is not None:
+            advice = "Name another kind with --accel. If a package publishes this one, update or uninstall it."
+            yield subject.weight(kind.name), kind.error, advice
+
+
+def _driver(subject: _Subject) -> Iterator[_Result]:
+    cuda = _nvidia_driver()
+    if isinstance(cuda, str):
         advice = "See what nvidia-smi says. After an update of the driver, its kernel module must be reloaded, for "
         advice += "example by a restart of the machine; restart a container with its GPUs."
-        yield state, f"the NVIDIA driver does not answer: {nvidia.error}", advice
-    elif nvidia.library:
-        cuda = f", for CUDA up to {nvidia.cuda[0]}.{nvidia.cuda[1]}" if nvidia.cuda else ""
-        yield "ok", f"the NVIDIA driver{f' {nvidia.version}' if nvidia.version else ''} answers{cuda}", ""
-    elif nvidia.cards:
-        are = f"{nvidia.cards} NVIDIA GPUs are" if nvidia.cards > 1 else "an NVIDIA GPU is"
+        yield subject.weight("cuda"), f"the NVIDIA driver does not answer: {cuda}", advice
+    elif cuda is not None:
+        version, (major, minor) = cuda
+        newest = f", for CUDA up to {major}.{minor}" if major else ""
+        yield "ok", f"the NVIDIA driver{f' {version}' if version else ''} answers{newest}", ""
+    elif cards := _nvidia_cards(Path("/")):
+        are = f"{cards} NVIDIA GPUs are" if cards > 1 else "an NVIDIA GPU is"
         advice = "Install NVIDIA's driver; a container needs to be started with its GPUs (docker run --gpus all)."
-        yield state, f"{are} on the PCI bus, but the driver's libnvidia-ml.so.1 cannot be loaded", advice
+        what = f"{are} on the PCI bus, but the driver's libnvidia-ml.so.1 cannot be loaded"
+        yield subject.weight("cuda"), what, advice
     else:
         yield "ok", "no NVIDIA driver, and no NVIDIA GPU on the PCI bus", ""
 
 
-def _devices(facts: MachineFacts) -> Iterator[_Result]:
-    asked = facts.kind(facts.accel)
-    if facts.devices:
-        yield "ok", f"the session has {facts.session}: {facts.devices}", ""
-    elif asked is not None and asked.error is None and not asked.present:
-        what = f"--accel {facts.accel}: there is no {facts.accel} device"
-        yield "problem", what, "Name a kind that is present, or auto."
-    elif facts.session == "none":
-        yield "ok", "the session has no accelerator: ranks run on the CPU", ""
-    else:
-        which = "tests that need one" if facts.accel == facts.session else "tests that ask for one"
-        yield "note", f"the session has no {facts.session} device that it may use: {which} skip", ""
-    for kind in facts.kinds:
-        if kind.error is not None:
-            advice = "Name another kind with --accel. If a package publishes this one, update or uninstall it."
-            yield _weight(facts, kind.name), kind.error, advice
+def _nvidia_driver() -> tuple[str | None, tuple[int, int]] | str | None:
+    """Return version and newest CUDA of NVIDIA's driver, or why it does not answer; None if there is no driver."""
+    if not driver_installed():
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return str(error)
+    try:
+        # In the format of cuDriverGetVersion: 12040 is CUDA 12.4 (NVML reference, system queries).
+        cuda = optional(pynvml, pynvml.nvmlSystemGetCudaDriverVersion_v2) or 0
+        return optional(pynvml, pynvml.nvmlSystemGetDriverVersion), (cuda // 1000, cuda % 1000 // 10)
+    finally:
+        pynvml.nvmlShutdown()
 
 
-def _torch(facts: MachineFacts) -> Iterator[_Result]:
-    torch, nvidia = facts.torch, facts.nvidia
+def _nvidia_cards(root: Path) -> int:
+    """Return the number of NVIDIA GPUs that sysfs, below `root`, shows on the PCI bus."""
+    # 0x03 is the base class of display controllers. GPUs without a display output are in it too (0x0302).
+    return sum(
+        read_text(device / "vendor") == "0x10de" and read_text(device / "class").startswith("0x03")
+        for device in (root / "sys/bus/pci/devices").glob("*")
+    )
+
+
+def _torch_version() -> str | None:
+    """Return the version of the installed torch; None if there is none to import."""
+    try:
+        if importlib.util.find_spec("torch") is None:
+            return None
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
+    except (ImportError, ValueError):
+        return None
+
+
+def _torch(subject: _Subject) -> Iterator[_Result]:
+    torch, builds, driver = _torch_version(), versions(), _nvidia_driver()
     if torch is None:
         what = "torch is not installed: distributed tests need init=False, and cannot use the fixtures of torch"
         yield "note", what, f"Install one that fits the hardware: {_GET_TORCH}."
         return
-    built = " and ".join(f"{_BUILDS[name]} {version}" for name, version in torch.builds.items())
+    built = " and ".join(f"{_BUILDS[name]} {version}" for name, version in builds.items()) or "the CPU alone"
     fits = True
-    cuda, version = facts.kind("cuda"), torch.builds.get("cuda", "")
-    if cuda is not None and cuda.present and not version:
-        fits = False
-        advice = "Install a torch that is built for CUDA. On Linux, that of PyPI is: pip install --force-reinstall "
-        advice += f"--index-url https://pypi.org/simple torch. {_GET_TORCH}."
-        what = f"there are NVIDIA GPUs ({grouped(cuda.present)}), but torch {torch.version} is built for "
-        yield _weight(facts, "cuda"), what + (built or "the CPU alone"), advice
-    # A driver supports all CUDA releases of its major version (NVIDIA, "CUDA Compatibility", minor versions).
-    if version and nvidia.cuda and nvidia.cuda[0] < _major(version):
-        fits = False
-        supported = f"{nvidia.cuda[0]}.{nvidia.cuda[1]}"
-        what = f"torch {torch.version} is built for CUDA {version}, and the driver supports {supported} at most"
-        advice = f"Update the driver, or install a torch that is built for CUDA {nvidia.cuda[0]}: {_GET_TORCH}."
-        yield _weight(facts, "cuda"), what, advice
-    for kind in facts.kinds:
-        if kind.present and kind.lacking is not None:
+    cuda = builds.get("cuda", "")
+    for kind in subject.kinds:
+        if kind.name == "cuda" and kind.present and not cuda:
+            fits = False
+            advice = "Install a torch that is built for CUDA. On Linux, that of PyPI is: pip install --force-reinstall "
+            advice += f"--index-url https://pypi.org/simple torch. {_GET_TORCH}."
+            what = f"there are NVIDIA GPUs ({grouped(kind.present)}), but torch {torch} is built for {built}"
+            yield subject.weight("cuda"), what, advice
+        elif kind.present and kind.lacking is not None:
             fits = False
             # With `auto` it is a note: the session ignores such a kind, which may be a chip in the processor.
-            state: State = "problem" if facts.accel == kind.name else "note"
+            state: State = "problem" if subject.accel == kind.name else "note"
             advice = f"To use them, install what is missing ({_GET_TORCH} of torch)."
             yield state, f"{grouped(kind.present)} ({kind.name}) cannot be used: {kind.lacking}", advice
+    if isinstance(driver, tuple) and (conflict := _too_new(cuda, driver[1])) is not None:
+        fits = False
+        advice = f"Update the driver, or install a torch that is built for CUDA {driver[1][0]}: {_GET_TORCH}."
+        yield subject.weight("cuda"), f"torch {torch} is built for {conflict}", advice
     if fits:
-        yield "ok", f"torch {torch.version}, built for {built or 'the CPU alone'}", ""
+        yield "ok", f"torch {torch}, built for {built}", ""
 
 
-def _masks(facts: MachineFacts) -> Iterator[_Result]:
-    hidden = [kind for kind in facts.kinds if kind.inherited and kind.present and not kind.visible]
+def _too_new(cuda: str, newest: tuple[int, int]) -> str | None:
+    """Return a text if a torch for this `cuda` needs a driver for more than its `newest` CUDA; None if it does not.
+
+    A driver supports all CUDA releases of its major version (NVIDIA, "CUDA Compatibility", minor versions).
+    """
+    major = re.match(r"\d+", cuda)
+    if major is None or not newest[0] or newest[0] >= int(major[0]):
+        return None
+    return f"CUDA {cuda}, and the driver supports {newest[0]}.{newest[1]} at most"
+
+
+def _masks(subject: _Subject) -> Iterator[_Result]:
+    hidden = [kind for kind in subject.kinds if kind.inherited and kind.present and not kind.visible]
     for kind in hidden:
-        masks = " ".join(f"{name}={value!r}" for name, value in kind.inherited.items())
-        what = f"{masks} leaves none of {len(kind.present)} ({kind.name})"
-        yield _weight(facts, kind.name), what, _unmask(kind)
+        what = f"{_assignments(kind.inherited)} leaves none of {len(kind.present)} ({kind.name})"
+        advice = f"Unset {' and '.join(kind.inherited)}, or name devices that are present. To run without devices, use "
+        if len(kind.inherited) > 1:
+            advice = f"The masks count within each other: unset all but one. {advice}"
+        yield subject.weight(kind.name), what, f"{advice}--accel none."
     if not hidden:
         yield "ok", "no mask hides all devices of a kind", ""
 
 
-def _unmask(kind: Kind) -> str:
-    rocr, hip = (kind.inherited.get(f"{layer}_VISIBLE_DEVICES") for layer in ("ROCR", "HIP"))
-    if kind.name == "rocm" and rocr is not None and rocr == hip:
-        return (
-            "HIP_VISIBLE_DEVICES counts only the devices that ROCR_VISIBLE_DEVICES leaves, so that setting both to the "
-            "same value hides too many. Unset one of them."
-        )
-    variables = " and ".join(kind.inherited)
-    return f"Unset {variables}, or name devices that are present. To run without devices, use --accel none."
-
-
-def _forks(facts: MachineFacts) -> Iterator[_Result]:
-    forks = facts.forks
-    if forks is None:
+def _forks(subject: _Subject) -> Iterator[_Result]:
+    if _torch_version() is None:
         yield "note", "not checked, because torch is not installed", ""
-    elif forks.outcome == "fit":
+        return
+    preload = subject.settings.preload
+    name, failure = try_forks(() if preload == "none" else preload)
+    if failure is None:
         yield "ok", "what ranks are forked from has one thread and no device runtime", ""
-    elif forks.outcome == "unfit" and forks.name == PLUGINS:
-        what = f"loading {PLUGINS} {forks.detail}: ranks are forked without them, which takes longer"
+    elif name == _PLUGINS and failure.startswith(_UNFIT):
+        what = f"loading {_PLUGINS} {failure.removeprefix(_UNFIT)}: ranks are forked without them, which takes longer"
         yield "note", what, "Find the plugin that does: pytest -p no:NAME leaves one out."
     else:
-        failure = _IMPORT_FAILURES[forks.outcome].format(forks.detail)
-        yield "problem", f"importing {forks.name} {failure}", _advise_import(forks.name)
+        advice = f"Take {name} out of accel_preload, or fix it."
+        if name.partition(".")[0] in ("torch", "pytest", "pytest_accel"):
+            advice = f'Try `python -c "import {name}"`. If that works, check what else Python loads when it starts '
+            advice += "(sitecustomize, .pth files, LD_PRELOAD), and OPENBLAS_NUM_THREADS."
+        elif name == _PLUGINS:
+            advice = "Try `pytest --version --version`, and leave plugins out with -p no:NAME until it works."
+        yield "problem", f"importing {name} {failure}: no rank can be forked", advice
 
 
-def _advise_import(name: str) -> str:
-    if name.partition(".")[0] in ("torch", "pytest", "pytest_accel"):
-        return (
-            f'Try `python -c "import {name}"`. If that works, check what else Python loads when it starts '
-            "(sitecustomize, .pth files, LD_PRELOAD), and OPENBLAS_NUM_THREADS."
-        )
-    if name == PLUGINS:
-        return "Try `pytest --version --version`, and leave plugins out with -p no:NAME until it works."
-    return f"Take {name} out of accel_preload, or fix it."
+_UNFIT = "is not safe: "
 
 
-def _locks(facts: MachineFacts) -> Iterator[_Result]:
-    locks = facts.locks
-    elsewhere = "PYTEST_ACCEL_LOCK_DIR names another folder: on a local disk, writable for every session's user."
-    if locks.problem is not None:
-        yield "problem", f"{locks.path} {locks.problem}: no device can be leased", elsewhere
+def try_forks(modules: Sequence[str], timeout: float = _IMPORT_TIMEOUT) -> tuple[str, str | None]:
+    """Import `modules` after those of every fork server in a temporary process.
+
+    Return the name of the last module, and why ranks cannot be forked after its import; None if they can.
+    """
+    source = f"import os, {__name__} as checks; checks.import_and_report(); os._exit(0)"
+    # This process owns the folder, because the other one may be killed before it could remove it.
+    with (
+        tempfile.TemporaryDirectory(prefix="accel-doctor-") as folder,
+        subprocess.Popen(
+            python_command(source, folder, *modules, path=sys.path),
+            env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            output, _ = process.communicate(timeout=timeout)
+            failure = None
+        except subprocess.TimeoutExpired as error:
+            output, failure = error.output or b"", f"did not finish within {timeout:g} seconds"
+        finally:
+            # Kill processes that an import has started: they hold the pipe open, and would leak.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    name, status, done = "pytest_accel", process.returncode, False
+    for line in output.decode(errors="replace").splitlines():
+        # Other lines are ignored: a `sitecustomize` module may print when the process starts.
+        with suppress(ValueError):
+            match json.loads(line):
+                case {"importing": str(found)}:
+                    name = found
+                case {"failure": None | str() as failure}:
+                    done = True
+    if not done and failure is None:
+        failure = f"ends the process: {f'signal {-status}' if status < 0 else f'exit status {status}'}"
+    return name, failure
+
+
+def import_and_report() -> None:
+    """Run in the temporary process: print a JSON line for each import, and one for a failure or the end.
+
+    Its arguments are a folder in which to load pytest's plugins, and the names of more modules.
+    """
+    folder, *modules = sys.argv[1:]
+    # Imported modules may print: give them stderr as stdout.
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def report(**message: str | None) -> None:
+        print(json.dumps(message), file=output, flush=True)
+
+    report(importing="pytest_accel.forkserver.preload")
+    from pytest_accel.forkserver.preload import RANK_MODULES, TORCH_MODULES, load_plugins, unfit
+
+    failure = None
+    for name in (*RANK_MODULES, *TORCH_MODULES, *modules, _PLUGINS):
+        report(importing=name)
+        try:
+            if name == _PLUGINS:
+                load_plugins(folder)
+            else:
+                importlib.import_module(name)
+        except BaseException as error:
+            failure = f"fails: {type(error).__name__}: {error}"
+            break
+        if (reason := unfit()) is not None:
+            failure = f"{_UNFIT}{reason}"
+            break
+    report(failure=failure)
+
+
+def _locks(subject: _Subject) -> Iterator[_Result]:
+    folder, elsewhere = default_folder(), "PYTEST_ACCEL_LOCK_DIR names another folder: on a local disk, writable for "
+    elsewhere += "every session's user."
+    exists, problem = os.path.lexists(folder), None
+    if exists:
+        problem = folder_problem(folder)
+    elif not (folder.parent.is_dir() and os.access(folder.parent, os.W_OK | os.X_OK)):
+        problem = f"cannot be created, because {folder.parent} is not a directory that this user may write to"
+    if problem is not None:
+        yield "problem", f"{folder} {problem}: no device can be leased", elsewhere
     else:
-        yield "ok", f"{locks.path} {'can be used' if locks.exists else 'will be created by the first session'}", ""
-    if locks.filesystem is not None and locks.filesystem.removeprefix("fuse.") in _REMOTE:
-        what = f"{locks.path} is on a network file system ({locks.filesystem}): locks may not hold there, and sessions "
-        yield "note", what + "of other machines may be taken for this one's", elsewhere
+        yield "ok", f"{folder} {'can be used' if exists else 'will be created by the first session'}", ""
+    filesystem = filesystem_of(Path(os.path.realpath(folder)), read_text(Path("/proc/mounts")))
+    if filesystem.removeprefix("fuse.") in _REMOTE:
+        what = f"{folder} is on a network file system ({filesystem}): locks may not hold there, and sessions of other "
+        yield "note", what + "machines may be taken for this one's", elsewhere
 
 
-def _memory(facts: MachineFacts) -> Iterator[_Result]:
-    size = facts.shared_memory
-    if size is None:
+def filesystem_of(path: Path, mounts: str) -> str:
+    """Return the type of the file system of `path` (no symbolic links) in the text of ``/proc/mounts``; "": unknown."""
+    best, found = -1, ""
+    for line in mounts.splitlines():
+        words = line.split()
+        if len(words) > 2:
+            # Blanks in paths are escaped in octal (fstab(5)).
+            point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[1]))
+            # A later mount on the same mount point hides the earlier one.
+            if (point == path or point in path.parents) and len(point.parts) >= best:
+                best, found = len(point.parts), words[2]
+    return found
+
+
+def _memory(subject: _Subject) -> Iterator[_Result]:
+    number = len(subject.inventory.devices) if subject.inventory is not None else 0
+    number = number or cpu_slots()
+    enough, ranks = _SHARED_MEMORY * number, count_text(number, "rank")
+    try:
+        figures = os.statvfs("/dev/shm")
+    except OSError:
         yield "ok", "this system has no /dev/shm", ""
         return
-    enough, ranks = _SHARED_MEMORY * facts.ranks, count_text(facts.ranks, "rank")
+    size = figures.f_blocks * figures.f_frsize
     if size < enough:
         what = f"/dev/shm holds {format_memory(size)}, which is little for {ranks}: NCCL and data loaders share memory "
         advice = f"In a container: docker run --shm-size={format_memory(enough).replace(' ', '').lower()[:-2]}, or "
@@ -192,29 +413,26 @@ def _memory(facts: MachineFacts) -> Iterator[_Result]:
         yield "ok", f"/dev/shm holds {format_memory(size)}, enough for {ranks}", ""
 
 
-def _launcher(facts: MachineFacts) -> Iterator[_Result]:
-    launch = facts.launch
-    shown = _assignments(launch.variables)
-    if not launch.variables:
+def _launcher(subject: _Subject) -> Iterator[_Result]:
+    first = next(launcher_env.recognized(os.environ), None)
+    variables = launcher_env.variables_here(os.environ)
+    shown = _assignments(variables)
+    if not variables:
         yield "ok", "no launcher has started this process", ""
-    elif not launch.launchers:
+    elif first is None:
         advice = "Unset them: a launcher sets them for its processes."
-        if launch.incomplete is not None:
-            launcher, lacking = launch.incomplete
+        if (incomplete := launcher_env.incomplete(os.environ)) is not None:
+            launcher, lacking = incomplete
             advice = f"{launcher} also sets {', '.join(lacking)}. Pass all of them on, or unset these."
         yield "note", f"{shown} do not show a launcher: this process would run all tests by itself", advice
+    elif not (first.rank < first.size and first.local_rank < first.local_size <= first.size):
+        advice = f"Unset those that a shell exports: {first.launcher} sets them for each process."
+        yield "problem", f"the variables of {first.launcher} contradict each other: {shown}", advice
     else:
-        first, *others = launch.launchers
-        if not (first.rank < first.size and first.local_rank < first.local_size <= first.size):
-            advice = f"Unset those that a shell exports: {first.launcher} sets them for each process."
-            yield "problem", f"the variables of {first.launcher} contradict each other: {shown}", advice
-        else:
-            where = f"rank {first.rank} of {first.size} under {first.launcher}, {first.local_size} on this machine"
-            outer = [one for one in others if (one.rank, one.size) != (first.rank, first.size)]
-            within = "".join(f"; within {one.launcher}: rank {one.rank} of {one.size}" for one in outer)
-            yield "ok", where + within, ""
+        where = f"rank {first.rank} of {first.size} under {first.launcher}, {first.local_size} on this machine"
+        yield "ok", where, ""
         expected = {"RANK": str(first.rank), "WORLD_SIZE": str(first.size)}
-        differ = {name: value for name, value in launch.variables.items() if value != expected.get(name, value)}
+        differ = {name: value for name, value in variables.items() if value != expected.get(name, value)}
         if differ:
             what = f"{_assignments(differ)} is not what {first.launcher} says"
             yield "note", what, "Unset it: scripts that read it disagree with the launcher."
@@ -224,78 +442,83 @@ def _assignments(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value!r}" for name, value in variables.items())
 
 
-def _programs(facts: MachineFacts) -> Iterator[_Result]:
-    installed = facts.launch.installed
-    found = [f"{name} {version}" for name, version in installed.items() if version is not None]
-    absent = [name for name, version in installed.items() if version is None]
-    without = f"; not installed: {', '.join(absent)}" if absent else ""
-    yield "ok", f"launchers: {', '.join(found) or 'none'}{without}", ""
-
-
-def _network(facts: MachineFacts) -> Iterator[_Result]:
-    network, launch = facts.network, facts.launch
-    bad: State = "problem" if launch.joins_machines else "note"
-    matters: State = "problem" if launch.joins_machines else "ok"
-    if not network.address:
-        yield matters, "this machine has only loopback: no other machine can reach it", ""
-    else:
-        what = f"other machines reach this one at {network.address} ({network.interface})"
-        known = network.address in network.named
-        if not known:
-            what += f"; its name {network.name} has {', '.join(network.named) or 'no address'} here"
-        yield "note" if launch.joins_machines and not known else "ok", what, ""
-    if network.no_port is not None:
-        yield bad, f"no port can be opened here: {network.no_port}", "Choose another MASTER_PORT."
-    if any(network.master):
-        address, port = network.master
-        state, what, advice = _meeting(network, launch, bad)
-        yield state, f"MASTER_ADDR={address!r} MASTER_PORT={port!r}: {what}", advice
-    elif launch.joins_machines:
+def _network(subject: _Subject) -> Iterator[_Result]:
+    """Look at the address where the processes of a launcher on several machines meet."""
+    process = next(launcher_env.recognized(os.environ), None)
+    joins = process is not None and process.local_size < process.size
+    master, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if master or port:
+        state, what, advice = _meeting(master, port, process if joins else None)
+        yield state, f"MASTER_ADDR={master!r} MASTER_PORT={port!r}: {what}", advice
+    elif joins:
         what = "MASTER_ADDR and MASTER_PORT are not set, and the processes are on several machines"
         yield "problem", what, "Export an address of rank 0's machine, and a free port there, to all processes."
+    else:
+        yield "ok", "no processes of a launcher on several machines have to meet", ""
 
 
-def _meeting(network: NetworkFacts, launch: LauncherFacts, bad: State) -> _Result:
-    """Judge the address where the processes of a launcher meet; `bad` is the state of what keeps them from it."""
+def _meeting(master: str, port: str, process: LauncherEnv | None) -> _Result:
+    """Judge the address where processes meet; `process` is this one if they are on several machines, else None."""
+    bad: State = "note" if process is None else "problem"
     advice = "MASTER_ADDR must be an address of rank 0's machine that all machines reach, and MASTER_PORT a free port."
-    if not network.answer:
+    found = _look_up(master) if port.isdecimal() and 0 < int(port) < 1 << 16 else ()
+    if not found:
         return bad, "there is no such address or port", advice
-    if launch.joins_machines and all(map(is_loopback, network.meeting)):
-        return bad, f"{network.meeting[0]} is loopback, at which other machines reach themselves", advice
-    if launch.joins_machines and launch.launchers[0].rank == 0 and not network.here:
+    own = {one.address for entries in psutil.net_if_addrs().values() for one in entries}
+    here = any(_is_loopback(one) or one in own for one in found)
+    if process is not None and all(map(_is_loopback, found)):
+        return bad, f"{found[0]} is loopback, at which other machines reach themselves", advice
+    if process is not None and process.rank == 0 and not here:
         return bad, "another machine, although rank 0 is here", advice
-    if network.answer == "answers":
-        if network.here:
-            return (
-                "note",
-                "in use: a process listens there",
-                "If neither a session waits nor torchrun runs, another program has the port.",
-            )
+    answer = _call(found, int(port))
+    if answer == "answers" and here:
+        advice = "If neither a session waits nor torchrun runs, another program has the port."
+        return "note", "in use: a process listens there", advice
+    if answer == "answers":
         return "ok", "a process listens there, and can be reached", ""
-    if network.here:
+    if here:
+        try:
+            socket.create_server(("", int(port))).close()
+        except OSError as error:
+            return bad, f"no port can be opened here: {os.strerror(error.errno or 0)}", "Choose another MASTER_PORT."
         return "ok", "this machine, and the port is free", ""
-    if network.answer == "refused":
-        return (
-            "note",
-            "the machine can be reached, and nothing listens there",
-            "While a session waits, rank 0 must listen there.",
-        )
-    return bad, f"cannot be reached: {network.answer}", f"{advice} See also the firewalls."
+    if answer == "refused":
+        what = "the machine can be reached, and nothing listens there"
+        return "note", what, "While a session waits, rank 0 must listen there."
+    return bad, f"cannot be reached: {answer}", f"{advice} See also the firewalls."
 
 
-def _weight(facts: MachineFacts, kind: str) -> State:
-    """Return the state of a finding about `kind`: a note if the session does not use this kind, else a problem."""
-    return "problem" if facts.accel in ("auto", kind) else "note"
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
-def _major(version: str) -> int:
-    match = re.match(r"\d+", version)
-    return int(match.group()) if match else 0
+def _look_up(name: str) -> tuple[str, ...]:
+    """Return the addresses of `name`; none if it is unknown, or if the name server does not answer in time."""
+    found: list[str] = []
+
+    def look() -> None:
+        with suppress(OSError, ValueError):
+            found.extend(str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+
+    threads.start(look, "accel-look-up").join(_ANSWER_TIMEOUT)
+    return tuple(dict.fromkeys(found))
 
 
-_BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
+def _call(addresses: Sequence[str], port: int) -> str:
+    """Return ``answers``, ``refused``, or why no one of `addresses` can be reached. A session tries them all, too."""
+    answer = ""
+    for address in addresses:
+        try:
+            socket.create_connection((address, port), _ANSWER_TIMEOUT).close()
+        except OSError as error:
+            if answer != "refused":
+                answer = "refused" if error.errno == errno.ECONNREFUSED else error.strerror or str(error)
+        else:
+            return "answers"
+    return answer
 
-_CHECKS: dict[str, Callable[[MachineFacts], Iterator[_Result]]] = {
+
+_CHECKS: dict[str, Callable[[_Subject], Iterator[_Result]]] = {
     "driver": _driver,
     "devices": _devices,
     "torch": _torch,
@@ -304,6 +527,5 @@ _CHECKS: dict[str, Callable[[MachineFacts], Iterator[_Result]]] = {
     "locks": _locks,
     "memory": _memory,
     "launcher": _launcher,
-    "programs": _programs,
     "network": _network,
 }

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from pytest_accel.features.doctor import info
 from pytest_accel.features.doctor.checks import Finding, check
-from pytest_accel.features.doctor.facts import gather
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
@@ -68,7 +67,7 @@ def show_info(settings: Settings, *, as_json: bool) -> int:
 
 
 def show_findings(settings: Settings, *, as_json: bool) -> int:
-    findings = check(gather(settings))
+    findings = check(settings)
     print(json.dumps(findings_json(findings), indent=2) if as_json else findings_text(findings))
     return 1 if problems(findings) else 0
 

@@ -19,7 +19,7 @@ from types import TracebackType
 
 import psutil
 
-from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.clock import monotonic
 from pytest_accel.features.launch import reaper
 from pytest_accel.features.launch.launch_commands import Job, Plan
 from pytest_accel.features.launch.launch_result import LaunchResult, result_of
@@ -127,14 +127,12 @@ class LaunchedProcess:
         """Return the launcher's exit status once all processes have ended, or None after `timeout` seconds."""
         began, more = monotonic(), False
         while True:
-            rest = math.inf if timeout is None else began + timeout + PAUSES.since(began) - monotonic()
+            rest = math.inf if timeout is None else began + timeout - monotonic()
             left = 0.0 if more else min(_POLL_INTERVAL, max(0.0, rest))
-            due = monotonic() + left
             if select.select([self._status], [], [], left)[0]:
                 return self._read_status()
-            PAUSES.notice(due)
             more = self.follow()
-            if timeout is not None and monotonic() >= began + timeout + PAUSES.since(began):
+            if timeout is not None and monotonic() >= began + timeout:
                 return None
 
     def terminate(self) -> int:

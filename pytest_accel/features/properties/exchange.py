@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_accel.core.clock import PAUSES, monotonic
+from pytest_accel.core.clock import monotonic
 from pytest_accel.rank.signed_store import ForgedValueError, SignedStore
 
 LARGEST = 1 << 20
@@ -83,11 +83,9 @@ class Exchange:
         """Poll the store until all `keys` are set. torch's own wait writes to stderr if it times out."""
         began, sleep = monotonic(), _SHORTEST_SLEEP
         while not self._store.check(keys):
-            if monotonic() >= began + timeout + PAUSES.since(began):
+            if monotonic() >= began + timeout:
                 raise LateRanks([rank for rank, key in enumerate(keys) if not self._store.check([key])])
-            due = monotonic() + sleep
             time.sleep(sleep)
-            PAUSES.notice(due)
             sleep = min(2 * sleep, _LONGEST_SLEEP)
 
     def _key(self, rank: int, step: int | None = None) -> str:

@@ -126,9 +126,6 @@ def _facts(test: TestRun, session: Session) -> Iterator[tuple[str, str]]:
     peaks = {rank: peak for phase in test.phases for rank, peak in phase.peaks.items()}
     if peaks:
         yield "peak memory", ", ".join(f"rank {rank}: {format_memory(peak)}" for rank, peak in peaks.items())
-    retried = next((phase.retried for phase in test.phases if phase.retried), None)
-    if retried is not None:
-        yield "run again after", retried
 
 
 def _world(test: TestRun, world: WorldLife) -> str:

@@ -26,7 +26,7 @@ from pytest_accel.core.record_events import (
     TestStarted,
 )
 from pytest_accel.core.shims import is_subtest, reason_of_skip, worker_of_starting_test
-from pytest_accel.core.stash_keys import LAUNCHED_RANKS, MARKED, RECORDERS, RETRIED
+from pytest_accel.core.stash_keys import LAUNCHED_RANKS, MARKED, RECORDERS
 from pytest_accel.core.truncation import cut
 from pytest_accel.features.record import census_hooks
 from pytest_accel.features.record.commands import Output
@@ -249,7 +249,6 @@ def phase_reported(report: pytest.TestReport, folders: Folders, process: int) ->
         given: Iterable[tuple[object, object]] = report.user_properties  # pytest accepts names of any type.
         properties = {name: value for name, value in given if isinstance(name, str)}
         more["peaks"] = _peaks(properties)
-        more["retried"] = properties.get(RETRIED)
         more["launched"] = _launched(report.user_properties)
     return PhaseReported(
         test=report.nodeid,

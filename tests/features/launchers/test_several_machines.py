@@ -467,8 +467,7 @@ ENDLESS = """
 @pytest.mark.long
 def test_a_disconnected_machine_is_named_and_ends_the_session(suite: BackgroundSuite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
-    # The session ends without the machine, so nothing is retried.
-    session = suite.start("-o", "accel_retry_dead=on", program=srun(two_machines))
+    session = suite.start(program=srun(two_machines))
     suite.read("rank-0")
     suite.read("rank-1")
 

@@ -450,7 +450,6 @@ def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
         failed_ranks=(0,),
         output={f"section {text}": f"output {text}"},
         peaks={text: 1 << 30},
-        retried=text,
     )
     events: list[Event] = [
         SessionStarted(SCHEMA, text, text, (text,), text),
