@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, partial, wraps
 from importlib import import_module
 from json import loads
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -367,7 +367,7 @@ def _script_without_modes() -> None:
             with _disable_current_modes():
                 return _original(*args, **named)
 
-        setattr(owner, name, without_modes)
+        setattr(owner, name, wraps(original)(without_modes))
 
 
 def skip_in_compiler(code: CodeType) -> None:

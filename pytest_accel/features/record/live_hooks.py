@@ -6,13 +6,15 @@ sends `SIGINFO`. At a terminal, a status line shows the same in short while pyte
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
 import signal
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from os import environ
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from signal import SIG_DFL, getsignal
+from signal import signal as set_handler
+from threading import current_thread, main_thread
 from traceback import format_exc
 from typing import TYPE_CHECKING
 
@@ -58,7 +60,7 @@ def register(session: AccelSession) -> LiveHooks | None:
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
-        with contextlib.suppress(OSError, threads.NoThreadError):
+        with suppress(OSError, threads.NoThreadError):
             plugins.register(LiveHooks(session, TerminalFile(session.config)), _PLUGIN)
     return plugins.get_plugin(_PLUGIN)
 
@@ -77,7 +79,7 @@ class LiveHooks:
         """The tests that the session is going to run, for an estimate of the time."""
         self._workers = 1
         self._failed_subtests = FailedSubtests()
-        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._requests: SimpleQueue[bool] = SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
         self._restore = _handle_signals(lambda: self._requests.put(True))
         self._stopped = False
@@ -148,7 +150,7 @@ class LiveHooks:
                 wanted = self._requests.get(timeout=REFRESH if self._has_status else None)
                 if wanted:
                     self._show_report()
-            except queue.Empty:
+            except Empty:
                 self._show_status()
 
     def _show_report(self) -> None:
@@ -180,8 +182,8 @@ def _can_have_status(config: pytest.Config) -> bool:
     return (
         type(reporter) is pytest.TerminalReporter
         and bool(reporter.isatty)  # A method that is also a truth value; a plain one before pytest 9.
-        and os.environ.get("TERM", "") not in ("", "dumb")
-        and "CI" not in os.environ
+        and environ.get("TERM", "") not in ("", "dumb")
+        and "CI" not in environ
         and config.get_verbosity() > -2
         and getattr(config.option, "capture", "no") != "no"
     )
@@ -193,20 +195,20 @@ def _handle_signals(on_signal: Callable[[], None]) -> Callable[[], None]:
     Return a function that restores the default. This does nothing outside of the main thread. Handlers are not passed
     on to programs that this process starts, such as the fork server.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if current_thread() is not main_thread():
         return lambda: None
 
     def handle(number: int, frame: object) -> None:
         on_signal()
 
-    taken = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL and not _is_caught(number)]
+    taken = [number for number in _SIGNALS if getsignal(number) is SIG_DFL and not _is_caught(number)]
     for number in taken:
-        signal.signal(number, handle)
+        set_handler(number, handle)
 
     def restore() -> None:
         for number in taken:
-            if signal.getsignal(number) is handle:
-                signal.signal(number, signal.SIG_DFL)
+            if getsignal(number) is handle:
+                set_handler(number, SIG_DFL)
 
     return restore
 
@@ -216,7 +218,7 @@ def _is_caught(number: int) -> bool:
 
     `faulthandler.register` installs such handlers. Without ``/proc``, the result is False.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from threading import Lock
 
 import pytest
 
@@ -153,7 +153,7 @@ class LiveEvents:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._state = LiveState()
         self._new: deque[tuple[Event, float]] = deque()
         """The events that are not part of the state yet, with their times."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import threading
 import unicodedata
 from collections.abc import Iterable
+from contextlib import suppress
+from os import close, dup, get_terminal_size, getpid, write
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -34,11 +34,11 @@ class TerminalFile:
         """
         self._config = config
         self._file, self._line = terminal_file(config)
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._lock = Lock()
+        self._pid = getpid()
         if not hasattr(self._file, "fileno"):  # xdist's --looponfail writes to an object of execnet.
             raise OSError("the output has no descriptor")
-        self._descriptor = os.dup(self._file.fileno())
+        self._descriptor = dup(self._file.fileno())
         self._has_status = False
         """True if a status line is on the screen."""
         self._paused = False
@@ -51,7 +51,7 @@ class TerminalFile:
 
     def write(self, text: str) -> int:
         """Write a text of pytest."""
-        if os.getpid() != self._pid:  # A thread of the original process may have held the lock during the fork.
+        if getpid() != self._pid:  # A thread of the original process may have held the lock during the fork.
             return int(self._file.write(text))
         with self._lock:
             self._erase_status()
@@ -79,7 +79,7 @@ class TerminalFile:
         if the output is not a terminal, or has no space.
         """
         try:
-            columns = os.get_terminal_size(self._descriptor).columns
+            columns = get_terminal_size(self._descriptor).columns
         except OSError:
             return
         with self._lock:
@@ -108,16 +108,16 @@ class TerminalFile:
 
     def _write(self, text: str) -> None:
         data = text.encode(self._file.encoding, "backslashreplace")
-        with contextlib.suppress(OSError):  # The terminal is closed, which pytest notices by itself.
+        with suppress(OSError):  # The terminal is closed, which pytest notices by itself.
             while data:
-                data = data[os.write(self._descriptor, data) :]
+                data = data[write(self._descriptor, data) :]
 
     def remove(self) -> None:
         """Make pytest write to its own file again. No other method may be called after this one."""
         self.erase_status()
         if terminal_file(self._config)[0] is self:  # Otherwise another plugin has replaced it.
             set_terminal_file(self._config, self._file)
-        os.close(self._descriptor)
+        close(self._descriptor)
 
 
 def _width(line: str) -> int:
