@@ -360,11 +360,11 @@ class CollectionHooks:
         Note a file that skips itself since only ranks have a variable.
         """
         report = yield
-        if report.skipped and isinstance(collector, pytest.Module):
+        is_skipped = report.skipped and isinstance(collector, pytest.Module)
+        if is_skipped and "distributed" in self._marks_of(collector.path):
             from pytest_accel.driver.skip_conditions import condition_of
 
-            condition = condition_of(report.longrepr, collector.config.rootpath)
-            if condition is not None and "distributed" in self._marks_of(collector.path):
+            if (condition := condition_of(report.longrepr, collector.config.rootpath)) is not None:
                 self._session.skipped_files.append(f"{condition}: the whole file {collector.nodeid}")
         self._divide(report.result or [], selectable=True)
         return report
