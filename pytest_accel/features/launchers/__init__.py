@@ -3,11 +3,12 @@
 Rank 0 of the launcher is the driver. Every other process runs an agent, which starts a fork server and is no rank: a
 rank that dies or hangs is replaced as without a launcher, and the launcher sees no process exit. SPMD, in which each
 launched process runs the whole session, was rejected: one dead rank would end all of it, and each rank would report.
+It remains the default, for suites that are written for it.
 
-How a session starts: `core/launcher_env.py` reads the launcher's variables. `launched_session.enter` decides whether
-the processes are one session, and whether they meet over TCP (several machines) or a Unix socket. Each process writes
-what it waits for to the log of ``--accel-log``. Both ways of meeting have a timeout, after which an error names the
-missing ranks.
+How a session starts, if ``accel_launcher`` is on: `core/launcher_env.py` reads the launcher's variables.
+`launched_session.enter` decides whether the processes can be one session, and whether they meet over TCP (several
+machines) or a Unix socket. Each process writes what it waits for to the log of ``--accel-log``. Both ways of meeting
+have a timeout, after which an error names the missing ranks.
 
 The conversations, each of frozen structs (`core/struct_messages.py`):
 

@@ -18,6 +18,8 @@ from tests.run import Run
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
 _MPICH = ("mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTEST)
+_TIMEOUT = 120.0
+"""Seconds for one session: some start twenty processes that import torch."""
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _WAYS = (
     pytest.param(PYTEST, (), 1, id="plain"),
@@ -52,7 +54,7 @@ def _run(suite: BackgroundSuite, program: tuple[str, ...], *options: str) -> tup
     outcomes = suite.temporary / "outcomes"
     outcomes.mkdir()
     environment = {**_AS_ROOT, "OUTCOMES": str(outcomes), "PYTHONPATH": str(suite.path)}
-    run = suite.start("-p", "recorder", *options, program=program, environment=environment).finish()
+    run = suite.start("-p", "recorder", *options, program=program, environment=environment).finish(_TIMEOUT)
     seen = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in outcomes.glob("*.json")}
     shutil.rmtree(outcomes)
     return seen, run

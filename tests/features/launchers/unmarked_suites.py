@@ -15,6 +15,7 @@ A launcher kills the others as soon as one process has failed.
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ import pytest
 RANK, SIZE = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 rank, size = (next((os.environ[name] for name in names if name in os.environ), None) for names in (RANK, SIZE))
 folder = Path(os.environ["OUTCOMES"])
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM)
 PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI", "MPI_", "MASTER_", "PYTEST_ACCEL")
 
 
@@ -50,13 +52,14 @@ class Recorder:
             "reports": sorted(self.reports),
             "status": int(session.exitstatus),
             "unchanged": variables() == before,
+            "signals": [getattr(signal.getsignal(one), "__name__", "default") for one in SIGNALS],
             "variables": sorted(before),
             "arguments": sys.argv[1:],
         }
         path = folder / f"{rank or 0}.json"
         path.with_suffix(".part").write_text(json.dumps(seen))
         path.with_suffix(".part").rename(path)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(list(folder.glob("*.json"))) < int(size or 1) and time.monotonic() < deadline:
             time.sleep(0.02)
         return result
