@@ -492,6 +492,26 @@ def test_a_conftest_may_replace_the_class_of_threads(suite: BackgroundSuite) -> 
     suite.run("-n", "2").expect(dict.fromkeys(("test_ranks", "test_device", "test_plain"), "PASSED"))
 
 
+def test_a_conftest_may_replace_functions_when_it_is_imported(suite: BackgroundSuite) -> None:
+    """The modules that run marked tests are imported before conftests."""
+    suite.write(
+        "conftest.py",
+        """
+        import pickle
+        import selectors
+
+
+        def forbidden(*args, **options):
+            raise AssertionError("this suite forbids it")
+
+
+        pickle.dumps = selectors.DefaultSelector = forbidden
+        """,
+    )
+    suite.write("test_it.py", _MARKED_AND_PLAIN.replace("gather(rank) == [0, 1]", "rank in (0, 1)"))
+    suite.run().expect(dict.fromkeys(("test_ranks", "test_device", "test_plain"), "PASSED"))
+
+
 def test_a_session_that_cannot_start_threads_says_so_in_its_marked_tests(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", f"{_FORBIDS_THREADS}\n\nthreading.Thread.start = Forbidden.start\n")
     suite.write("test_it.py", _MARKED_AND_PLAIN)
