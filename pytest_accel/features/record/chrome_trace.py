@@ -13,15 +13,7 @@ from itertools import count, zip_longest
 from typing import Any, NamedTuple
 
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.features.record.timeline import Session, TestRun, Verdict, lane_rows
-
-_COLOURS: dict[Verdict, str] = {
-    **dict.fromkeys(("failed", "error", "unfinished"), "terrible"),
-    **dict.fromkeys(("rerun", "xpassed"), "bad"),
-    **dict.fromkeys(("skipped", "xfailed"), "grey"),
-    "passed": "good",
-}
-"""Names of colours that chrome://tracing has; Perfetto chooses its own."""
+from pytest_accel.features.record.timeline import Session, TestRun, lane_rows
 
 
 class _Thread(NamedTuple):
@@ -112,7 +104,7 @@ class _Trace:
         for lane, row in ((lane, row) for lane, of_lane in rows for row in of_lane):
             thread = self._thread(processes[lane.host], f"{'CPU slot ' if lane.kind == 'slot' else ''}{lane.name}")
             for test in row:
-                self._slice(thread, test.test, test.span, _COLOURS[test.verdict], **_facts(test))
+                self._slice(thread, test.test, test.span, **_facts(test))
 
     def _process(self, name: str) -> int:
         number = next(self._numbers)
@@ -124,12 +116,9 @@ class _Trace:
         self.events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": {"name": name}})
         return _Thread(process, number)
 
-    def _slice(
-        self, thread: _Thread, name: str, span: tuple[float, float], colour: str | None = None, /, **args: object
-    ) -> None:
-        extra = {} if colour is None else {"cname": colour}
+    def _slice(self, thread: _Thread, name: str, span: tuple[float, float], /, **args: object) -> None:
         duration = max(0, self._time(span[1]) - self._time(span[0]))
-        self._add("X", thread, span[0], name=name, dur=duration, args=args, **extra)
+        self._add("X", thread, span[0], name=name, dur=duration, args=args)
 
     def _add(self, phase: str, thread: _Thread, at: float, **fields: Any) -> None:
         where = {"ph": phase, "pid": thread.process, "tid": thread.number, "ts": self._time(at)}

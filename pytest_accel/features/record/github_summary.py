@@ -25,10 +25,8 @@ _VERDICTS: tuple[Verdict, ...] = (*_FAILURES, "passed", "skipped", "xfailed", "x
 _MOST_ROWS = 50
 _MOST = 10
 """Tests in the lists of the slowest ones and of the longest waits, and errors of a step that GitHub shows."""
-_SHORTEST_WAIT = 0.1
-"""Seconds of a wait that is worth showing."""
-_LONGEST = 300
-"""Characters of a cell."""
+_SHORTEST_WAIT = 0.1  # Seconds of a wait that is worth showing.
+_LONGEST = 300  # Characters of a cell.
 _ENTITIES = str.maketrans({one: f"&#{ord(one)};" for one in "&<>\"'`*_{}[]()|~#!$@^\\"})
 """The characters with a meaning in HTML, in Markdown or in GitHub's extensions of it."""
 _Cell = str | int | float

@@ -47,10 +47,9 @@ _PLUGIN = "accel-live"
 
 
 def register(session: AccelSession) -> LiveHooks | None:
-    """Register the hooks, unless that has been done, and return them.
+    """Register the hooks, unless that has been done, and return them; None without a terminal reporter or descriptor.
 
-    Return None without a terminal reporter, or if the output has no file descriptor. Call this in the controller,
-    while nothing is captured.
+    Call this in the controller, while nothing is captured.
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
@@ -204,10 +203,7 @@ def _counts(running: Mapping[str, object], state: PoolSnapshot) -> list[str]:
 
 
 def _can_have_status(config: pytest.Config) -> bool:
-    """Return whether the output goes to a person at a terminal, who can see a line that is written again and again.
-
-    Tests that write to the terminal would destroy the line, and a reporter of another plugin may have one of its own.
-    """
+    """Return whether the output goes to a person at a terminal, and neither tests nor another reporter write to it."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     return (
         type(reporter) is pytest.TerminalReporter

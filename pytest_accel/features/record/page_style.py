@@ -70,8 +70,7 @@ button, input, select {
 button { cursor: pointer; }
 ::placeholder { color: var(--muted); opacity: 1; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
-.filters, .counts, .key { display: flex; flex-wrap: wrap; gap: 4px 14px; align-items: end; }
-.filters { margin: 0 0 8px; }
+.filters, .counts, .key { display: flex; flex-wrap: wrap; gap: 4px 14px; align-items: end; margin: 0 0 8px; }
 .filters label { display: grid; gap: 2px; color: var(--muted); font-size: 13px; }
 .filters output { padding: 7px 0; }
 #part { width: 260px; max-width: 100%; }
@@ -90,9 +89,7 @@ button { cursor: pointer; }
 #tests td.verdict { font-weight: 600; }
 .sessions { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 12px; }
 .session { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 12px 16px; }
-.session p:last-child { margin: 0; }
 .counts { font-size: 18px; font-weight: 600; }
-.counts span { white-space: nowrap; }
 .dot { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
 .killed, .bad { color: var(--failed); font-weight: 600; }
 .scroll { overflow: auto; }
@@ -105,9 +102,9 @@ button { cursor: pointer; }
 body:has(#details:not([hidden])) { padding-bottom: calc(48vh + 40px); }
 #close { position: sticky; top: 4px; float: right; margin-left: 12px; }
 #details h3 { font-size: 15px; margin: 8px 0 6px; }
-#details h4 { font-size: 12px; margin: 12px 0 4px; color: var(--muted); }
+#details h4 { font-size: 12px; margin: 12px 0 4px; }
+#details h4, #details dt { color: var(--muted); }
 #details dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0; }
-#details dt { color: var(--muted); }
 #details dd { margin: 0; }
 #details table { width: auto; }
 #details th, #details td { border: 0; padding: 2px 16px 2px 0; white-space: nowrap; font-size: 13px; font-weight: 400; }

@@ -47,7 +47,7 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     """
     config = session.config
     if session.worker_input is not None:
-        config.pluginmanager.register(ReportDetails(config))
+        config.pluginmanager.register(ReportDetails())
         if (channel := session.worker_input.get(_CHANNEL)) is not None:
             config.pluginmanager.register(CollectedTests(channel.send))
         return
@@ -67,18 +67,12 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     config.stash[RECORDERS] = (file,)
     hooks = RecordHooks(session, file, record, report, in_ci=in_ci)
     config.pluginmanager.register(hooks, "accel-record")
-    config.pluginmanager.register(ReportDetails(config))
+    config.pluginmanager.register(ReportDetails())
     config.pluginmanager.register(CollectedTests(hooks.collections.add))
 
 
 class ReportDetails:
-    """Adds the world and the ranks of a test, and the place of a failure, to the reports of its phases.
-
-    Registered in each process that runs tests.
-    """
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._folders = folders_of(config)
+    """Adds world and ranks of a test, and the place of a failure, to reports. In each process that runs tests."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -91,7 +85,7 @@ class ReportDetails:
             details = {"world": marked.world, "failed_ranks": verdict.failed_ranks, "place": verdict.place}
             report.accel_details = msgspec.to_builtins(details | {"ranks": verdict.ranks})  # xdist sends plain data.
         elif call.excinfo is not None and report.failed:
-            report.accel_details = {"place": failure_place(call.excinfo, report.longrepr, self._folders)}
+            report.accel_details = {"place": failure_place(call.excinfo, report.longrepr, folders_of(item.config))}
             if not hasattr(report.longrepr, "reprcrash") and report.accel_details["place"] is not None:  # A doctest.
                 from pytest_accel.core.serialization import sketch
                 from pytest_accel.verdict.sentences import headline
@@ -137,21 +131,14 @@ class RecordHooks:
     def __init__(
         self, session: AccelSession, file: RecordFile, record: str | None, report: str | None, *, in_ci: bool
     ) -> None:
-        self._session = session
-        self._config = session.config
+        self._session, self._config = session, session.config
         self._folders = folders_of(session.config)
-        self._file = file
-        self._record = record
-        self._report = report
-        self._in_ci = in_ci
+        self._file, self._record, self._report, self._in_ci = file, record, report, in_ci
         self._has_marked = False
         """True if a test needed ranks or devices."""
         self._worker: Callable[[], str] = str
         self.collections: set[str] = set()
-        """What each process has collected (`CollectedTests`): one text, unless xdist's workers disagree.
-
-        Threads that receive messages of workers add to it.
-        """
+        """What processes have collected (`CollectedTests`). Threads that receive messages of workers add to it."""
         self._failed_files = False
         self._skipped_files: dict[str, str] = {}
         file(
@@ -166,8 +153,8 @@ class RecordHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[_CHANNEL] = channel = node.gateway.newchannel()
-        channel.setcallback(self.collections.add)
+        node.workerinput[_CHANNEL] = node.gateway.newchannel()
+        node.workerinput[_CHANNEL].setcallback(self.collections.add)
 
     def pytest_sessionstart(self) -> None:
         self._worker = worker_of_starting_test(self._config)
@@ -202,7 +189,7 @@ class RecordHooks:
                         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _record_collection(self) -> None:
-        found = list(map(json.loads, self.collections))
+        found = [json.loads(one) for one in list(self.collections)]
         tests: Counter[str] = Counter()
         for selected, _ in found:
             tests |= Counter(selected)

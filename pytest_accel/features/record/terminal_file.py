@@ -22,9 +22,8 @@ _CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\
 class TerminalFile:
     """Stands for the file to which pytest's terminal writer writes, until :meth:`remove`.
 
-    Each text of pytest is passed on at once, so that it is on the terminal before anything that this class writes by
-    itself. The latter bypasses pytest's capturing, which another thread must not suspend, and leaves the unfinished
-    line as pytest expects it.
+    Each text of pytest is passed on at once. What this class writes by itself bypasses pytest's capturing, which
+    another thread must not suspend, and leaves the unfinished line as pytest expects it.
     """
 
     def __init__(self, config: pytest.Config) -> None:
