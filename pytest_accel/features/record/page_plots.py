@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from bokeh.models import (
@@ -33,32 +32,12 @@ _SHORTEST_WAIT = 0.01
 """Seconds; the bar of a shorter wait could hardly be seen."""
 _TOOLTIP = """
 <div style="font-weight:600">@n{test}</div>
-<div>@n{verdict}, ran @n{seconds}, waited @n{wait}</div>
+<div>@n{ran}</div>
 <div>@n{devices}</div>
-<div>ranks: @n{ranks}, peak memory: @n{peak}</div>
-<div>started @n{start}</div>
 """
-_CELL = """
-const cell = accel.tests === null ? "" : accel.tests[format][value]
-if (cell === null) return format === "ranks" ? "none" : "unknown"
-if (typeof cell !== "number") return cell
-switch (format) {
-  case "peak": return `${cell.toFixed(2)} GiB`
-  case "start": return new Date(cell * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC"
-  case "ranks": return `${cell}`
-  default: return `${cell.toFixed(2)} s`
-}
-"""
+_CELL = 'return accel.tests === null ? "" : accel.tests[format][value]'
 """The text of a column, by the row of a test. `accel` is that of `page_script`."""
 _CHOOSE = "accel.choose(bars.selected.indices.length ? bars.data.n[bars.selected.indices[0]] : -1)"
-
-
-class Timeline(NamedTuple):
-    """The plot and its legend."""
-
-    plot: figure
-    legend: list[tuple[str, str]]
-    """The label and the colour of each kind of bars."""
 
 
 def lane_label(lane: Lane, sessions: Sequence[Session]) -> str:
@@ -69,11 +48,14 @@ def lane_label(lane: Lane, sessions: Sequence[Session]) -> str:
     return lane.name if len(lane.name) <= _LONGEST_LABEL or index is None else f"{lane.kind} {index}"
 
 
-def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> Timeline | None:
-    """Return the plot; None if there is no lane. `rows` has the row in the table by the `id()` of a `TestRun`."""
+def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> tuple[figure | None, list[tuple[str, str]]]:
+    """Return the plot, and the label and the colour of each kind of its bars; None without a device or slot.
+
+    `rows` has the row in the table by the `id()` of a `TestRun`.
+    """
     lanes = lane_rows(sessions)
     if not lanes:
-        return None
+        return None, []
     origin = min(session.span.start for session in sessions)
     ticks: dict[float, str] = {}
     titles: dict[float, str] = {}
@@ -138,7 +120,7 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> Timeline |
     hover = HoverTool(tooltips=_TOOLTIP, formatters={"@n": CustomJSHover(code=_CELL)}, limit=3)
     hover.point_policy = "follow_mouse"
     plot.add_tools(hover, TapTool(), WheelZoomTool(dimensions="width", modifiers={"ctrl": True}))
-    return Timeline(plot, [_BARS[kind] for kind in np.unique(data["kind"])])
+    return plot, [_BARS[kind] for kind in np.unique(data["kind"])]
 
 
 def _bars_of(test: TestRun, n: int, top: float, height: float, *, shows_wait: bool) -> Iterator[tuple[float, ...]]:

@@ -127,7 +127,7 @@ def page(sessions: Sequence[Session]) -> str:
     runs = [(test, session) for session in sessions for test in session.tests]
     runs.sort(key=lambda run: verdicts.index(run[0].verdict))
     tests = [test for test, _ in runs]
-    plot = timeline(sessions, {id(test): row for row, test in enumerate(tests)})
+    plot, legend = timeline(sessions, {id(test): row for row, test in enumerate(tests)})
     longest = longest_text(tests)
     data = json.dumps((_columns(sessions, tests), [details(test, session, longest) for test, session in runs]))
     title = "Report of a session" if len(sessions) == 1 else f"Report of {len(sessions)} sessions"
@@ -138,7 +138,7 @@ def page(sessions: Sequence[Session]) -> str:
         "columns": _COLUMNS,
         "verdicts": [verdict for verdict in verdicts if verdict in {test.verdict for test in tests}],
         "has_plot": plot is not None,
-        "legend": [] if plot is None else plot.legend,
+        "legend": legend,
         "colours": page_style.COLOURS,
         "sessions": [_summary(session) for session in sessions],
         "skips": _skips(tests),
@@ -147,7 +147,7 @@ def page(sessions: Sequence[Session]) -> str:
     if plot is None:
         return template.render(variables, title=title)
     html: str = file_html(
-        plot.plot,
+        plot,
         Resources(mode="inline", minified=True),
         title=title,
         template=template,
@@ -157,7 +157,7 @@ def page(sessions: Sequence[Session]) -> str:
 
 
 def _columns(sessions: Sequence[Session], tests: Sequence[TestRun]) -> dict[str, list[Any]]:
-    """Return the columns of the table by name. Times are seconds (`start` since the epoch), and memory is GiB."""
+    """Return the columns of the table by name. Times are seconds, and memory is GiB."""
     several = len({lane.host for test in tests for lane in test.lanes}) > 1
     labels = {lane: lane_label(lane, sessions) for test in tests for lane in test.lanes}
 
@@ -174,7 +174,11 @@ def _columns(sessions: Sequence[Session], tests: Sequence[TestRun]) -> dict[str,
         "devices": [devices(test) for test in tests],
         "ranks": [None if test.world is None else len(test.world.starting.places) for test in tests],
         "peak": [round(max(test.peaks.values()) / (1 << 30), 4) if test.peaks else None for test in tests],
-        "start": [round(test.span.start, 3) for test in tests],
+        "ran": [
+            f"{test.verdict}, ran {seconds_text(test.span.seconds)}, waited {seconds_text(test.waited)}, "
+            f"started {clock(test.span.start)}"
+            for test in tests
+        ],
     }
 
 
