@@ -89,11 +89,8 @@ def compare(jobs: Mapping[str, JobTests], allow: Sequence[tuple[int, str]], allo
         for test, outcome in job.tests.items():
             tests.setdefault(test, {})[name] = outcome
     tests |= _files_without_tests(jobs, tests)
-    ran = {
-        test: next(name for name, one in found.items() if one.status in RAN)
-        for test, found in tests.items()
-        if any(one.status in RAN for one in found.values())
-    }
+    # The first job counts, so it is set last.
+    ran = {test: name for test, found in tests.items() for name, one in reversed(found.items()) if one.status in RAN}
     allowed: set[str] = set()
     stale: list[str] = []
     for number, pattern in allow:
