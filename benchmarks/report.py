@@ -8,14 +8,13 @@ from pathlib import Path
 
 from benchmarks.measure import Effort, Figure, middle
 from pytest_accel import read_record
-from pytest_accel.features.record.timeline import critical_path, sessions_of
+from pytest_accel.features.record.timeline import sessions_of
 from tests.large_record import write_record
 
 _TESTS = 5_000
 _DEVICES = 64
 _SIZE = 4.0  # MB
 _OPENING = 1.5  # seconds
-_PATH = 0.3  # seconds
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
@@ -26,16 +25,12 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     write_record(folder / "record.jsonl", _TESTS, _DEVICES)
     sessions = sessions_of([read_record(folder / "record.jsonl")])
     began = time.perf_counter()
-    critical_path(sessions[0])
-    path = time.perf_counter() - began
-    began = time.perf_counter()
     text = page(sessions)
     made = time.perf_counter() - began
     file = folder / "report.html"
     file.write_text(text, encoding="utf-8")
     name = f"page of {_TESTS:,} tests"
     return [
-        Figure(f"{name}: critical path", path, "s", _PATH, f"{_PATH:g} s"),
         Figure(f"{name}: making", made, "s"),
         Figure(f"{name}: size", file.stat().st_size / 1e6, "MB", _SIZE, f"{_SIZE:g} MB"),
         *_opening(file, name, effort),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_accel.features.faults.announcements import Faults
     from pytest_accel.features.launch.launch_api import Launch
     from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, NoOutput
-    from pytest_accel.features.record.record_file import Recorded, RecordError, read_record
+    from pytest_accel.features.record.record_file import RecordError, read_record
     from pytest_accel.fixtures import Accel, Gather, MakeMesh
     from pytest_accel.hardware.health import HealthVendor
     from pytest_accel.verdict.remote_exceptions import (
@@ -52,7 +52,6 @@ __all__ = [
     "RankUnstarted",
     "RanksDisagree",
     "RecordError",
-    "Recorded",
     "Vendor",
     "__version__",
     "is_rank",
@@ -69,7 +68,7 @@ _HOMES = {
     "features.faults.announcements": ("Faults",),
     "features.launch.launch_api": ("Launch",),
     "features.launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"),
-    "features.record.record_file": ("RecordError", "Recorded", "read_record"),
+    "features.record.record_file": ("RecordError", "read_record"),
     "verdict.remote_exceptions": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
 }
 """The names that are imported when they are first asked for, by module: most sessions need none of them."""

@@ -112,9 +112,8 @@ class AccelSession:
             if self._session_pool is None:
                 from pytest_accel.session_pool import SessionPool
 
-                recorders = features.call("make_recorders", self.config, self)
                 self._session_pool = SessionPool(
-                    self.config, self.settings, self.machine, self.own_machine, self.cluster, self.show, recorders
+                    self.config, self.settings, self.machine, self.own_machine, self.cluster, self.show
                 )
             return self._session_pool
 

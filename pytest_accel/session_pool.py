@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from pytest_accel.core import log, session_folder
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.paths import current_folder
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
-from pytest_accel.core.record_events import Recorder, Recorders
+from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory, log_file_handler, wake_controller
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
@@ -52,11 +52,10 @@ class SessionPool:
         own_machine: Machine,
         cluster: ClusterConnection | None,
         show: Callable[[str], None],
-        recorders: Sequence[Recorder],
     ) -> None:
         """`own_machine` is this machine, also if the devices of the session are those of a `cluster`.
 
-        `show` writes a line to the terminal. `recorders` get the session's events, like those of the stash.
+        `show` writes a line to the terminal.
         """
         self._show = show
         self.calls = MainThreadCalls()
@@ -86,7 +85,7 @@ class SessionPool:
             waits_for_busy=waits,
             machines=launched or (here if cluster is None else cluster.machines),
             start_job=partial(_start_job, config),
-            record=Recorders((*config.stash.get(RECORDERS, ()), *recorders, *((log.record,) if log.is_on() else ()))),
+            record=Recorders((*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ()))),
         )
         self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
 

@@ -7,28 +7,9 @@ import random
 from collections.abc import Generator, Iterator
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
-from msgspec.structs import replace
-
-from pytest_accel.core.record_events import (
-    SCHEMA,
-    DeviceFound,
-    Event,
-    MachineFound,
-    PhaseReported,
-    PoolOpened,
-    RankPhase,
-    RankPlace,
-    RequestWaits,
-    SessionFinished,
-    SessionStarted,
-    TestStarted,
-    WorldAcquired,
-    WorldReady,
-    WorldRequested,
-    WorldReturned,
-    WorldStarting,
-)
+from pytest_accel.features.record.events import SCHEMA
 from pytest_accel.features.record.record_file import RecordFile
 
 START = 1_790_000_000.0
@@ -36,32 +17,35 @@ _ON_A_NODE = 8
 """Devices of one machine."""
 _SIZES = (1, 1, 1, 1, 2, 2, 4, 8)
 """The devices of a test; each is as likely as the others."""
+_Event = tuple[float, str, dict[str, Any]]
+"""Time, name and fields of an event."""
 
 
 def write_record(path: Path, tests: int, devices: int) -> None:
     """Write the record of a session of `tests` tests on `devices` devices (8 on each machine), always the same."""
-    now = [START]
-    file = RecordFile(str(path), clock=lambda: now[0])
-    for now[0], event in _events(tests, devices):
-        file(event)
+    file = RecordFile(str(path))
+    for at, event, fields in _events(tests, devices):
+        file(event, at=at, **fields)
     file.close()
 
 
-def _events(tests: int, devices: int) -> list[tuple[float, Event]]:
-    """Return the events with their times, in order."""
-    events: list[tuple[float, Event]] = [(START, SessionStarted(SCHEMA, "1a46e", "0.1.0", ("-n", "64"), "/suite"))]
-    events.append((START + 1, PoolOpened(slots=16, kind="cuda")))
+def _events(tests: int, devices: int) -> list[_Event]:
+    """Return the events in order."""
+    about = {"schema": SCHEMA, "session": "1a46e", "version": "0.1.0", "command": ["-n", "64"], "root": "/suite"}
+    events: list[_Event] = [(START, "SessionStarted", about)]
     nodes = -(-devices // _ON_A_NODE)
-    events += [(START + 1, MachineFound(node, f"gpu-{node:02}.cluster")) for node in range(nodes) if nodes > 1]
+    names = [f"gpu-{node:02}.cluster" for node in range(nodes)] if nodes > 1 else []
+    events += [(START + 1, "MachineFound", {"machine": node, "name": name}) for node, name in enumerate(names)]
     ids = {number: f"GPU-{random.Random(number).getrandbits(128):032x}" for number in range(devices)}
     for number, device in ids.items():
         node, index = divmod(number, _ON_A_NODE)
-        events.append((START + 1, DeviceFound(device, "cuda", index, "NVIDIA H100 80GB HBM3", node, 80 << 30)))
+        found = {"device": device, "kind": "cuda", "index": index, "name": "NVIDIA H100 80GB HBM3"}
+        events.append((START + 1, "DeviceFound", found | {"machine": node, "memory": 80 << 30}))
     session = _LargeSession(ids)
     for number in range(tests):
         events += session.run(number)
     events.sort(key=itemgetter(0))
-    return [*events, (events[-1][0] + 1, SessionFinished(1))]
+    return [*events, (events[-1][0] + 1, "SessionFinished", {"status": 1})]
 
 
 class _LargeSession:
@@ -76,54 +60,57 @@ class _LargeSession:
         self._worlds: dict[tuple[int, ...], int] = {}
         """The number of the last world on some devices."""
 
-    def run(self, number: int) -> Iterator[tuple[float, Event]]:
+    def run(self, number: int) -> Iterator[_Event]:
         """Yield the events of test `number`."""
         draw = self._random.random()
         requested, worker = heapq.heappop(self._workers)
         test = f"tests/module_{number % 97}/test_kernels_{number % 97}.py::test_matmul[bfloat16-{number}]"
-        yield requested, TestStarted(test)
+        about = {"test": test, "worker": f"gw{worker}"}
+        yield requested, "TestStarted", about
         if draw < 0.04:
             stop = requested + 0.01
-            missing = "needs 16 cuda devices on one node; there are 8" if draw < 0.03 else None
-            skip = missing or "flash-attn is not installed"
-            phase = PhaseReported(test, "setup", "skipped", requested, stop, f"gw{worker}", skip=skip, missing=missing)
-            yield stop, phase
-            yield stop, PhaseReported(test, "teardown", "passed", stop, stop, f"gw{worker}")
+            why = "needs 16 cuda devices on one node; there are 8" if draw < 0.03 else "flash-attn is not installed"
+            missing = {"missing": why} if draw < 0.03 else {}
+            setup = {"when": "setup", "outcome": "skipped", "start": requested, "stop": stop, "skip": why, **missing}
+            yield stop, "PhaseReported", about | setup
+            teardown = {"when": "teardown", "outcome": "passed", "start": stop, "stop": stop}
+            yield stop, "PhaseReported", about | teardown
         else:
-            stop = yield from self._run_on_devices(number, test, requested, worker, draw)
+            stop = yield from self._run_on_devices(number, about, requested, draw)
         heapq.heappush(self._workers, (stop + 0.01, worker))
 
     def _run_on_devices(
-        self, number: int, test: str, requested: float, worker: int, draw: float
-    ) -> Generator[tuple[float, Event], None, float]:
+        self, number: int, about: dict[str, Any], requested: float, draw: float
+    ) -> Generator[_Event, None, float]:
         """Yield the events of a test that runs, and return the time at which it ends."""
         devices = self._choose(self._random.choice(_SIZES))
         leased = max(requested, *(self._free[device] for device in devices)) + 0.001
-        yield requested, WorldRequested(number, test, f"{len(devices)} on cuda")
+        words = f"{len(devices)} on cuda"
+        yield requested, "WorldRequested", {"request": number, "test": about["test"], "about": words}
         if leased > requested + 0.1:
-            yield requested, RequestWaits(number, f"{test} waits for {len(devices)} cuda devices: held by other tests")
+            why = f"{about['test']} waits for {len(devices)} cuda devices: held by other tests"
+            yield requested, "RequestWaits", {"request": number, "why": why}
         world, start = self._worlds.get(devices), leased
         reused = world is not None and self._random.random() < 0.7
         if not reused:
             world, start = number + 1, leased + 0.3
-            node = devices[0] // _ON_A_NODE
-            places = tuple(RankPlace(node, (self._ids[device],)) for device in devices)
-            yield leased, WorldStarting(world, number, f"{len(devices)} on cuda", places)
-            yield start - 0.01, WorldReady(world, tuple(range(40_000, 40_000 + len(devices))))
+            places = [{"machine": devices[0] // _ON_A_NODE, "devices": [self._ids[device]]} for device in devices]
+            yield leased, "WorldStarting", {"world": world, "request": number, "about": words, "places": places}
+            yield start - 0.01, "WorldReady", {"world": world, "pids": list(range(40_000, 40_000 + len(devices)))}
         assert world is not None
         self._worlds[devices] = world
-        yield start, WorldAcquired(world, number, reused)
+        yield start, "WorldAcquired", {"world": world, "request": number, "reused": reused}
         stop = start + min(self._random.lognormvariate(1.2, 0.8), 60)
         outcome = "failed" if draw < 0.08 else "passed"
         for when, begin, end in (("setup", start, start + 0.05), ("call", start + 0.05, stop)):
             ended = outcome if when == "call" else "passed"
-            ranks = tuple(RankPhase(rank, ended, begin, end) for rank in range(len(devices)))
-            phase = PhaseReported(test, when, ended, begin, end, f"gw{worker}", 1000 + worker, world=world, ranks=ranks)
-            yield end, phase if ended == "passed" else _failure(phase, number)
+            ranks = [{"rank": rank, "ending": ended, "start": begin, "stop": end} for rank in range(len(devices))]
+            phase = {"when": when, "outcome": ended, "start": begin, "stop": end, "world": world, "ranks": ranks}
+            yield end, "PhaseReported", about | phase | ({} if ended == "passed" else _failure(number))
         peaks = {str(rank): (1 << 30) + number * 1000 for rank in range(len(devices))}
-        last = PhaseReported(test, "teardown", "passed", stop, stop + 0.02, f"gw{worker}", 1000 + worker, peaks=peaks)
-        yield stop + 0.02, last
-        yield stop + 0.02, WorldReturned(world)
+        last = {"when": "teardown", "outcome": "passed", "start": stop, "stop": stop + 0.02, "peaks": peaks}
+        yield stop + 0.02, "PhaseReported", about | last
+        yield stop + 0.02, "WorldReturned", {"world": world}
         for device in devices:
             self._free[device] = stop + 0.02
         return stop + 0.02
@@ -135,15 +122,14 @@ class _LargeSession:
         return tuple(range(first, first + size))
 
 
-def _failure(phase: PhaseReported, number: int) -> PhaseReported:
+def _failure(number: int) -> dict[str, Any]:
     lines = [f"E   AssertionError: tensor {line} differs by {number / (line + 1):.6f}" for line in range(number % 200)]
-    return replace(
-        phase,
-        file="tests/test_kernels.py",
-        line=10,
-        headline=f"AssertionError: tensors of test {number} differ",
-        failure="\n".join([f"failure of test {number}", *lines]),
-        place=("tests/test_kernels.py", 14),
-        failed_ranks=(0,),
-        output={"Captured stdout call [rank 0]": f"output of test {number}\n" * (number % 40)},
-    )
+    return {
+        "file": "tests/test_kernels.py",
+        "line": 10,
+        "headline": f"AssertionError: tensors of test {number} differ",
+        "failure": "\n".join([f"failure of test {number}", *lines]),
+        "place": ("tests/test_kernels.py", 14),
+        "failed_ranks": [0],
+        "output": {"Captured stdout call [rank 0]": f"output of test {number}\n" * (number % 40)},
+    }

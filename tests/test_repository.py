@@ -63,7 +63,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("leases/polling", "leases/request_queue", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/log_end", "diagnostics/collectives", "diagnostics/pyspy"),
     *("core/connect", "core/prctl", "core/at_work"),
-    *("features/record/live_hooks", "features/record/live_state", "features/record/terminal_file"),
+    *("features/record/live_hooks", "features/record/terminal_file"),
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""
 _MAIN_MODULES = {"pool", "driver", "launch"}

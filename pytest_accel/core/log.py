@@ -16,12 +16,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from pytest_accel.core.record_events import Event
 
 VARIABLE = "PYTEST_ACCEL_LOG"
 """Environment variable with the path of the file. Each machine has a file of its own, unless the folder is shared."""
@@ -104,10 +100,9 @@ def is_on() -> bool:
     return bool(_logger.handlers)
 
 
-def record(event: Event) -> None:
+def record(event: str, /, **fields: object) -> None:
     """Write an event of the session, such as a granted lease: a `Recorder` (`core/record_events.py`)."""
-    fields = ", ".join(f"{name}={getattr(event, name)!r}" for name in event.__struct_fields__)
-    step("%s: %s", type(event).__name__, fields)
+    step("%s: %s", event, ", ".join(f"{name}={value!r}" for name, value in fields.items()))
 
 
 def stop() -> None:

@@ -36,7 +36,6 @@ Moment = Literal[
     "make_launch",
     "make_faults",
     "open_fake_group",
-    "make_recorders",
     "connect_cluster",
     "start_job",
     "why_no_launcher",
@@ -64,7 +63,6 @@ Moment = Literal[
 - ``make_launch(request, tmp_path_factory)``: returns the value of the fixture `launch`.
 - ``make_faults(context)``: returns a context manager with the value of the fixture `faults` in a rank.
 - ``open_fake_group(context)``: a rank is about to open a fake process group. Returns its store.
-- ``make_recorders(session)``: the pool is made. Returns a `Recorder` for the events of the session.
 - ``connect_cluster(session)``: returns the cluster whose machines run the tests.
 - ``start_job(spec, callbacks, lock, launcher, world, on_end)``: starts the ranks of a world with a launcher; see
   `StartJob` in `pool/world_manager.py`.
@@ -170,7 +168,7 @@ FEATURES = (
     ),
     Feature(
         "record",
-        {"configure": _records, "redirected": _always, "workers_collected": _always, "make_recorders": _always},
+        {"configure": _records, "redirected": _always, "workers_collected": _always},
         stands_on=("order", "planning"),
         commands=("trace", "report", "summary", "census"),
     ),

@@ -9,20 +9,12 @@ from functools import partial
 from socket import gethostname
 from threading import RLock
 from traceback import format_exception
+from typing import NamedTuple
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.record_events import (
-    MachineFound,
-    PoolOpened,
-    Recorder,
-    RequestEnded,
-    RequestWaits,
-    WorldAcquired,
-    WorldRequested,
-    WorldReturned,
-)
+from pytest_accel.core.record_events import Recorder
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_key import WorldKey
@@ -43,6 +35,20 @@ from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldReq
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_leases import SessionMachines, WorldLeases
 from pytest_accel.pool.world_manager import StartJob, WorldManager, no_jobs
+
+
+class PoolSnapshot(NamedTuple):
+    """The present state of a pool."""
+
+    waiting: list[tuple[int, str, float]]
+    """Each request for a world that has not been answered, with its test and the time of the request."""
+    drivers: list[tuple[int, str]]
+    """Each world that a driver has or will get, with the test for which it was requested."""
+    used: int
+    """Number of the devices of these worlds."""
+    devices: int
+    """Number of all devices that are known."""
+
 
 _NOTHING_WANTED = Wanted()
 _NOT_REUSABLE = "no further test can use it"
@@ -95,7 +101,7 @@ class Pool:
         self._record_opening()
 
     def _record_opening(self) -> None:
-        self._record(PoolOpened(self._slots, self._machine.session_kind))
+        self._record("PoolOpened", slots=self._slots, kind=self._machine.session_kind)
         if self._machines.cluster is not None or len(self._machines.layout.machines) > 1:
             self._record_machines()
         if self._machines.cluster is None:  # The devices of a cluster are known once they are leased.
@@ -105,13 +111,13 @@ class Pool:
     def _record_machines(self) -> None:
         machines = self._machines.layout.machines
         for number in range(self._recorded_machines, len(machines)):
-            self._record(MachineFound(number, machines[number].name))
+            self._record("MachineFound", machine=number, name=machines[number].name)
         self._recorded_machines = len(machines)
 
     def _record_device(self, device: Device, machine: int) -> None:
         if (machine, device.id) not in self._recorded_devices:
             self._recorded_devices.add((machine, device.id))
-            self._record(device_found(device, machine))
+            self._record("DeviceFound", **device_found(device, machine))
 
     # Called by drivers
 
@@ -128,7 +134,7 @@ class Pool:
             self._last_number += 1
             request = WorldRequest(self._last_number, demand, driver, answer)
             if demand.key.ranks:
-                self._record(WorldRequested(request.id, demand.holder.test, demand.key.about))
+                self._record("WorldRequested", request=request.id, test=demand.holder.test, about=demand.key.about)
             if self._manager.broken is not None:
                 self._answer(request, PoolError(self._manager.broken))
                 return request.id
@@ -145,7 +151,7 @@ class Pool:
             request = self._requests.pop(request_id, None)
             if request is not None:
                 request.cancel()
-                self._record(RequestEnded(request_id, "cancelled"))
+                self._record("RequestEnded", request=request_id, why="cancelled")
 
     def fail_if_waiting(self, request_id: int, why: str) -> None:
         """Cancel a request that waits for leases, and answer it with an error that says `why`; no-op if it has them."""
@@ -163,6 +169,23 @@ class Pool:
         with self._lock:
             request = self._requests.get(request_id)
             return None if request is None or request.lease_request is None else request.lease_request.waiting()
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return the present state of requests, worlds and devices."""
+        with self._lock:
+            waiting = [
+                (one.id, one.demand.holder.test, one.since) for one in self._requests.values() if one.demand.key.ranks
+            ]
+            states = (WorldState.STARTING, WorldState.IN_USE)
+            worlds = [world for world in self._manager.worlds.values() if world.state in states]
+            used = {
+                (world.spec.machine_of(rank), device.id)
+                for world in worlds
+                for rank in range(world.spec.ranks)
+                for device in world.spec.devices_of(rank)
+            }
+            drivers = [(one.spec.world, one.request.demand.holder.test) for one in worlds if one.request is not None]
+            return PoolSnapshot(waiting, drivers, len(used), len(self._recorded_devices))
 
     def progress(self, number: int) -> tuple[Sequence[int], Progress]:
         """Return the living ranks of world `number`, and what they are doing.
@@ -219,7 +242,7 @@ class Pool:
                 if rank not in noticed:
                     self.summary.add_death(world, rank, end)
             world.take_back()
-            self._record(WorldReturned(number))
+            self._record("WorldReturned", world=number)
             if world.exits or (kill_reason is not None and not (retire and self._measured)):
                 self._manager.kill(world, kill_reason or "a rank has ended")
             elif world.spec.key.fresh or retire or self._manager.closing:
@@ -327,7 +350,7 @@ class Pool:
         request.lease_request = leases
         leases.submit()
         if request.lease_request is leases and (why := leases.waiting()) is not None:
-            self._record(RequestWaits(request.id, why))
+            self._record("RequestWaits", request=request.id, why=why)
 
     def _granted(self, request: WorldRequest, leases: dict[int, MachineLease], place: Place | None) -> None:
         request.lease_request = None
@@ -400,7 +423,7 @@ class Pool:
 
     def _place_waits(self, request: WorldRequest) -> None:
         if request.lease_request is not None and (why := request.lease_request.waiting()) is not None:
-            self._record(RequestWaits(request.id, why))
+            self._record("RequestWaits", request=request.id, why=why)
         self._make_room(request.demand.key)
 
     def _make_room(self, key: WorldKey) -> None:
@@ -421,7 +444,7 @@ class Pool:
         warm = world.state is not WorldState.STARTING
         world.hand_over(request)
         try:
-            self._record(WorldAcquired(world.spec.world, request.id, warm))
+            self._record("WorldAcquired", world=world.spec.world, request=request.id, reused=warm)
             hosts = self._hosts(world.spec)
             answer = WorldGrant(world.spec, world.pids, self._manager.directory, warm, request.end_wait(), hosts)
             self._answer(request, answer)
@@ -454,7 +477,7 @@ class Pool:
     def _answer(self, request: WorldRequest, answer: WorldGrant | PoolError) -> None:
         self._requests.pop(request.id, None)
         if isinstance(answer, PoolError):
-            self._record(RequestEnded(request.id, str(answer)))
+            self._record("RequestEnded", request=request.id, why=str(answer))
         request.answer(answer)
 
     def _refuse(self, request: WorldRequest, why: str) -> None:
@@ -493,7 +516,7 @@ class Pool:
         for rank in range(spec.ranks):
             for device in spec.devices_of(rank):
                 self._record_device(device, spec.machine_of(rank))
-        self._record(world_starting(spec, request.id))
+        self._record("WorldStarting", **world_starting(spec, request.id))
         request.end_wait()
         workers = self._workers(spec.ranks)
         world = PooledWorld(spec, request, workers, leases, slots, place)

@@ -1,27 +1,34 @@
-"""The events of the pool for the session's record, made from the pool's own objects. Pure functions."""
+"""The fields of the pool's events (`core/record_events.py`), made from the pool's own objects. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pytest_accel.core.device import Device, Share
-from pytest_accel.core.record_events import DeviceFound, RankPlace, WorldStarting
 from pytest_accel.core.world_spec import WorldSpec
 
 
-def device_found(device: Device, machine: int) -> DeviceFound:
-    """Return the event for a device of a machine."""
-    return DeviceFound(device.id, device.kind, device.index, device.name, machine, device.memory)
+def device_found(device: Device, machine: int) -> dict[str, Any]:
+    """Return the fields of the event for a device of a machine."""
+    return {
+        "device": device.id,
+        "kind": device.kind,
+        "index": device.index,
+        "name": device.name,
+        "machine": machine,
+        "memory": device.memory,
+    }
 
 
-def world_starting(spec: WorldSpec, request: int) -> WorldStarting:
-    """Return the event for a world that is started for the request with the number `request`."""
-    ranks = []
+def world_starting(spec: WorldSpec, request: int) -> dict[str, Any]:
+    """Return the fields of the event for a world that is started for the request with the number `request`."""
+    places = []
     for rank in range(spec.ranks):
         devices = spec.devices_of(rank)
-        ids = tuple(device.id for device in devices)
-        ranks.append(RankPlace(spec.machine_of(rank), ids, _fraction(spec.share, devices)))
-    return WorldStarting(spec.world, request, spec.key.about, tuple(ranks))
+        ids = [device.id for device in devices]
+        places.append({"machine": spec.machine_of(rank), "devices": ids, "share": _fraction(spec.share, devices)})
+    return {"world": spec.world, "request": request, "about": spec.key.about, "places": places}
 
 
 def _fraction(share: Share | None, devices: Sequence[Device]) -> float:

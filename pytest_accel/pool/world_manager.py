@@ -20,7 +20,7 @@ from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, Retire
-from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, WorldReady
+from pytest_accel.core.record_events import Recorder
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.threads import NoThreadError
@@ -205,7 +205,7 @@ class WorldManager:
     def kill(self, world: PooledWorld, why: str) -> None:
         """Kill the processes of a world at once, because of `why`."""
         world.kill()
-        self._record(WorldEnding(world.spec.world, why, killed=True))
+        self._record("WorldEnding", world=world.spec.world, why=why, killed=True)
         self._kill_after(world, 0.0)
 
     def revoke(self, world: PooledWorld, why: str) -> None:
@@ -214,7 +214,7 @@ class WorldManager:
             # The driver returns the world once it has noticed that the ranks are dead.
             world.revoke(RankExit(ExitCause.LOCK_LOST))
             self._summary.errors.append(why)
-            self._record(WorldEnding(world.spec.world, why, killed=True))
+            self._record("WorldEnding", world=world.spec.world, why=why, killed=True)
             self._kill_after(world, 0.0)
         elif world.state is WorldState.STARTING:
             self.kill(world, why)
@@ -255,7 +255,7 @@ class WorldManager:
         With `quietly`, errors in this are not reported.
         """
         world.retire(quietly=quietly)
-        self._record(WorldEnding(world.spec.world, why))
+        self._record("WorldEnding", world=world.spec.world, why=why)
         for rank, pid in enumerate(world.pids):
             with suppress(OSError):
                 Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
@@ -277,7 +277,7 @@ class WorldManager:
             starter.kill()
         killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
         world.gone()
-        self._record(WorldGone(world.spec.world))
+        self._record("WorldGone", world=world.spec.world)
         world.workers.end(world.exits, self._outputs(world))
         WorldInspector(self.directory, world.spec).remove_files()
         self._observer.on_gone(world, killed=killed)
@@ -371,7 +371,7 @@ class WorldManager:
         world = self.worlds.get(message.world)
         if world is not None and world.state is WorldState.STARTING:
             world.started(message.pids)
-            self._record(WorldReady(message.world, message.pids))
+            self._record("WorldReady", world=message.world, pids=message.pids)
             self._observer.on_started(world)
 
     def _start_failed(self, message: StartFailed) -> None:

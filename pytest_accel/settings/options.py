@@ -106,7 +106,7 @@ class Settings(NamedTuple):
     preload: tuple[str, ...] | Literal["none"] = ()
     """Modules that the fork server imports besides torch and pytest; ``none``: it imports neither torch nor plugins."""
     ci: bool = True
-    """True if the CI system whose job runs the session shows its summary."""
+    """True if GitHub shows a summary of the session, in a job of GitHub Actions."""
     marks: tuple[tuple[str, str], ...] = ()
     """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
@@ -314,7 +314,7 @@ _OPTIONS: dict[str, _Option] = {
     ),
     CI: _switch(
         "ci",
-        "in a job of GitHub Actions, Buildkite or GitLab, show a summary of the session there: on (default) or off",
+        "in a job of GitHub Actions, show a summary of the session there: on (default) or off",
     ),
     MARKS: _Option(
         "marks",
@@ -383,8 +383,6 @@ _LOG_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
     "PYTEST_ACCEL_LOG does the same for agents on other machines"
 )
-_CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
-"""Variables of the jobs of CI systems that can show a summary."""
 _OTHER_VARIABLES = frozenset(
     f"PYTEST_ACCEL_{name}" for name in ("ADDOPTS", "LOCK_DIR", "LOG", "SECRET", "SESSION", "TESTRUNUID")
 )
@@ -515,10 +513,8 @@ def asks_for_advice(config: pytest.Config) -> bool:
 
 
 def shows_in_ci(settings: Settings) -> bool:
-    """Return True if a CI system should show the session's summary: not that of a session which a test has started."""
-    return (
-        settings.ci and any(os.environ.get(name) for name in _CI_VARIABLES) and "PYTEST_CURRENT_TEST" not in os.environ
-    )
+    """Return True if GitHub should show the session's summary: not that of a session which a test has started."""
+    return settings.ci and bool(os.environ.get("GITHUB_STEP_SUMMARY")) and "PYTEST_CURRENT_TEST" not in os.environ
 
 
 def planned_machine(config: pytest.Config) -> tuple[str, int] | None:

@@ -13,7 +13,7 @@ import pytest
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.record_events import Event, Recorders, RequestEnded
+from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
@@ -211,15 +211,15 @@ def test_a_refused_request_has_one_event(pool: Pool, monkeypatch: pytest.MonkeyP
     first, second = ListDriver(pool), ListDriver(pool)
     first.acquire(FOUR)
     number = second.acquire(FOUR)
-    events: list[Event] = []
-    monkeypatch.setattr(pool, "_record", events.append)
+    events: list[tuple[str, dict[str, object]]] = []
+    monkeypatch.setattr(pool, "_record", lambda event, **fields: events.append((event, fields)))
     if event == "failure":
         pool.on_failure("a reason")
     else:
         monkeypatch.setattr(LeaseRequest, "unavailable", "a reason")
         pool.on_tick()
     assert [str(answer) for answer in second.answers] == ["a reason"]
-    assert events == [RequestEnded(number, "a reason")]
+    assert events == [("RequestEnded", {"request": number, "why": "a reason"})]
     assert not pool._leases._here._broker("sim")._queue
 
 

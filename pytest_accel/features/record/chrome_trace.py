@@ -10,22 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import count, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.features.record.timeline import Period, Session, TestRun, Verdict, WorldLife, lane_rows, utilisation
+from pytest_accel.features.record.timeline import Session, TestRun, lane_rows
 
-_COLOURS: dict[Verdict, str] = {
-    "passed": "good",
-    "failed": "terrible",
-    "error": "terrible",
-    "unfinished": "terrible",
-    "rerun": "bad",
-    "skipped": "grey",
-    "xfailed": "grey",
-    "xpassed": "bad",
-}
-"""Names of colours that chrome://tracing has; Perfetto chooses its own."""
+
+class _Thread(NamedTuple):
+    process: int
+    number: int
 
 
 def trace_text(sessions: Sequence[Session]) -> str:
@@ -47,130 +40,92 @@ class _Trace:
         self.events: list[dict[str, Any]] = []
         self._start = start
         self._numbers = count(1)
-        """Numbers of processes, threads and flows."""
-        self._flows: dict[int, int] = {}
-        """The number of the flow from the wait of a test to the test, by the `id()` of its :class:`TestRun`."""
+        """Numbers of processes, threads and collectives."""
 
     def add_workers(self, session: Session, name: str) -> None:
         """Add what the processes that run pytest did: phases of tests, waits and starts of ranks."""
         process = self._process(name)
-        by_worker: dict[str, list[TestRun]] = {}
-        for test in session.tests:
-            by_worker.setdefault(test.worker, []).append(test)
-        for worker, tests in sorted(by_worker.items()):
+        for worker in sorted({test.worker for test in session.tests}):
+            tests = [test for test in session.tests if test.worker == worker]
             thread = self._thread(process, worker or "pytest")
             phases = sorted((phase for test in tests for phase in test.phases), key=lambda phase: phase.start)
             for phase, following in zip_longest(phases, phases[1:]):
                 # The duration of a phase is that in the ranks, which may have begun it before this process.
                 stop = phase.stop if following is None else min(phase.stop, following.start)
-                span = Period(phase.start, stop)
-                self._slice(process, thread, f"{phase.when} {phase.test}", span, {"outcome": phase.outcome})
-            if any(test.wait is not None for test in tests):
-                waits = self._thread(process, f"{worker or 'pytest'}: waits and starts of ranks")
-                for test in tests:
-                    self._add_wait(test, process, waits)
+                self._slice(thread, f"{phase.when} {phase.test}", (phase.start, stop), outcome=phase.outcome)
+            waiting = [test for test in tests if test.wait is not None]
+            thread = self._thread(process, f"{worker or 'pytest'}: waits and starts of ranks") if waiting else thread
+            for test in waiting:
+                self._add_wait(test, thread)
 
-    def _add_wait(self, test: TestRun, process: int, thread: int) -> None:
-        if test.wait is None:
+    def _add_wait(self, test: TestRun, thread: _Thread) -> None:
+        if (wait := test.wait) is None or wait.leased is None:
             return
-        leased = test.wait.leased
-        if leased is not None and test.waited > 0:
-            span = Period(test.wait.requested, leased)
-            self._slice(process, thread, "wait", span, {"test": test.test, "why": test.wait.why})
-            self._flows[id(test)] = next(self._numbers)
-            self._flow("s", test, process, thread, span.start)
-        if leased is not None and test.wait.acquired is not None and test.world is not None:
-            started = Period(leased, test.wait.acquired)
-            self._slice(process, thread, "start of ranks", started, {"test": test.test, "world": test.world.number})
+        if test.waited > 0:
+            self._slice(thread, "wait", (wait.requested.at, wait.leased), test=test.test, why=wait.why)
+        if wait.world is not None and wait.starts_world and wait.world.ready is not None:
+            ready = wait.world.ready
+            self._slice(thread, "start of ranks", (wait.leased, ready.at), test=test.test, world=ready.world)
 
     def add_ranks(self, session: Session, name: str) -> None:
         """Add what the ranks of each world did: their start, and the phases of tests."""
         process = self._process(name)
-        tests: dict[int, list[TestRun]] = {}
-        for test in session.tests:
-            if test.world is not None:
-                tests.setdefault(test.world.number, []).append(test)
-        for world in session.worlds:
-            for rank in range(len(world.ranks)):
-                thread = self._thread(process, _rank_name(session, world, rank))
-                ready = world.ready if world.ready is not None else session.span.stop
-                self._slice(process, thread, "start", Period(world.starting, ready), {"world": world.about})
-                for test in tests.get(world.number, ()):
-                    self._add_rank_phases(test, rank, process, thread)
-                if world.gone is not None:
-                    why = {"why": world.why_ended, "killed": world.killed}
-                    self._add("i", process, thread, world.gone, name="end", s="t", args=why)
+        for world in session.worlds.values():
+            start, ready = world.starting, world.ready
+            tests = [test for test in session.tests if test.world is world]
+            phases = [(test, phase.when, one) for test in tests for phase in test.phases for one in phase.ranks]
+            for rank, place in enumerate(start.places):
+                host = session.machines.get(place.machine, session.host)
+                pid = "" if ready is None else f" (pid {ready.pids[rank]})"
+                thread = self._thread(process, f"world {start.world} rank {rank} on {host}{pid}")
+                self._slice(
+                    thread, "start", (start.at, session.span.stop if ready is None else ready.at), about=start.about
+                )
+                for test, when, one in phases:
+                    if one.rank == rank and one.start:
+                        self._slice(thread, f"{when} {test.test}", (one.start, one.stop), ending=one.ending)
+                        for collective in one.collectives:
+                            self._add_collective(collective, thread)
 
-    def _add_rank_phases(self, test: TestRun, rank: int, process: int, thread: int) -> None:
-        for phase in test.phases:
-            for one in phase.ranks:
-                if one.rank == rank and one.start:
-                    span = Period(one.start, one.stop)
-                    self._slice(process, thread, f"{phase.when} {test.test}", span, {"ending": one.ending})
-                    for collective in one.collectives:
-                        self._add_collective(collective, process, thread)
-
-    def _add_collective(self, collective: CollectiveCall, process: int, thread: int) -> None:
-        name, args = f"{collective.name} #{collective.number}", {"group": collective.group}
+    def _add_collective(self, collective: CollectiveCall, thread: _Thread) -> None:
+        fields = {"name": f"{collective.name} #{collective.number}", "args": {"group": collective.group}}
         if not collective.stop:
-            self._add("i", process, thread, collective.issued, name=name, s="t", args=args)
+            self._add("i", thread, collective.issued, s="t", **fields)
             return
         # An asynchronous event may overlap others, and may last longer than the phase.
         number = next(self._numbers)
         for phase, at in (("b", collective.issued), ("e", collective.stop)):
-            self._add(phase, process, thread, at, name=name, cat="collective", id=number, args=args)
+            self._add(phase, thread, at, cat="collective", id=number, **fields)
 
     def add_devices(self, sessions: Sequence[Session]) -> None:
-        """Add the tests on each device and CPU slot, and the number of devices in use."""
-        processes: dict[str, int] = {}
-        for lane, rows in lane_rows(sessions):
-            process = processes.get(lane.host) or processes.setdefault(
-                lane.host, self._process(f"devices of {lane.host}")
-            )
-            for row in rows:
-                thread = self._thread(process, f"CPU slot {lane.name}" if lane.kind == "slot" else lane.name)
-                for test in row:
-                    self._slice(process, thread, test.test, test.span, _facts(test), _COLOURS[test.verdict])
-                    self._flow("f", test, process, thread, test.span.start)
-        if steps := utilisation(sessions):
-            process = self._process("devices in use")
-            for at, used in steps:
-                self._add("C", process, 0, at, name="devices in use", args={"devices": used})
+        """Add the tests on each device and CPU slot."""
+        rows = lane_rows(sessions)
+        processes = {host: self._process(f"devices of {host}") for host in dict.fromkeys(lane.host for lane, _ in rows)}
+        for lane, row in ((lane, row) for lane, of_lane in rows for row in of_lane):
+            thread = self._thread(processes[lane.host], f"{'CPU slot ' if lane.kind == 'slot' else ''}{lane.name}")
+            for test in row:
+                self._slice(thread, test.test, test.span, **_facts(test))
 
     def _process(self, name: str) -> int:
         number = next(self._numbers)
         self.events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
         return number
 
-    def _thread(self, process: int, name: str) -> int:
+    def _thread(self, process: int, name: str) -> _Thread:
         number = next(self._numbers)
         self.events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": {"name": name}})
-        return number
+        return _Thread(process, number)
 
-    def _slice(
-        self, process: int, thread: int, name: str, span: Period, args: dict[str, Any], colour: str | None = None
-    ) -> None:
-        extra = {} if colour is None else {"cname": colour}
-        duration = max(0, self._time(span.stop) - self._time(span.start))
-        self._add("X", process, thread, span.start, name=name, dur=duration, args=args, **extra)
+    def _slice(self, thread: _Thread, name: str, span: tuple[float, float], /, **args: object) -> None:
+        duration = max(0, self._time(span[1]) - self._time(span[0]))
+        self._add("X", thread, span[0], name=name, dur=duration, args=args)
 
-    def _flow(self, phase: str, test: TestRun, process: int, thread: int, at: float) -> None:
-        """Add the begin ("s") or the end ("f") of the arrow from the wait of `test` to it; no-op without a wait."""
-        if id(test) in self._flows:
-            extra = {"bp": "e"} if phase == "f" else {}
-            self._add(phase, process, thread, at, name="wait", cat="wait", id=self._flows[id(test)], **extra)
-
-    def _add(self, phase: str, process: int, thread: int, at: float, **fields: Any) -> None:
-        self.events.append({"ph": phase, "pid": process, "tid": thread, "ts": self._time(at), **fields})
+    def _add(self, phase: str, thread: _Thread, at: float, **fields: Any) -> None:
+        where = {"ph": phase, "pid": thread.process, "tid": thread.number, "ts": self._time(at)}
+        self.events.append(where | fields)
 
     def _time(self, at: float) -> int:
         return round((at - self._start) * 1e6)
-
-
-def _rank_name(session: Session, world: WorldLife, rank: int) -> str:
-    host = session.machines.get(world.ranks[rank].machine, session.host)
-    pid = f" (pid {world.pids[rank]})" if rank < len(world.pids) else ""
-    return f"world {world.number} rank {rank} on {host}{pid}"
 
 
 def _facts(test: TestRun) -> dict[str, object]:
@@ -178,8 +133,8 @@ def _facts(test: TestRun) -> dict[str, object]:
         "verdict": test.verdict,
         "waited (s)": test.waited,
         "device seconds": test.device_seconds,
-        "peak memory (bytes)": test.peak,
-        "world": None if test.world is None else test.world.about,
+        "peak memory (bytes)": max(test.peaks.values(), default=None),
+        "world": None if test.world is None else test.world.starting.about,
         "failure": None if test.failure is None else test.failure.headline,
     }
     return {name: value for name, value in facts.items() if value is not None}

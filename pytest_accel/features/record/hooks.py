@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.features.record.live_state import LIVE_EVENTS, LiveEvents
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
@@ -21,11 +20,6 @@ def configure(session: AccelSession) -> None:
     record_hooks.register(session, in_ci=options.shows_in_ci(session.settings))
 
 
-def make_recorders(session: AccelSession) -> LiveEvents:
-    events = session.config.stash[LIVE_EVENTS] = LiveEvents()
-    return events
-
-
 def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
     if not session.is_worker and any(marked.missing is None for marked in redirected):
         from pytest_accel.features.record import live_hooks
@@ -34,12 +28,11 @@ def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequ
 
 
 def workers_collected(session: AccelSession, ids: Sequence[str], workers: int) -> None:
-    if session.started_pool is None:
-        return
-    from pytest_accel.features.order.hooks import PLUGIN
-    from pytest_accel.features.record import live_hooks
+    if session.started_pool is not None:
+        from pytest_accel.features.order.hooks import PLUGIN
+        from pytest_accel.features.record import live_hooks
 
-    live = live_hooks.register(session)
-    demand = getattr(session.config.pluginmanager.get_plugin(PLUGIN), "demand", None)
-    if live is not None and demand is not None:
-        live.expect(ids, demand, workers)
+        live = live_hooks.register(session)
+        demand = getattr(session.config.pluginmanager.get_plugin(PLUGIN), "demand", None)
+        if live is not None and demand is not None:
+            live.expect(ids, demand, workers)

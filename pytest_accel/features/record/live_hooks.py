@@ -7,7 +7,8 @@ sends `SIGINFO`. At a terminal, a status line shows the same in short while pyte
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import environ
 from pathlib import Path
@@ -22,23 +23,19 @@ import pytest
 
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.frames import Folders, folders_of
+from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.core.record_events import PhaseReported, TestStarted
 from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.units import count_text
-from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.features.order.test_demand import Demand, wanted_by
-from pytest_accel.features.record.failed_subtests import FailedSubtests
-from pytest_accel.features.record.live_state import LIVE_EVENTS, LiveState, RunningTest
 from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool_client import waiting_text
 from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:
     from pytest_accel.features.planning.forecast import SuiteOnMachine
-    from pytest_accel.pool.pool import Pool
+    from pytest_accel.pool.pool import PoolSnapshot
     from pytest_accel.session import AccelSession
 
 _SIGNALS: tuple[int, ...] = tuple(
@@ -70,25 +67,29 @@ class LiveHooks:
 
     def __init__(self, session: AccelSession, terminal: TerminalFile) -> None:
         self._session = session
-        _ = session.pool  # Making it makes the receiver of the events.
-        self._events = session.config.stash[LIVE_EVENTS]
         self._worker = worker_of_starting_test(session.config)
         self._terminal = terminal
         self._has_status = _can_have_status(session.config)
+        self._running: dict[str, tuple[str, float, str]] = {}
+        """The test that each worker runs (without xdist, the one with an empty name), since when, and its phase."""
+        self._worker_of: dict[str, str] = {}
+        """The worker that has started each test."""
+        self._ended: Counter[str] = Counter()
         self._suite: SuiteOnMachine | None = None
         """The tests that the session is going to run, for an estimate of the time."""
         self._workers = 1
-        self._failed_subtests = FailedSubtests()
         self._requests: SimpleQueue[bool] = SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
-        self._restore = _handle_signals(lambda: self._requests.put(True))
         self._stopped = False
         try:
             self._thread = threads.start(self._run, "accel-live")
         except threads.NoThreadError:
-            self._restore()
             terminal.remove()
             raise
+        in_main = current_thread() is main_thread()
+        self._signals = [number for number in _SIGNALS if in_main and _is_free(number)]
+        for number in self._signals:  # Programs that this process starts, such as the fork server, have no handler.
+            set_handler(number, self._on_signal)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note the tests of a session without xdist."""
@@ -110,23 +111,26 @@ class LiveHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._events(TestStarted(nodeid, self._worker()))
+        worker = self._worker_of[nodeid] = self._worker()
+        self._running[worker] = nodeid, monotonic(), "setup"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if is_subtest(report):
-            self._failed_subtests.add(report)
+        worker = getattr(report, "worker_id", self._worker_of.get(report.nodeid, ""))  # A crash does not name it.
+        test, since, _ = self._running.get(worker, ("", 0.0, ""))
+        if is_subtest(report) or test != report.nodeid:
             return
-        outcome = report.outcome if self._failed_subtests.pop(report) is None else "failed"
-        worker = getattr(report, "worker_id", "")
-        self._events(PhaseReported(report.nodeid, report.when, outcome, report.start, report.stop, worker))
+        self._running[worker] = test, since, "call" if report.when == "setup" and report.passed else "teardown"
+        if report.when not in ("setup", "call"):
+            self._ended[test] += 1
+            del self._running[worker]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_enter_pdb(self) -> None:
-        self._terminal.erase_status(pause=True)
+        self._terminal.pause(True)
 
     def pytest_leave_pdb(self) -> None:
-        self._terminal.resume()
+        self._terminal.pause(False)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -138,10 +142,15 @@ class LiveHooks:
     def _stop(self) -> None:
         if not self._stopped and not self._session.is_forked_copy:
             self._stopped = True
-            self._restore()
+            for number in self._signals:
+                if getsignal(number) == self._on_signal:
+                    set_handler(number, SIG_DFL)
             self._requests.put(False)
             self._thread.join()
             self._terminal.remove()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._requests.put(True)
 
     def _run(self) -> None:
         wanted = True
@@ -149,35 +158,58 @@ class LiveHooks:
             try:
                 wanted = self._requests.get(timeout=REFRESH if self._has_status else None)
                 if wanted:
-                    self._show_report()
+                    self._terminal.write_lines(self._report())
             except Empty:
-                self._show_status()
+                if self._terminal.quiet_time >= QUIET:
+                    self._terminal.show_status(self._status())
 
-    def _show_report(self) -> None:
-        folders = folders_of(self._session.config)
+    def _report(self) -> list[str]:
+        """Return the lines about the running and the waiting tests. This may take seconds."""
         try:
-            lines = report(self._events.state(), self._session.pool, monotonic(), folders)
+            pool, now, running = self._session.pool, monotonic(), dict(self._running)
+            state = pool.snapshot()
+            lines = [f"accel: {', '.join(_counts(running, state))}"]
+            # A worker has at most one world, maybe requested for an earlier test.
+            worlds = {self._worker_of[test]: world for world, test in state.drivers if test in self._worker_of}
+            for worker, (test, since, phase) in running.items():
+                about = ", ".join(filter(None, (worker, _duration(now - since), phase)))
+                ranks = self._ranks(worlds[worker], phase) if worker in worlds else ""
+                lines.append(f"  {test} ({about}): {ranks}".removesuffix(": "))
+            for number, test, since in state.waiting:
+                text = pool.waiting(number) or f"{test} waits for the start of its ranks"
+                lines.append(f"  {waiting_text(text, now - since)}")
+            return lines
         except Exception:  # The end of this thread with an error could fail the running test.
-            lines = ["accel: the report has failed", *format_exc().splitlines()]
-        self._terminal.write_lines(lines)
+            return ["accel: the report has failed", *format_exc().splitlines()]
 
-    def _show_status(self) -> None:
-        if self._terminal.quiet_time < QUIET:
-            return
-        state, now = self._events.state(), monotonic()
-        if not state.running and not state.requests:
-            self._terminal.erase_status()
-            return
-        running = [(test.test, now - test.since) for test in state.running.values()]
-        left = None if self._suite is None else self._suite.remaining(state.ended, running, self._workers)
-        self._terminal.show_status(status(state, now, left))
+    def _ranks(self, world: int, phase: str) -> str:
+        """Return what the ranks of a world do; empty if nothing is known."""
+        ranks, progress = self._session.pool.progress(world)
+        parts = progress_parts(progress, folders_of(self._session.config))
+        if parts and (unknown := [rank for rank in ranks if rank not in progress.places]):
+            parts.append(f"{ranks_text(unknown)} in the {phase} phase")
+        return "; ".join(parts)
+
+    def _status(self) -> str:
+        """Return the status line; empty if no test runs or waits."""
+        state, now, running = self._session.pool.snapshot(), monotonic(), dict(self._running)
+        parts = _counts(running, state)
+        if state.waiting:
+            parts[1] += f" ({_duration(now - min(since for _, _, since in state.waiting))})"
+        if self._suite is not None:
+            times = [(test, now - since) for test, since, _ in running.values()]
+            if (left := self._suite.remaining(self._ended, times, self._workers)) is not None:
+                parts.append(f"about {_duration(left)} left")
+        return f"accel: {', '.join(parts)}" if running or state.waiting else ""
+
+
+def _counts(running: Mapping[str, object], state: PoolSnapshot) -> list[str]:
+    parts = [f"{len(running)} running", f"{len(state.waiting)} waiting"]
+    return [*parts, f"{state.used} of {count_text(state.devices, 'device')} in use"] if state.devices else parts
 
 
 def _can_have_status(config: pytest.Config) -> bool:
-    """Return whether the output goes to a person at a terminal, who can see a line that is written again and again.
-
-    Tests that write to the terminal would destroy the line, and a reporter of another plugin may have one of its own.
-    """
+    """Return whether the output goes to a person at a terminal, and neither tests nor another reporter write to it."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     return (
         type(reporter) is pytest.TerminalReporter
@@ -189,78 +221,13 @@ def _can_have_status(config: pytest.Config) -> bool:
     )
 
 
-def _handle_signals(on_signal: Callable[[], None]) -> Callable[[], None]:
-    """Call `on_signal`, in the main thread, for each of `_SIGNALS` whose action is the default one.
-
-    Return a function that restores the default. This does nothing outside of the main thread. Handlers are not passed
-    on to programs that this process starts, such as the fork server.
-    """
-    if current_thread() is not main_thread():
-        return lambda: None
-
-    def handle(number: int, frame: object) -> None:
-        on_signal()
-
-    taken = [number for number in _SIGNALS if getsignal(number) is SIG_DFL and not _is_caught(number)]
-    for number in taken:
-        set_handler(number, handle)
-
-    def restore() -> None:
-        for number in taken:
-            if getsignal(number) is handle:
-                set_handler(number, SIG_DFL)
-
-    return restore
-
-
-def _is_caught(number: int) -> bool:
-    """Return whether this process has a handler for the signal, including one that Python does not know of.
-
-    `faulthandler.register` installs such handlers. Without ``/proc``, the result is False.
-    """
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
-
-
-def report(state: LiveState, pool: Pool, now: float, folders: Folders) -> list[str]:
-    """Return the lines about the running and the waiting tests. This may take seconds.
-
-    The reasons why tests wait are those of the `pool`: the holders of devices may have changed since the event.
-    """
-    lines = [f"accel: {', '.join(_counts(state))}"]
-    lines += [f"  {_about(one, pool, now, folders)}" for one in state.running.values()]
-    for one in state.requests.values():
-        text = pool.waiting(one.number) or f"{one.test} waits for the start of its ranks"
-        lines.append(f"  {waiting_text(text, now - one.since)}")
-    return lines
-
-
-def status(state: LiveState, now: float, left: float | None) -> str:
-    """Return the status line. `left` is the expected rest of the session in seconds; None if unknown."""
-    parts = _counts(state)
-    if waits := [now - one.since for one in state.requests.values()]:
-        parts[1] += f" ({_duration(max(waits))})"
-    return "accel: " + ", ".join([*parts, *([] if left is None else [f"about {_duration(left)} left"])])
-
-
-def _counts(state: LiveState) -> list[str]:
-    parts = [f"{len(state.running)} running", f"{len(state.requests)} waiting"]
-    if state.devices:
-        parts.append(f"{state.devices_in_use} of {count_text(state.devices, 'device')} in use")
-    return parts
-
-
-def _about(test: RunningTest, pool: Pool, now: float, folders: Folders) -> str:
-    about = [*([test.worker] if test.worker else []), _duration(now - test.since), test.phase]
-    text = f"{test.test} ({', '.join(about)})"
-    ranks, progress = pool.progress(test.world) if test.world else ((), Progress())
-    parts = progress_parts(progress, folders)
-    if parts and (unknown := [rank for rank in ranks if rank not in progress.places]):
-        parts.append(f"{ranks_text(unknown)} in the {test.phase} phase")
-    return f"{text}: {'; '.join(parts)}" if parts else text
+def _is_free(number: int) -> bool:
+    """Return whether the action of a signal is the default one; without ``/proc``, as far as Python knows."""
+    with suppress(OSError):  # Python does not know the handlers of `faulthandler.register`.
+        caught = Path("/proc/self/status").read_text(encoding="utf-8").partition("SigCgt:")[2].split()[0]
+        if int(caught, 16) >> (number - 1) & 1:
+            return False
+    return getsignal(number) is SIG_DFL
 
 
 def _duration(seconds: float) -> str:

@@ -5,30 +5,32 @@ Bokeh makes the plots. The rest is a template, which escapes all text of the rec
 
 from __future__ import annotations
 
+import base64
+import json
 import shlex
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import jinja2
 from bokeh.embed import file_html
-from bokeh.layouts import column
 from bokeh.resources import Resources
 
-from pytest_accel.core.units import count_text
 from pytest_accel.features.record import page_script, page_style
-from pytest_accel.features.record.page_details import clock, details, packed, seconds_text, truncation
-from pytest_accel.features.record.page_plots import table_columns, timeline
-from pytest_accel.features.record.timeline import Session, StepKind, TestRun, critical_path, seconds_with_tests
+from pytest_accel.features.record.page_details import clock, details, longest_text, seconds_text
+from pytest_accel.features.record.page_plots import lane_label, timeline
+from pytest_accel.features.record.timeline import Session, TestRun, covered, time_spent
 
-_STEPS: dict[StepKind, str] = {
-    "test": "tests",
-    "wait": "waits for devices or CPU slots",
-    "ranks": "starts of ranks",
-    "other": "other: collection, workers, reports",
-}
+_SPENT = (
+    ("tests ran", page_style.COLOURS["passed"]),
+    ("only ranks started", page_style.START_COLOUR),
+    ("tests only waited", page_style.WAIT_COLOUR),
+    ("else: collection, workers, reports", page_style.COLOURS["xfailed"]),
+)
+"""The words and the colour for each of the times that `time_spent` returns."""
 _COLUMNS = (
-    ("verdict", "verdict", ""),
+    ("verdict", "verdict", "verdict"),
     ("test", "test", "name"),
     ("seconds", "time (s)", "number"),
     ("wait", "wait (s)", "number wide"),
@@ -50,9 +52,6 @@ _TEMPLATE = """<!DOCTYPE html>
 </head>
 <body>
 {% macro dot(colour) %}<i class="dot" style="background:{{ colour }}"></i>{% endmacro %}
-{% macro root(name) %}
-<div id="{{ roots[name].elementid }}" data-root-id="{{ roots[name].id }}" style="display: contents"></div>
-{% endmacro %}
 <header>
 <h1>{{ title }}</h1>
 <div class="sessions">
@@ -65,19 +64,21 @@ _TEMPLATE = """<!DOCTYPE html>
 <p class="muted">{{ one.facts | join(" · ") }}</p>
 {% if one.killed %}<p class="killed">killed: the record has no end of the session</p>{% endif %}
 {% if one.use %}<p>{{ one.use }}</p>{% endif %}
+<div class="bar">
+{% for words, colour, seconds in one.spent %}<div style="flex:{{ seconds }};background:{{ colour }}"></div>{% endfor %}
+</div>
+<p class="key">
+{% for words, colour, seconds in one.spent %}<span>{{ dot(colour) }}{{ words }} {{ seconds }} s</span>{% endfor %}
+</p>
 </section>
 {% endfor %}
 </div>
 </header>
 <h2>Devices over time</h2>
-{% if has_plots %}
-<p class="muted">Drag to zoom, click a bar for details, click the legend to hide bars.</p>
-<div class="legend">
-{% for label, background in legend %}
-<button type="button" aria-pressed="true"><i style="background:{{ background }}"></i>{{ label }}</button>
-{% endfor %}
-</div>
-{{ root("plots") }}
+{% if has_plot %}
+<p class="muted">Drag to zoom, click a bar for details.</p>
+<p class="key">{% for label, colour in legend %}<span>{{ dot(colour) }}{{ label }}</span>{% endfor %}</p>
+<div id="{{ roots.timeline.elementid }}" data-root-id="{{ roots.timeline.id }}" style="display: contents"></div>
 {% else %}
 <p class="muted">No test ran on a device or CPU slot.</p>
 {% endif %}
@@ -103,37 +104,12 @@ _TEMPLATE = """<!DOCTYPE html>
 <h2>Skipped</h2>
 <table id="skips">
 <tr><th class="number" scope="col">tests</th><th scope="col">reason</th></tr>
-{% for reason, missing, count in skips %}
-<tr><td class="number">{{ count }}</td><td>{{ reason }}{% if missing %} <span class="muted">(missing hardware)</span>
-{%- endif %}</td></tr>
+{% for (other, reason), count in skips %}
+<tr><td class="number">{{ count }}</td><td>{{ reason }}
+{%- if not other %} <span class="muted">(missing hardware)</span>{% endif %}</td></tr>
 {% endfor %}
 </table>
 {% endif %}
-<h2>What bounded the duration</h2>
-<p class="muted">Each step had to wait for the one before it: for its devices, its CPU slots or its process.</p>
-{% for path in paths %}
-{% if paths | length > 1 %}<p><code>{{ path.command }}</code></p>{% endif %}
-<div class="bar">
-{% for kind, seconds in path.totals %}
-<div style="width:{{ 100 * seconds / path.seconds }}%;background:{{ steps[kind] }}"></div>
-{% endfor %}
-</div>
-<p class="key">
-{% for kind, seconds in path.totals %}
-<span>{{ dot(steps[kind]) }}{{ kinds[kind] }}: {{ seconds_text(seconds) }}
-({{ "%.0f" | format(100 * seconds / path.seconds) }} %)</span>
-{% endfor %}
-</p>
-<details{% if path.steps | length <= 20 %} open{% endif %}>
-<summary>{{ count_text(path.steps | length, "step") }}</summary>
-<div class="scroll steps"><table class="path">
-<tr><th class="number">from</th><th class="number">seconds</th><th>step</th><th>test</th></tr>
-{% for step in path.steps %}
-<tr><td class="number">{{ "%.2f" | format(step.span.start - path.start) }}</td><td class="number">
-{{- "%.2f" | format(step.span.seconds) }}</td><td>{{ step.kind }}</td><td>{{ step.test }}</td></tr>
-{% endfor %}
-</table></div></details>
-{% endfor %}
 <section id="details" aria-label="Details of a test" hidden>
 <button id="close" type="button">Close</button>
 <div id="text"></div>
@@ -147,35 +123,31 @@ _TEMPLATE = """<!DOCTYPE html>
 
 def page(sessions: Sequence[Session]) -> str:
     """Return the page of `sessions`."""
-    severity = {verdict: position for position, verdict in enumerate(page_style.COLOURS)}
+    verdicts = list(page_style.COLOURS)
     runs = [(test, session) for session in sessions for test in session.tests]
-    runs.sort(key=lambda run: severity[run[0].verdict])
+    runs.sort(key=lambda run: verdicts.index(run[0].verdict))
     tests = [test for test, _ in runs]
-    plots = timeline(sessions, {id(test): row for row, test in enumerate(tests)})
-    shorten = truncation(tests)
+    plot, legend = timeline(sessions, {id(test): row for row, test in enumerate(tests)})
+    longest = longest_text(tests)
+    data = json.dumps((_columns(sessions, tests), [details(test, session, longest) for test, session in runs]))
     title = "Report of a session" if len(sessions) == 1 else f"Report of {len(sessions)} sessions"
     variables = {
         "style": page_style.PAGE,
         "script": page_script.SCRIPT,
-        "packed": packed((table_columns(sessions, tests), [details(test, session, shorten) for test, session in runs])),
+        "packed": base64.b64encode(zlib.compress(data.encode("ascii"), 9)).decode("ascii"),
         "columns": _COLUMNS,
-        "verdicts": [verdict for verdict in page_style.COLOURS if verdict in {test.verdict for test in tests}],
-        "has_plots": plots is not None,
-        "legend": [] if plots is None else plots.legend,
+        "verdicts": [verdict for verdict in verdicts if verdict in {test.verdict for test in tests}],
+        "has_plot": plot is not None,
+        "legend": legend,
         "colours": page_style.COLOURS,
-        "steps": page_style.STEP_COLOURS,
-        "kinds": _STEPS,
-        "seconds_text": seconds_text,
-        "count_text": count_text,
         "sessions": [_summary(session) for session in sessions],
         "skips": _skips(tests),
-        "paths": [_path(session) for session in sessions],
     }
     template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_TEMPLATE)
-    if plots is None:
+    if plot is None:
         return template.render(variables, title=title)
     html: str = file_html(
-        column(*plots.plots, sizing_mode="stretch_width", name="plots"),
+        plot,
         Resources(mode="inline", minified=True),
         title=title,
         template=template,
@@ -184,12 +156,34 @@ def page(sessions: Sequence[Session]) -> str:
     return html
 
 
-def _command(session: Session) -> str:
-    return shlex.join(["pytest", *session.started.command])
+def _columns(sessions: Sequence[Session], tests: Sequence[TestRun]) -> dict[str, list[Any]]:
+    """Return the columns of the table by name. Times are seconds, and memory is GiB."""
+    several = len({lane.host for test in tests for lane in test.lanes}) > 1
+    labels = {lane: lane_label(lane, sessions) for test in tests for lane in test.lanes}
+
+    def devices(test: TestRun) -> str:
+        names = ", ".join(labels[lane] for lane in test.lanes)
+        return f"{next(iter(test.lanes)).host}: {names}" if several and test.lanes else names
+
+    return {
+        "test": [test.test for test in tests],
+        "verdict": [test.verdict for test in tests],
+        "seconds": [round(test.span.seconds, 4) for test in tests],
+        "wait": [round(test.waited, 4) for test in tests],
+        "device_seconds": [round(test.device_seconds, 4) for test in tests],
+        "devices": [devices(test) for test in tests],
+        "ranks": [None if test.world is None else len(test.world.starting.places) for test in tests],
+        "peak": [round(max(test.peaks.values()) / (1 << 30), 4) if test.peaks else None for test in tests],
+        "ran": [
+            f"{test.verdict}, ran {seconds_text(test.span.seconds)}, waited {seconds_text(test.waited)}, "
+            f"started {clock(test.span.start)}"
+            for test in tests
+        ],
+    }
 
 
 def _summary(session: Session) -> dict[str, Any]:
-    """Return what the page says first of a session."""
+    """Return what the page says of a session as a whole."""
     counts = Counter(test.verdict for test in session.tests)
     facts = [session.host, clock(session.span.start), f"took {seconds_text(session.span.seconds)}"]
     if session.started.shard is not None:
@@ -197,35 +191,22 @@ def _summary(session: Session) -> dict[str, Any]:
     if session.finished is not None:
         facts.append(f"exit status {session.finished.status}")
     use = ""
-    if session.devices and (seconds := seconds_with_tests(session.tests)) > 0:
+    if session.devices and (seconds := covered(test.span for test in session.tests)) > 0:
         mean = sum(test.device_seconds for test in session.tests) / seconds
         part = mean / len(session.devices)
         use = f"{mean:.1f} of {len(session.devices)} devices in use on average while tests ran ({part:.0%})"
+    spent = zip(_SPENT, time_spent(session), strict=True)
     return {
-        "command": _command(session),
+        "command": shlex.join(["pytest", *session.started.command]),
         "counts": [(verdict, counts[verdict]) for verdict in page_style.COLOURS if counts[verdict]],
         "facts": facts,
         "killed": session.finished is None,
         "use": use,
+        "spent": [(*about, round(seconds, 2)) for about, seconds in spent if seconds >= 0.005],
     }
 
 
-def _skips(tests: Sequence[TestRun]) -> list[tuple[str, bool, int]]:
-    """Return reason, whether hardware is missing, and number of tests of each cause: missing hardware first."""
-    counts = Counter((test.missing or test.skip, bool(test.missing)) for test in tests if test.verdict == "skipped")
-    ordered = sorted(counts.items(), key=lambda item: (not item[0][1], -item[1]))
-    return [(reason, missing, count) for (reason, missing), count in ordered]
-
-
-def _path(session: Session) -> dict[str, Any]:
-    steps = critical_path(session)
-    totals: Counter[StepKind] = Counter()
-    for step in steps:
-        totals[step.kind] += step.span.seconds  # type: ignore[assignment]
-    return {
-        "command": _command(session),
-        "start": session.span.start,
-        "seconds": session.span.seconds or 1.0,
-        "steps": steps,
-        "totals": totals.most_common(),
-    }
+def _skips(tests: Sequence[TestRun]) -> list[tuple[tuple[bool, str], int]]:
+    """Return the causes of skips, each whether no hardware is missing, and the reason, with its number of tests."""
+    counts = Counter((not test.missing, test.missing or test.skip) for test in tests if test.verdict == "skipped")
+    return sorted(counts.items(), key=lambda item: (item[0][0], -item[1]))

@@ -22,9 +22,8 @@ _CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\
 class TerminalFile:
     """Stands for the file to which pytest's terminal writer writes, until :meth:`remove`.
 
-    Each text of pytest is passed on at once, so that it is on the terminal before anything that this class writes by
-    itself. The latter bypasses pytest's capturing, which another thread must not suspend, and leaves the unfinished
-    line as pytest expects it.
+    Each text of pytest is passed on at once. What this class writes by itself bypasses pytest's capturing, which
+    another thread must not suspend, and leaves the unfinished line as pytest expects it.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -54,7 +53,7 @@ class TerminalFile:
         if getpid() != self._pid:  # A thread of the original process may have held the lock during the fork.
             return int(self._file.write(text))
         with self._lock:
-            self._erase_status()
+            self._erase()
             written = int(self._file.write(text))
             self._file.flush()
             self._line = (self._line + text).rpartition("\n")[2]
@@ -64,7 +63,7 @@ class TerminalFile:
     def write_lines(self, lines: Iterable[str]) -> None:
         """Write whole lines below the unfinished one, and repeat that below them."""
         with self._lock:
-            self._erase_status()
+            self._erase()
             self._write("".join(["\n" if self._line else "", *(f"{line}\n" for line in lines), self._line]))
 
     @property
@@ -75,15 +74,21 @@ class TerminalFile:
     def show_status(self, text: str) -> None:
         """Show `text` below the unfinished line until pytest writes the next text, in place of an earlier status.
 
-        The cursor stays at the end of the unfinished line. If there is none, the status is on the cursor's line. No-op
-        if the output is not a terminal, or has no space.
+        The cursor stays at the end of the unfinished line. If there is none, the status is on the cursor's line. An
+        empty `text` erases the status. No-op if the output is not a terminal, or has no space.
         """
         try:
             columns = get_terminal_size(self._descriptor).columns
         except OSError:
             return
         with self._lock:
-            width = _width(self._line)
+            if not text:
+                self._erase()
+                return
+            line = _CONTROL_SEQUENCES.sub("", self._line).rpartition("\r")[2]
+            width = sum(
+                0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF") for one in line
+            )
             # Not if the cursor is beyond the last column: it could not be put back there.
             if self._paused or columns < 2 or (width and width % columns == 0):
                 return
@@ -91,17 +96,13 @@ class TerminalFile:
             self._write(f"\n{shown}\x1b[A\x1b[{width % columns}C" if width else shown)
             self._has_status = True
 
-    def erase_status(self, *, pause: bool = False) -> None:
-        """Remove the status from the screen if there is one; with `pause`, show none until :meth:`resume`."""
+    def pause(self, paused: bool) -> None:
+        """Remove the status, and show none until this is called with False."""
         with self._lock:
-            self._paused |= pause
-            self._erase_status()
+            self._paused = paused
+            self._erase()
 
-    def resume(self) -> None:
-        """Show the status again when :meth:`show_status` is called next."""
-        self._paused = False
-
-    def _erase_status(self) -> None:
+    def _erase(self) -> None:
         if self._has_status:
             self._has_status = False
             self._write("\x1b[J")  # Everything from the cursor on.
@@ -114,15 +115,7 @@ class TerminalFile:
 
     def remove(self) -> None:
         """Make pytest write to its own file again. No other method may be called after this one."""
-        self.erase_status()
+        self.pause(True)
         if terminal_file(self._config)[0] is self:  # Otherwise another plugin has replaced it.
             set_terminal_file(self._config, self._file)
         close(self._descriptor)
-
-
-def _width(line: str) -> int:
-    """Return the number of columns that `line` takes."""
-    text = _CONTROL_SEQUENCES.sub("", line).rpartition("\r")[2]
-    return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
-    )

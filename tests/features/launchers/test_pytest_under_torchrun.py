@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from pytest_accel.features.record.commands import counted_tests
+from pytest_accel.features.record.census import read_job
 from tests.background_suite import BackgroundSuite
 from tests.deadline import eventually
 from tests.features.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
@@ -31,10 +31,10 @@ def test_the_processes_of_torchrun_are_one_session(suite: BackgroundSuite) -> No
     run = suite.start("--junitxml=report.xml", "--accel-record=record.jsonl", program=PROGRAM).finish()
 
     expect_one_session(suite, run, "torchrun")
-    counted = counted_tests(str(suite.path / "record.jsonl"))
-    statuses = {nodeid.partition("::")[2]: outcome.status.value for nodeid, outcome in counted.tests.items()}
+    job = read_job(str(suite.path / "record.jsonl"))
+    statuses = {nodeid.partition("::")[2]: outcome.status for nodeid, outcome in job.tests.items()}
     assert statuses == {**dict.fromkeys(PASSES, "passed"), "test_more": "missing hardware"}
-    assert counted.complete
+    assert job.complete
 
 
 @pytest.mark.long

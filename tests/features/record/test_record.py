@@ -1,27 +1,29 @@
-"""Tests of ``--accel-record``: the record has the events of a session and agrees with pytest's report."""
+"""Tests of ``--accel-record``: the record has a session's events, agrees with pytest's report, and is validated."""
 
 from __future__ import annotations
 
-import re
+import json
+import os
+import resource
 from collections import Counter
-from itertools import pairwise
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
 
-from pytest_accel import read_record
-from pytest_accel.core.record_events import PoolOpened, SessionFinished, TestStarted, WorldAcquired, WorldReady
-from pytest_accel.features.record.timeline import Session, TestRun, critical_path, sessions_of, utilisation
+from pytest_accel import RecordError, read_record
+from pytest_accel.features.record.record_file import RecordFile
+from pytest_accel.features.record.timeline import TestRun, sessions_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from pytest_accel.features.record.events import Event
     from tests.features.conftest import Suite
 
 _TESTS = """
     import os
-    import time
 
     import pytest
 
@@ -33,10 +35,7 @@ _TESTS = """
 
     @pytest.mark.distributed(2)
     def test_ranks(rank):
-        import torch.distributed as dist
-
         print("hello from", rank)
-        dist.barrier()
 
 
     @pytest.mark.distributed(2)
@@ -51,7 +50,7 @@ _TESTS = """
     @pytest.mark.distributed(2)
     def test_one_rank_ends(rank):
         if rank == 1:
-            os._exit(0)
+            os._exit(3)
 
 
     @pytest.mark.devices(4)
@@ -94,64 +93,54 @@ _TESTS = """
         pytest.skip("of its own accord")
 
 
-    def test_plain():
-        pass
+    def test_plain(request):
+        request.node.user_properties += [(7, 1), ([], 1)]  # pytest accepts names that are no strings.
 """
 _VERDICTS = {
-    "test_ranks": "passed",
-    "test_one_rank_fails": "failed",
-    "test_one_rank_ends": "failed",
-    "test_all_devices": "passed",
-    "test_share": "passed",
-    "test_too_many": "skipped",
-    "test_on_cpu": "passed",
+    **dict.fromkeys(("test_ranks", "test_all_devices", "test_share", "test_on_cpu", "test_plain"), "passed"),
+    **dict.fromkeys(("test_one_rank_fails", "test_one_rank_ends"), "failed"),
+    **dict.fromkeys(("test_too_many", "test_skips"), "skipped"),
     "test_errs": "error",
     "test_xfails": "xfailed",
     "test_xpasses": "xpassed",
-    "test_skips": "skipped",
-    "test_plain": "passed",
 }
 
 
-def _read_session(path: Path) -> Session:
-    """Return the only session of the record in the file `path`."""
-    (session,) = sessions_of([read_record(path)])
-    return session
+def _of_kind(record: list[Event], name: str) -> list[Event]:
+    return [event for event in record if event.event == name]
 
 
-def _tests(session: Session) -> dict[str, TestRun]:
-    """Return the run of each test by the test's name."""
-    return {run.test.partition("::")[2]: run for run in session.tests}
-
-
-def _agreeing_tests(suite: Suite, *options: str) -> tuple[Session, dict[str, TestRun]]:
+def _check_record(suite: Suite, *options: str) -> tuple[list[Event], dict[str, TestRun]]:
     """Run the tests with `options`; check that the record agrees with pytest's own report, and return what it has."""
     suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-record=out/record.jsonl", "--junitxml=junit.xml", *options)
-    record = suite.path / "out" / "record.jsonl"
-    assert f"accel: record of the session: {record}" in run.text
-    session = _read_session(record)
-    tests = _tests(session)
+    path = suite.path / "out" / "record.jsonl"
+    assert f"accel: record of the session: {path}" in run.text
+    record = read_record(path)
+    (session,) = sessions_of([record])
+    tests = {run.test.partition("::")[2]: run for run in session.tests}
     assert {name: test.verdict for name, test in tests.items()} == _VERDICTS
-    assert session.finished == SessionFinished(1)
-    started = {one.event.test: one.event.worker for one in read_record(record) if isinstance(one.event, TestStarted)}
-    assert started == {test.test: test.worker for test in session.tests}
-
+    assert (record[0].event, record[-1].event, record[-1].status) == ("SessionStarted", "SessionFinished", 1)
+    assert {event.test: event.worker for event in _of_kind(record, "TestStarted")} == {
+        test.test: test.worker for test in session.tests
+    }
     junit = ElementTree.parse(suite.path / "junit.xml").getroot()[0]
-    assert junit.get("tests") == str(len(tests))
     verdicts = Counter(test.verdict for test in tests.values())
-    assert int(junit.get("failures", 0)) == verdicts["failed"]
-    assert int(junit.get("errors", 0)) == verdicts["error"]
-    assert int(junit.get("skipped", 0)) == verdicts["skipped"] + verdicts["xfailed"]
+    assert [int(junit.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")] == [
+        len(tests),
+        verdicts["failed"],
+        verdicts["error"],
+        verdicts["skipped"] + verdicts["xfailed"],
+    ]
     for case in junit.iter("testcase"):
         properties = {one.get("name"): one.get("value") for one in case.iter("property")}
-        lanes = [lane.name for lane, _ in tests[case.get("name", "")].lanes if lane.session is None]
+        lanes = [lane.name for lane in tests[case.get("name", "")].lanes if lane.session is None]
         assert properties.get("accel_devices", "") == ",".join(lanes)
-    return session, tests
+    return record, tests
 
 
-def test_the_record_of_one_process_has_failures_and_captured_output(suite: Suite) -> None:
-    _, tests = _agreeing_tests(suite)
+def test_the_record_of_one_process_has_failures_output_and_worlds(suite: Suite) -> None:
+    record, tests = _check_record(suite)
     failure = tests["test_one_rank_fails"].failure
     assert failure is not None
     place = next(number for number, line in enumerate(suite.read("test_it.py"), 1) if "assert rank == 0" in line)
@@ -162,98 +151,43 @@ def test_the_record_of_one_process_has_failures_and_captured_output(suite: Suite
     death = tests["test_one_rank_ends"].failure
     assert death is not None
     assert [rank.ending for rank in death.ranks] == ["passed", "died"]
-    assert death.failed_ranks == (1,)
     assert tests["test_errs"].failure is not None
     assert tests["test_xfails"].phases[1].xfail == "known"
     assert tests["test_skips"].skip == "of its own accord"
     assert tests["test_too_many"].missing == "needs 9 sim devices; there are 4: 4 x sim"
-    passed = tests["test_ranks"].phases[-1]
-    assert passed.output == {}  # Only the size of the output is recorded.
-    assert passed.output_sizes == {f"Captured stdout call [rank {rank}]": len("hello from 0\n") for rank in (0, 1)}
+    assert tests["test_ranks"].phases[-1].output == {}
 
-
-def test_the_record_of_two_workers_has_devices_and_a_critical_path(suite: Suite) -> None:
-    session, tests = _agreeing_tests(suite, "-n2")
-    pools = [one.event for one in read_record(suite.path / "out/record.jsonl") if isinstance(one.event, PoolOpened)]
-    assert [pool.kind for pool in pools] == ["sim"]
-    assert [(lane.kind, lane.name, lane.host) for lane in session.devices] == [
-        ("sim", f"sim-{number}", session.host) for number in range(4)
-    ]
-    assert {lane.name for lane, share in tests["test_all_devices"].lanes if share == 1} == {
-        f"sim-{n}" for n in range(4)
-    }
-    assert [share for _, share in tests["test_share"].lanes] == [0.25]
-    assert [(lane.kind, lane.session) for lane, _ in tests["test_on_cpu"].lanes] == [("slot", 0)] * 2
-    assert tests["test_plain"].lanes == tests["test_too_many"].lanes == ()
-    assert {test.worker for test in tests.values()} == {"gw0", "gw1"}
-    for name in ("test_ranks", "test_one_rank_fails"):
-        assert [rank.ending for rank in tests[name].phases[1].ranks] == ["passed", _VERDICTS[name]]
-        assert session.span.start < tests[name].span.start < tests[name].span.stop < session.span.stop
-    most = max(used for _, used in utilisation([session]))
-    assert most == 4
-
-    path = critical_path(session)
-    assert (path[0].span.start, path[-1].span.stop) == session.span
-    for step, following in pairwise(path):
-        assert step.span.stop == following.span.start
-        assert step.span.seconds > 0
-    assert {"test", "ranks", "other"} <= {step.kind for step in path}
-
-
-def test_the_record_has_the_worlds_and_the_reasons_why_they_ended(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_first():
-            pass
-
-
-        @pytest.mark.distributed(2)
-        def test_ends(rank):
-            if rank:
-                os._exit(3)
-
-
-        @pytest.mark.distributed(2)
-        def test_other_ranks():
-            pass
-
-
-        @pytest.mark.devices(4)
-        def test_needs_all():
-            pass
-        """,
+    world = tests["test_one_rank_ends"].world
+    assert world is not None
+    (ending,) = (event for event in _of_kind(record, "WorldEnding") if event.world == world.starting.world)
+    assert "exited with status 3" in ending.why
+    assert ending.killed
+    names = ("WorldStarting", "WorldReady", "WorldEnding", "WorldGone")
+    numbers = [[event.world for event in _of_kind(record, name)] for name in names]
+    assert all(set(found) == set(numbers[0]) for found in numbers)
+    assert sum(len(event.pids) for event in _of_kind(record, "WorldReady")) == sum(
+        len(event.places) for event in _of_kind(record, "WorldStarting")
     )
-    suite.run("--accel-record=record.jsonl")
-    record = read_record(suite.path / "record.jsonl")
-    (session,) = sessions_of([record])
-    first, second, third = session.worlds
-    assert (first.about, first.killed) == ("2 on sim", True)
-    acquired = [one.event.world for one in record if isinstance(one.event, WorldAcquired)]
-    assert acquired.count(first.number) == 1
-    assert "exited with status 3" in first.why_ended
-    assert (second.why_ended, second.killed) == ("another request waits for its devices", False)
-    assert (third.why_ended, third.about) == ("the session ends", "sim")
-    for world in session.worlds:
-        assert world.ready is not None
-        assert world.gone is not None
-        assert world.starting < world.ready < world.gone
-    tests = _tests(session)
-    assert [tests[name].world for name in ("test_first", "test_ends", "test_other_ranks", "test_needs_all")] == [
-        *(first, first),
-        *(second, third),
-    ]
-    wait = tests["test_needs_all"].wait
-    assert wait is not None
-    assert "test_it.py::test_needs_all waits for 4 sim devices: " in wait.why
-    pids = [one.event.pids for one in record if isinstance(one.event, WorldReady)]
-    assert len({pid for world in pids for pid in world}) == 5
+
+
+def test_the_record_of_two_workers_has_devices_and_waits(suite: Suite) -> None:
+    record, tests = _check_record(suite, "-n2")
+    assert [(event.kind, event.slots > 0) for event in _of_kind(record, "PoolOpened")] == [("sim", True)]
+    assert [event.device for event in _of_kind(record, "DeviceFound")] == [f"sim-{number}" for number in range(4)]
+    assert set(tests["test_all_devices"].lanes.values()) == {1.0}
+    assert list(tests["test_share"].lanes.values()) == [0.25]
+    assert [(lane.kind, lane.session) for lane in tests["test_on_cpu"].lanes] == [("slot", 0)] * 2
+    assert tests["test_plain"].lanes == tests["test_too_many"].lanes == {}
+    assert {test.worker for test in tests.values()} == {"gw0", "gw1"}
+    for test in tests.values():
+        assert record[0].at < test.span.start <= test.span.stop < record[-1].at
+    waits = {event.request: event.why for event in _of_kind(record, "RequestWaits")}
+    for request in _of_kind(record, "WorldRequested"):
+        assert f"{request.test} waits for " in waits.get(request.request, f"{request.test} waits for ")
+    answers = [*_of_kind(record, "WorldAcquired"), *_of_kind(record, "RequestEnded")]
+    assert sorted(event.request for event in answers) == sorted(
+        event.request for event in _of_kind(record, "WorldRequested")
+    )
 
 
 def test_a_phase_lasts_until_ranks_that_did_not_report_have_ended(suite: Suite) -> None:
@@ -276,95 +210,64 @@ def test_a_phase_lasts_until_ranks_that_did_not_report_have_ended(suite: Suite) 
             if rank == 0:
                 time.sleep(1)
                 os._exit(3)
-
-        @pytest.fixture
-        def hanging(rank):
-            yield
-            if rank == 0:
-                threading.Event().wait()
-
-        @pytest.mark.distributed(2, timeout=1)
-        def test_one_rank_hangs_in_its_teardown(hanging):
-            pass
         """,
     )
-    run = suite.run("--accel-record=record.jsonl", "--junitxml=junit.xml", "--durations=0", "-vv")
-    assert run.count() == {"FAILED": 2, "PASSED": 1, "ERROR": 1}
-    shown = re.findall(r"^(\S+)s (?:call|teardown) +test_it.py::(\w+)$", run.text, re.MULTILINE)
-    assert {test for seconds, test in shown if float(seconds) >= 1.0} == {
-        "test_one_rank_hangs",
-        "test_one_rank_dies",
-        "test_one_rank_hangs_in_its_teardown",
-    }
+    run = suite.run("--accel-record=record.jsonl", "--junitxml=junit.xml")
+    assert run.count() == {"FAILED": 2}
     cases = ElementTree.parse(suite.path / "junit.xml").getroot()[0].iter("testcase")
     assert all(float(case.get("time", "0")) >= 1.0 for case in cases)
-    for test in _tests(_read_session(suite.path / "record.jsonl")).values():
-        last = max((phase for phase in test.phases if phase.ranks), key=lambda phase: phase.stop - phase.start)
-        assert test.span.seconds >= 1.0
+    (session,) = sessions_of([read_record(suite.path / "record.jsonl")])
+    for test in session.tests:
+        assert test.failure is not None
+        assert test.failure.ranks[0].ending in ("hung", "died")
+        assert test.failure.ranks[0].stop - test.failure.ranks[0].start >= 1.0
         assert test.device_seconds >= 2.0
-        assert {rank.rank: rank.ending for rank in last.ranks}[0] in ("hung", "died")
-        assert last.ranks[0].stop - last.ranks[0].start >= 1.0
 
 
-def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
-    pytest.importorskip("pytest_rerunfailures")
-    suite.plugin("rerunfailures")
+def test_the_record_of_unmarked_tests_has_each_run_and_no_pool(suite: Suite) -> None:
+    suite.plugin("reruns")
     suite.write(
-        "test_it.py",
+        "reruns.py",
         """
-        from pathlib import Path
-
-        import pytest
+        from _pytest.runner import runtestprotocol
 
 
-        @pytest.mark.distributed(2)
-        def test_second_time():
-            import torch.distributed as dist
-
-            marker = Path(__file__).with_name("was_run")
-            first = not marker.exists()
-            dist.barrier()
-            marker.touch()
-            assert not first
+        def pytest_runtest_protocol(item, nextitem):
+            for outcome in ("rerun", None):
+                item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+                for report in runtestprotocol(item, nextitem=nextitem, log=False):
+                    if report.failed and outcome is not None:
+                        report.outcome = outcome
+                    item.ihook.pytest_runtest_logreport(report=report)
+            return True
         """,
     )
-    run = suite.run("--accel-record=record.jsonl", "--reruns=1")
-    assert run.count() == {"RERUN": 1, "PASSED": 1}
-    assert [test.verdict for test in _read_session(suite.path / "record.jsonl").tests] == ["rerun", "passed"]
-
-
-def test_the_record_of_a_session_without_marks_has_no_pool(suite: Suite) -> None:
-    suite.write("test_it.py", "def test_plain(): pass\n")
+    suite.write("test_it.py", "RUNS = []\ndef test_second(): RUNS.append(0); assert len(RUNS) == 2\n")
     suite.run("--accel-record=record.jsonl")
     record = read_record(suite.path / "record.jsonl")
-    assert not any(isinstance(one.event, PoolOpened) for one in record)
     (session,) = sessions_of([record])
-    assert (session.worlds, session.devices) == ([], {})
-    assert [test.verdict for test in session.tests] == ["passed"]
-    assert utilisation([session]) == []
-    assert [step.kind for step in critical_path(session)] == ["other", "test", "other"]
+    assert [test.verdict for test in session.tests] == ["rerun", "passed"]
+    names = {"SessionStarted", "TestStarted", "PhaseReported", "TestsCollected", "SessionFinished"}
+    assert {event.event for event in record} == names
 
 
-def test_properties_whose_names_are_no_strings_do_not_end_a_session(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        def test_numbers(record_property): record_property(7, 1)
-        def test_unhashable(record_property): record_property([], 1)
-        """,
-    )
-    run = suite.run("--accel-record=record.jsonl", "--accel-advise")
-    assert run.count() == {"PASSED": 2}
-    assert run.ret == 0
-    tests = _tests(_read_session(suite.path / "record.jsonl"))
-    assert [test.verdict for test in tests.values()] == ["passed", "passed"]
-
-
-def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite) -> None:
-    suite.write("test_it.py", "def test_plain(): pass\n")
-    run = suite.run("--accel-record=/proc/record.jsonl")
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        pytest.param("folder", "--accel-record: {}/folder cannot be written: it is not a regular file", id="folder"),
+        pytest.param("test_it.py/a", "--accel-record: {}/test_it.py/a cannot be written: File exists", id="path"),
+        pytest.param("/proc/record.jsonl", "--accel-record: /proc/record.jsonl cannot be written: ", id="proc"),
+        pytest.param(" ", "argument --accel-record: must be the path of a file, got ' '", id="empty"),
+    ],
+)  # fmt: skip
+def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite, path: str, text: str) -> None:
+    suite.write("test_it.py", "def test_it():\n    pass\n")
+    (suite.path / "folder").mkdir()
+    run = suite.run("--accel-record", path)
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "ERROR: --accel-record: /proc/record.jsonl cannot be written: " in run.errors
+    assert text.format(suite.path) in run.errors
+    assert not run.results
+    assert "Traceback" not in run.text + run.errors
 
 
 def test_an_old_record_is_removed_if_pytest_fails_to_start(suite: Suite) -> None:
@@ -383,3 +286,89 @@ def test_a_test_file_is_not_overwritten_if_a_value_was_forgotten(suite: Suite, o
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert f"ERROR: {option} test_it.py: it exists and has other content, which would be lost; name a new" in run.errors
     assert path.read_text() == text
+
+
+_START = {"schema": 1, "session": "5e55", "version": "0.1.0", "command": ["-q"], "root": "/suite"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[RecordFile]:
+    """Provide the file of a record with its first event."""
+    file = RecordFile(str(tmp_path / "folder" / "record.jsonl"))
+    file("SessionStarted", **_START)
+    yield file
+    file.close()
+
+
+def test_what_cannot_be_encoded_or_has_been_cut_off_or_is_new_does_not_spoil_a_record(file: RecordFile) -> None:
+    file("TestStarted", test="caf\udce9.py::test_\u2192")
+    file("MoonRose", phase="new")
+    file("SessionFinished", status=1)
+    child = os.fork()
+    if not child:
+        file("TestStarted", test="in a copy of the process")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    found = read_record(file.name)
+    assert [(event.event, event.test, event.status) for event in found] == [
+        ("SessionStarted", "", 0),
+        ("TestStarted", "caf\\udce9.py::test_\u2192", 0),
+        ("MoonRose", "", 0),
+        ("SessionFinished", "", 1),
+    ]
+    assert {(event.host, event.pid) for event in found} == {(os.uname().nodename, os.getpid())}
+    os.truncate(file.name, os.path.getsize(file.name) - 10)
+    assert read_record(file.name) == found[:-1]
+    assert file.read() == found[:-1]
+    # The old file is kept for a process that still writes it.
+    again = RecordFile(file.name)
+    file("SessionFinished", status=1)
+    with pytest.raises(RecordError, match="has no events"):
+        again.read()
+    again.close()
+
+
+def test_writing_stops_with_an_error_if_the_disk_is_full(file: RecordFile) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(file.name) + 20, limits[1]))
+    try:
+        file("TestStarted", test="test_it.py::test_one")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.error == f"{file.name} could not be written in full: no space left"
+    file("TestStarted", test="test_it.py::test_two")
+    file.close()
+    assert [event.event for event in read_record(file.name)] == ["SessionStarted"]
+
+
+def _first(**changes: object) -> str:
+    """Return the first line of a record, with some fields changed."""
+    fields = {"event": "SessionStarted", "at": 1, "host": "one", "pid": 1}
+    return json.dumps(fields | _START | changes) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "has no events"),
+        ("\n", "line 1: Input data was truncated"),
+        ("[]\n", "line 1: Expected `object`, got `array`"),
+        ('{"document": "another"}\n', "line 1: Object missing required field"),
+        (_first(schema=2), "has version 2; this pytest-accel reads version 1"),
+        (_first(at="soon"), "line 1: Expected `float`, got `str` - at `$.at`"),
+        (_first(at=1e300), "line 1: Expected `float` <= 100000000000.0 - at `$.at`"),
+        (_first(shard=[1, 2, 3]), "line 1: Expected `array` of length 2 - at `$.shard`"),
+        (_first() + _first(event="TestStarted", test=None), "line 2: Expected `str`, got `null` - at `$.test`"),
+        (_first(event="TestStarted", test="t"), "is not a record of --accel-record: its first event is TestStarted"),
+        (_first() + "[" * 100_000 + "\n", "line 2: "),
+    ],
+)  # fmt: skip
+def test_an_invalid_record_is_refused(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "record.jsonl"
+    with pytest.raises(RecordError, match=r"record\.jsonl cannot be read: No such file"):
+        read_record(path)
+    path.write_text(text)
+    with pytest.raises(RecordError) as raised:
+        read_record(path)
+    assert str(path) in str(raised.value)
+    assert error in str(raised.value)

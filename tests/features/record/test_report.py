@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,22 +18,6 @@ import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
-from pytest_accel.core.record_events import (
-    SCHEMA,
-    DeviceFound,
-    Event,
-    PhaseReported,
-    PoolOpened,
-    RankPhase,
-    RankPlace,
-    RequestWaits,
-    SessionFinished,
-    SessionStarted,
-    TestStarted,
-    WorldAcquired,
-    WorldRequested,
-    WorldStarting,
-)
 from pytest_accel.features.record.record_file import RecordFile
 from pytest_accel.features.record.timeline import Session, sessions_of
 from tests.large_record import write_record
@@ -117,11 +101,6 @@ _TESTS = """
 
     def test_plain():
         pass
-
-
-    def test_launches(launch, tmp_path):
-        (tmp_path / "script.py").write_text("")
-        launch(tmp_path / "script.py", launcher="python")
 """
 _INJECTION = "</script></style><img src=x onerror=alert(1)>$$x^2$$"
 """Text that a page would execute or typeset if it did not escape it."""
@@ -288,22 +267,19 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
                 (test.span.seconds, test.waited, test.device_seconds), abs=1e-4
             )
         ranks = dict(zip(table["test"], table["ranks"], strict=True))
-        counts_of_ranks = {"ranks[0]": 2, "all_devices[0]": 1, "launches": 1, "plain": None, "too_many": None}
+        counts_of_ranks = {"ranks[0]": 2, "all_devices[0]": 1, "plain": None, "too_many": None}
         assert {name: ranks[f"test_it.py::test_{name}"] for name in counts_of_ranks} == counts_of_ranks
         bars = _bars(page)
         on_lanes = Counter(table["test"][n] for n, kind in zip(bars["n"], bars["kind"], strict=True) if kind < 8)
         assert on_lanes == {test.test: len(test.lanes) for test in session.tests if test.lanes}
         assert bars["kind"].count(9) == sum(
-            len(test.lanes)
-            for test in session.tests
-            if test.wait is not None and test.wait.world is not None and test.wait.leased == test.wait.world.starting
+            len(test.lanes) for test in session.tests if test.wait is not None and test.wait.starts_world
         )
         skips = page.locator("#skips td:nth-child(2)").all_inner_texts()
         assert skips == ["needs 9 sim devices; there are 4: 4 x sim (missing hardware)", "of its own accord"]
         assert "of 4 devices in use on average while tests ran" in page.locator(".session").inner_text()
-        steps = page.locator(".path td:nth-child(2)")
-        total = sum(float(text) for text in steps.all_text_contents())
-        assert total == pytest.approx(session.span.seconds, abs=0.005 * steps.count())
+        spent = re.findall(r"([\d.]+) s", page.locator(".session .key").inner_text())
+        assert sum(map(float, spent)) == pytest.approx(session.span.seconds, abs=0.05)
 
 
 @pytest.mark.long
@@ -312,7 +288,6 @@ def test_a_user_can_explore_the_page(folder: Path, session: Session, browser: Br
         _check_tooltip(page)
         _check_details(page)
         _check_table(page)
-        _check_legend(page)
 
 
 def _check_tooltip(page: Page) -> None:
@@ -321,10 +296,9 @@ def _check_tooltip(page: Page) -> None:
     tooltip = page.locator(".bk-tooltip-content", has_text="test_one_rank_fails")
     tooltip.wait_for()
     text = tooltip.inner_text()
-    assert re.search(r"failed, ran [\d.]+ s, waited [\d.]+ s", text)
+    ran = r"failed, ran [\d.]+ s, waited [\d.]+ s, started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    assert re.search(ran, text)
     assert re.search(r"sim-\d, sim-\d", text)
-    assert "ranks: 2, peak memory: unknown" in text
-    assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
 
 
 def _check_details(page: Page) -> None:
@@ -383,18 +357,6 @@ def _check_table(page: Page) -> None:
     assert descending == sorted(_tests(page)["test"], reverse=True)[: len(descending)]
 
 
-def _check_legend(page: Page) -> None:
-    """Check that a click on a verdict in the legend hides its bars."""
-    visible = """() => Bokeh.documents[0].get_model_by_name("timeline").renderers
-        .filter(one => one.visible).map(one => one.name)"""
-    before = page.evaluate(visible)
-    assert {"failed", "error", "passed", "start"} <= set(before)
-    page.get_by_role("button", name="failed").click()
-    assert page.evaluate(visible) == [name for name in before if name != "failed"]
-    page.get_by_role("button", name="failed").click()
-    assert page.evaluate(visible) == before
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("size", _SIZES, ids=str)
 def test_the_page_follows_the_colour_scheme_and_fits(
@@ -424,55 +386,49 @@ def test_the_page_follows_the_colour_scheme_and_fits(
     assert background["dark"] < 30
 
 
-def _write_events(path: Path, events: Sequence[Event]) -> None:
-    """Write a record with `events`, one second apart."""
-    now = 1_790_000_000.0
-    times = (now + number for number in range(len(events)))
-    file = RecordFile(str(path), clock=lambda: next(times))
-    for event in events:
-        file(event)
-    file.close()
-
-
 @pytest.mark.long
 def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
     text = _INJECTION
     at = 1_790_000_000.0
-    ran = PhaseReported(
-        *(f"test_it.py::test_it[{text}]", "call", "failed", at + 5, at + 6, text, 7),
+    ran = f"test_it.py::test_it[{text}]"
+    file = RecordFile(str(tmp_path / "record.jsonl"))
+
+    def write(seconds: int, event: str, **fields: object) -> None:
+        file(event, at=at + seconds, **fields)
+
+    def phase(test: str, when: str, outcome: str, **fields: object) -> None:
+        write(6, "PhaseReported", test=test, when=when, outcome=outcome, start=at + 5, stop=at + 6, **fields)
+
+    write(0, "SessionStarted", schema=1, session=text, version=text, command=[text], root=text)
+    write(1, "DeviceFound", device=text, kind=text, name=text)
+    write(2, "WorldRequested", request=1, test=ran, about=text)
+    write(2, "RequestWaits", request=1, why=f"why {text}")
+    write(4, "WorldStarting", world=1, request=1, about=text, places=[{"devices": [text]}])
+    write(4, "WorldAcquired", world=1, request=1)
+    phase(
+        *(ran, "call", "failed"),
         file=text,
-        line=1,
         world=1,
-        ranks=(RankPhase(0, text, at + 5, at + 6),),
+        ranks=[{"rank": 0, "ending": text, "start": at + 5, "stop": at + 6}],
         headline=f"headline {text}",
         failure=f"failure {text}",
         place=(text, 1),
-        failed_ranks=(0,),
+        failed_ranks=[0],
         output={f"section {text}": f"output {text}"},
         peaks={text: 1 << 30},
     )
-    events: list[Event] = [
-        SessionStarted(SCHEMA, text, text, (text,), text),
-        PoolOpened(1, text),
-        DeviceFound(text, text, 0, text),
-        WorldRequested(1, ran.test, text),
-        RequestWaits(1, f"why {text}"),
-        WorldStarting(1, 1, text, (RankPlace(0, (text,)),)),
-        WorldAcquired(1, 1),
-        ran,
-        PhaseReported(ran.test, "teardown", "passed", at + 6, at + 6, text),
-        PhaseReported(f"test_skip[{text}]", "setup", "skipped", at + 6, at + 6, skip=f"skip {text}"),
-        PhaseReported(f"test_skip[{text}]", "teardown", "passed", at + 6, at + 6),
-        PhaseReported(f"test_missing[{text}]", "setup", "skipped", at + 6, at + 6, skip="", missing=f"missing {text}"),
-        TestStarted(f"test_running[{text}]"),
-    ]
-    _write_events(tmp_path / "record.jsonl", events)
+    phase(ran, "teardown", "passed")
+    phase(f"test_skip[{text}]", "setup", "skipped", skip=f"skip {text}")
+    phase(f"test_skip[{text}]", "teardown", "passed")
+    phase(f"test_missing[{text}]", "setup", "skipped", skip="", missing=f"missing {text}")
+    write(7, "TestStarted", test=f"test_running[{text}]")
+    file.close()
     assert main(["report", str(tmp_path / "record.jsonl"), "-o", str(tmp_path / "report.html")]) == 0
     with _open_page(browser, tmp_path / "report.html", (1280, 1600)) as page:
-        page.mouse.move(*_bar_center(page, ran.test))
-        page.locator(".bk-tooltip-content", has_text=ran.test).wait_for()
+        page.mouse.move(*_bar_center(page, ran))
+        page.locator(".bk-tooltip-content", has_text=ran).wait_for()
         page.locator(_ROWS, has_text="test_it.py").click()
-        details = page.locator("#details", has_text=f"test_it.py::test_it[{text}]")
+        details = page.locator("#details", has_text=ran)
         details.get_by_text(f"failure {text}", exact=True).wait_for()
         shown = details.inner_text()
         for part in (f"headline {text}", f"why {text}", f"output {text}", f"section {text}", f"rank {text}: 1 GiB"):
@@ -495,11 +451,7 @@ def test_the_page_of_a_large_session_is_limited_in_size(tmp_path: Path, browser:
     with _open_page(browser, path, (1280, 1600)) as page:
         bars = _bars(page)
         assert sum(kind < 8 for kind in bars["kind"]) == sum(len(test.lanes) for test in session.tests)
-        assert bars["kind"].count(8) == 1000
-        waits = sorted((test.waited for test in session.tests if test.lanes), reverse=True)
-        tests = _tests(page)
-        shown = [tests["wait"][n] for n, kind in zip(bars["n"], bars["kind"], strict=True) if kind == 8]
-        assert sorted(shown, reverse=True) == pytest.approx(waits[:1000], abs=1e-4)
+        assert bars["kind"].count(8) == sum(test.waited > 0.01 for test in session.tests if test.lanes)
         page.get_by_text("5000 of 5000 tests").wait_for()
         page.get_by_placeholder("part of its name").press_sequentially("[bfloat16-1499]")
         page.get_by_text("1 of 5000 tests").wait_for()
@@ -532,24 +484,16 @@ def test_one_page_can_show_several_sessions(suite: Suite, browser: Browser) -> N
 
 
 @pytest.mark.long
-def test_the_page_of_a_session_without_devices_lists_its_tests(suite: Suite, browser: Browser) -> None:
+def test_the_page_of_a_session_without_marked_or_any_tests_says_so(suite: Suite, browser: Browser) -> None:
     suite.write("test_it.py", "def test_plain(): pass\n")
     suite.run("--accel-report=report.html")
     with _open_page(browser, suite.path / "report.html") as page:
         assert page.get_by_text("No test ran on a device or CPU slot.").is_visible()
         assert _column(page, 1) == ["test_it.py::test_plain"]
         assert _column(page, 6) == [""]
-
-
-@pytest.mark.long
-def test_the_page_of_a_session_without_tests_says_so(suite: Suite, browser: Browser) -> None:
-    suite.write("test_it.py", "")
-    suite.run("--accel-report=report.html")
+    suite.run("--accel-report=report.html", "--deselect=test_it.py")
     with _open_page(browser, suite.path / "report.html", _SIZES[1], "dark") as page:
         assert page.get_by_text("No test ran.").is_visible()
-        assert page.locator("summary").inner_text() == "1 step"
-        # The one part of the bar takes all of it.
-        assert page.locator(".bar div").bounding_box() == page.locator(".bar").bounding_box()
 
 
 def test_a_report_without_bokeh_is_a_usage_error(
@@ -561,7 +505,7 @@ def test_a_report_without_bokeh_is_a_usage_error(
     message = "Bokeh is not installed: pip install 'pytest-accel[report]'"
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert f"ERROR: --accel-report: {message}" in run.errors
-    _write_events(suite.path / "record.jsonl", [SessionStarted(SCHEMA, "5e55", "0.1.0", (), "/"), SessionFinished(0)])
+    suite.run("--accel-record=record.jsonl")
     monkeypatch.setitem(sys.modules, "bokeh", None)
     with pytest.raises(SystemExit):
         main(["report", str(suite.path / "record.jsonl"), "-o", "report.html"])

@@ -1,0 +1,162 @@
+"""The summary of one or several sessions in a job of GitHub Actions: its page, and annotations of failed lines.
+
+Names of tests, reasons, messages and names of machines may contain anything. Each is shown on one line, without control
+characters, and as the text that it is: it has no meaning in Markdown, HTML, a table or a workflow command.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from itertools import groupby
+
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.terminal_lines import escaped
+from pytest_accel.core.truncation import cut_end
+from pytest_accel.core.units import count_text
+from pytest_accel.features.record.timeline import Session, TestRun, Verdict, covered
+
+LARGEST = 1 << 20
+"""Bytes in UTF-8 that GitHub allows for the summaries of a step: more than all tables have with `_MOST_ROWS`."""
+_FAILURES: tuple[Verdict, ...] = ("failed", "error", "unfinished")
+_VERDICTS: tuple[Verdict, ...] = (*_FAILURES, "passed", "skipped", "xfailed", "xpassed", "rerun")
+_MOST_ROWS = 50
+_MOST = 10
+"""Tests in the lists of the slowest ones and of the longest waits, and errors of a step that GitHub shows."""
+_SHORTEST_WAIT = 0.1  # Seconds of a wait that is worth showing.
+_LONGEST = 300  # Characters of a cell.
+_ENTITIES = str.maketrans({one: f"&#{ord(one)};" for one in "&<>\"'`*_{}[]()|~#!$@^\\"})
+"""The characters with a meaning in HTML, in Markdown or in GitHub's extensions of it."""
+_Cell = str | int | float
+"""A text, a number, or a number of seconds."""
+
+
+def show(sessions: Sequence[Session], environment: Mapping[str, str], *, annotate: bool) -> Iterator[str]:
+    """Add the summary to the page of the job's step; yield the lines to write to the job's log.
+
+    These are the annotations, without `annotate` none, and a line if the summary cannot be shown.
+    """
+    path = environment["GITHUB_STEP_SUMMARY"]
+    text = summary(sessions).encode()
+    try:
+        with open(path, "ab") as file:
+            if file.tell() + len(text) > LARGEST:
+                yield f"accel: the job summary {path} has no room for this session: GitHub allows 1 MiB for a step"
+            else:
+                file.write((b"\n\n" if file.tell() else b"") + text)  # A heading needs an empty line before it.
+    except OSError as error:
+        yield f"accel: the job summary {path} cannot be written: {error.strerror}"
+    for session, test in _failures_of(sessions)[: _MOST if annotate else 0]:
+        properties = {"title": _printable(test.test)}
+        if (found := _place(session, test, environment.get("GITHUB_WORKSPACE"))) is not None:
+            properties = {"file": found[0], "line": str(found[1])} | properties
+        # Escaped as GitHub's toolkit does it.
+        shown = (f"{name}={_data(value).replace(':', '%3A').replace(',', '%2C')}" for name, value in properties.items())
+        yield f"::error {','.join(shown)}::{_data(_printable(_failure_row(test)[3]))}"
+
+
+def summary(sessions: Sequence[Session]) -> str:
+    """Return the summary in GitHub's Markdown."""
+    counts = Counter(test.verdict for session in sessions for test in session.tests)
+    shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict])
+    seconds = max(one.span.stop for one in sessions) - min(one.span.start for one in sessions)
+    hosts = ", ".join(map(_code, dict.fromkeys(session.host for session in sessions)))
+    parts = [
+        f"## pytest-accel: {shown or 'no tests'}",
+        f"{count_text(len(sessions), 'session')} on {hosts}, {seconds:.1f} s",
+    ]
+    for session in sessions:  # Name each whose failure no test explains.
+        if session.finished is None:
+            parts.append(f"A session on {_code(session.host)} was killed: its record has no end.")
+        elif session.finished.status not in (0, 5) and not _failures_of([session]):
+            parts.append(f"A session on {_code(session.host)} ended with exit status {session.finished.status}.")
+    return "\n\n".join([*parts, *_tables(sessions)]) + "\n"
+
+
+def _tables(sessions: Sequence[Session]) -> Iterator[str]:
+    tests = [test for session in sessions for test in session.tests]
+    failures = [_failure_row(test) for _, test in _failures_of(sessions)]
+    most_used = nlargest(_MOST, (test for test in tests if test.lanes), key=lambda one: (one.device_seconds, one.span))
+    slowest = [(one.test, one.device_seconds, one.span.seconds, one.waited) for one in most_used]
+    waits = [(one.waited, one.wait.why) for one in tests if one.wait and one.wait.why and one.waited >= _SHORTEST_WAIT]
+    skipped = [test for test in tests if test.verdict == "skipped"]
+    missing = Counter(test.missing for test in skipped if test.missing)
+    skips = Counter(test.skip for test in skipped if not test.missing)
+    yield from _table("Devices", "machine | kind | number | names | in use (%)", _device_rows(sessions))
+    yield from _table(f"Failures ({len(failures)})", "test | ranks | place | cause", failures)
+    yield from _table("Slowest tests", "test | device-seconds | seconds | waited (s)", slowest)
+    yield from _table("Longest waits", "waited (s) | wait", nlargest(_MOST, waits))
+    yield from _table(f"Skipped for missing hardware ({missing.total()})", "cause | tests", missing.most_common())
+    yield from _table(f"Skipped for other reasons ({skips.total()})", "reason | tests", skips.most_common())
+
+
+def _table(title: str, columns: str, rows: Sequence[Sequence[_Cell]]) -> Iterator[str]:
+    """Yield the parts of a table: nothing without rows."""
+    if rows:
+        shown = [[_shown(cell) for cell in row] for row in rows[:_MOST_ROWS]]
+        lines = [[columns], [":---" if isinstance(cell, str) else "---:" for cell in rows[0]], *shown]
+        yield f"### {title}"
+        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    if len(rows) > _MOST_ROWS:
+        yield f"{len(rows) - _MOST_ROWS} more left out."
+
+
+def _shown(cell: _Cell) -> str:
+    return _code(cell) if isinstance(cell, str) else f"{cell:.1f}" if isinstance(cell, float) else str(cell)
+
+
+def _code(text: str) -> str:
+    return f"<code>{_printable(text).translate(_ENTITIES)}</code>" if text else ""
+
+
+def _printable(text: str) -> str:
+    """Return `text` on one line of limited length, with escapes in place of control characters and lone surrogates."""
+    return escaped(cut_end(" ".join(text.split()), _LONGEST))
+
+
+def _data(text: str) -> str:
+    """Return `text` as the message of a workflow command, as GitHub's toolkit writes it."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _failures_of(sessions: Iterable[Session]) -> list[tuple[Session, TestRun]]:
+    """Return the tests that failed or did not end, and their sessions; those that failed first come first."""
+    found = [(session, test) for session in sessions for test in session.tests if test.verdict in _FAILURES]
+    return sorted(found, key=lambda pair: pair[1].span.stop)
+
+
+def _failure_row(test: TestRun) -> tuple[str, str, str, str]:
+    """Return the test, the ranks that failed, the place and the cause."""
+    if (phase := test.failure) is None:
+        return test.test, "", "", "it was running when the session ended" if test.verdict == "unfinished" else ""
+    ranks = ranks_text(phase.failed_ranks) if phase.failed_ranks else ""
+    return test.test, ranks, "" if phase.place is None else f"{phase.place[0]}:{phase.place[1]}", phase.headline
+
+
+def _place(session: Session, test: TestRun, workspace: str | None) -> tuple[str, int] | None:
+    """Return file and line of the failure or else of the test, the first of both that is in the repository."""
+    phase = test.failure
+    folder = os.path.realpath(workspace or session.started.root)
+    for file, line in () if phase is None else (phase.place or ("", 1), (phase.file, phase.line or 1)):
+        path = os.path.realpath(os.path.join(session.started.root, file))
+        if file and path.startswith(folder + os.sep):
+            return os.path.relpath(path, folder), line
+    return None
+
+
+def _device_rows(sessions: Sequence[Session]) -> list[tuple[_Cell, ...]]:
+    """Return the devices of each machine by kind, and how much of the time in which tests ran they were in use."""
+    names = {lane: device.name for session in sessions for lane, device in session.devices.items()}
+    rows: list[tuple[_Cell, ...]] = []
+    for (host, kind), group in groupby(sorted(names), key=lambda lane: (lane.host, lane.kind)):
+        lanes = list(group)
+        counts = Counter(names[lane] for lane in lanes)
+        about = ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
+        there = (session for session in sessions if any(lane.host == host for lane in session.devices))
+        tests = [test for session in there for test in session.tests]
+        used = sum(test.span.seconds * share for test in tests for lane, share in test.lanes.items() if lane in lanes)
+        available = len(lanes) * covered(test.span for test in tests)
+        rows.append((host, kind, len(lanes), about, round(100 * used / available) if available else 0))
+    return rows

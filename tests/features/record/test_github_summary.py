@@ -1,0 +1,330 @@
+"""Tests of ``accel_ci`` and ``python -m pytest_accel summary``: job summaries and annotations for GitHub Actions."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_accel.__main__ import main
+from pytest_accel.features.record.record_file import RecordFile
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+    from tests.run import Run
+
+_TESTS = """
+    import os
+
+    import pytest
+
+
+    @pytest.fixture
+    def broken():
+        raise RuntimeError("no fixture")
+
+
+    @pytest.mark.distributed(2)
+    def test_ranks():
+        pass
+
+
+    @pytest.mark.distributed(2)
+    def test_one_rank_fails(rank):
+        assert rank == 0
+
+
+    @pytest.mark.distributed(2)
+    def test_one_rank_ends(rank):
+        if rank == 1:
+            os._exit(3)
+
+
+    @pytest.mark.devices
+    def test_errs(broken):
+        pass
+
+
+    @pytest.mark.devices(9)
+    def test_too_many():
+        pass
+
+
+    @pytest.mark.devices
+    @pytest.mark.xfail(reason="known")
+    def test_xfails():
+        assert False
+
+
+    def test_skips():
+        pytest.skip("not today")
+
+
+    def test_plain():
+        pass
+"""
+_PASSING_TEST = """
+    import pytest
+
+
+    @pytest.mark.devices
+    def test_it():
+        pass
+"""
+
+
+class GithubJob:
+    """A job of GitHub Actions that runs sessions of a suite."""
+
+    def __init__(self, suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.suite = suite
+        self.summary = suite.path / "step-summary.md"
+        self._monkeypatch = monkeypatch
+        self.set(GITHUB_STEP_SUMMARY=str(self.summary), GITHUB_WORKSPACE=str(suite.path))
+
+    def set(self, **variables: str) -> None:
+        """Set environment variables of the job."""
+        for name, value in variables.items():
+            self._monkeypatch.setenv(name, value)
+
+    def run(self, *args: str) -> Run:
+        """Run a session without PYTEST_CURRENT_TEST, which would mark it as one that a test has started."""
+        self._monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
+        return self.suite.run(*args)
+
+
+@pytest.fixture
+def job(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> GithubJob:
+    """Return a job with an empty suite."""
+    return GithubJob(suite, monkeypatch)
+
+
+def _annotations(run: Run) -> list[str]:
+    """Return the lines of the output that GitHub reads as annotations."""
+    return [line for line in run.text.splitlines() if line.startswith("::")]
+
+
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["no-xdist", "xdist"])
+def test_a_job_gets_a_summary_and_annotations(job: GithubJob, options: tuple[str, ...]) -> None:
+    job.suite.write("sub/test_it.py", _TESTS)
+    job.summary.write_text("An earlier step.")
+    run = job.run("--junitxml=junit.xml", *options)
+    earlier, _, text = job.summary.read_text(encoding="utf-8").partition("\n\n")
+    assert earlier == "An earlier step."
+    junit = ElementTree.parse(job.suite.path / "junit.xml").getroot()[0]
+    assert [junit.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["8", "2", "1", "3"]
+    assert text.startswith("## pytest-accel: 2 failed, 1 error, 2 passed, 2 skipped, 1 xfailed\n")
+    for expected in (
+        "### Failures (3)\n",
+        "<code>rank 1</code> | <code>sub/test&#95;it.py:19</code> | <code>rank 1: assert 1 == 0</code> |\n",
+        "### Skipped for missing hardware (1)\n",
+        "| <code>needs 9 sim devices; there are 4: 4 x sim</code> | 1 |\n",
+        "### Skipped for other reasons (1)\n",
+        "| <code>not today</code> | 1 |\n",
+        "<code>sim</code> | 4 | <code>4 x sim</code> |",
+    ):
+        assert expected in text
+    by_test = {line.split("%3A%3A")[1].split("::")[0]: line for line in _annotations(run)}
+    assert by_test.keys() == {"test_one_rank_fails", "test_one_rank_ends", "test_errs"}
+    assert by_test["test_one_rank_fails"] == (
+        "::error file=sub/test_it.py,line=19,title=sub/test_it.py%3A%3Atest_one_rank_fails::rank 1: assert 1 == 0"
+    )
+    assert by_test["test_one_rank_ends"].endswith("::rank 1 exited with status 3")
+    assert by_test["test_errs"].endswith("::RuntimeError: no fixture")
+
+
+def test_failures_in_libraries_doctests_and_subtests_have_a_place_and_a_cause(job: GithubJob) -> None:
+    job.suite.write(
+        "test_it.py",
+        '''
+        import json
+        import unittest
+
+        import pytest
+
+
+        def parse():
+            exec("json.loads('')", {"json": json})
+
+
+        @pytest.mark.distributed(2)
+        def test_ranks():
+            parse()
+
+
+        def test_plain():
+            parse()
+
+
+        def double(number):
+            """
+            >>> double(2)
+            4
+            >>> double(3)
+            7
+            """
+            return 2 * number
+
+
+        class TestCase(unittest.TestCase):
+            def test_parts(self):
+                with self.subTest():
+                    raise ValueError("no value")
+        ''',
+    )
+    run = job.run("--doctest-modules", "--tb=line")
+    start, test = "::error file=test_it.py,line=", "title=test_it.py%3A%3A"
+    error = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    assert sorted(_annotations(run)) == [
+        f"{start}25,{test}test_it.double::DocTestFailure: expected '7', got '6'",
+        f"{start}34,{test}TestCase%3A%3Atest_parts::ValueError: no value",
+        f"{start}9,{test}test_plain::{error}",
+        f"{start}9,{test}test_ranks::ranks 0-1: {error}",
+    ]
+    assert "<code>test&#95;it.py:9</code>" in job.summary.read_text()
+
+
+def test_only_the_session_of_a_job_that_has_marked_tests_writes_a_summary(job: GithubJob) -> None:
+    job.suite.write("test_plain.py", "def test_plain():\n    pass\n")
+    job.suite.write("inner/test_inner.py", _PASSING_TEST)
+    job.suite.write(
+        "test_it.py",
+        """
+        import subprocess
+        import sys
+
+        import pytest
+
+
+        @pytest.mark.devices
+        def test_it():
+            command = [sys.executable, "-m", "pytest", "-p", "accel", "--accel=sim:1", "inner/test_inner.py"]
+            assert subprocess.run(command).returncode == 0
+        """,
+    )
+    for options in (("-o", "accel_ci=off", "test_it.py"), ("--collect-only",), ("test_plain.py",)):
+        assert job.run(*options).ret == 0
+        assert not job.summary.exists()
+    assert job.run("--accel=none", "inner").ret == 0
+    assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 1 skipped\n")
+    assert job.run("test_it.py").ret == 0
+    assert job.summary.read_text(encoding="utf-8").count("## pytest-accel") == 2
+    name = "pytest_github_actions_annotate_failures"  # That plugin annotates failures itself.
+    job.suite.write(f"{name}.py", "")
+    job.suite.plugin(name)
+    job.suite.write("test_fails.py", _PASSING_TEST.replace("pass\n", "assert False\n"))
+    assert _annotations(job.run("test_fails.py")) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [(None, "cannot be written: Is a directory"), ((1 << 20) - 50, "has no room for this session")],
+    ids=["folder", "full"],
+)
+def test_a_summary_that_cannot_be_written_fails_no_session(job: GithubJob, size: int | None, problem: str) -> None:
+    job.suite.write("test_it.py", _PASSING_TEST)
+    if size is None:
+        job.set(GITHUB_STEP_SUMMARY=str(job.suite.path))
+    else:
+        job.summary.write_bytes(b"x" * size)
+    run = job.run()
+    assert run.ret == 0
+    assert re.search(rf"^accel: the job summary \S+ {problem}", run.text, re.MULTILINE)
+    assert size is None or job.summary.stat().st_size == size
+
+
+_EVIL = "a\n</td> | <b> `c` *d* [e](f) ::error:: @g #1 \x1b[0Ksection_end:1:s\r \udce9 \u202e"
+_SHOWN = r"a </td> | <b> `c` *d* [e](f) ::error:: @g #1 \x1b[0Ksection_end:1:s \udce9 \u202e"
+
+
+def _table(text: str, title: str) -> list[list[str]]:
+    """Return the cells of a table as a browser shows them."""
+    found = re.search(rf"^### {re.escape(title)}.*\n\n\| .*\n\| :?-.*\n((?:\| .*\n)+)", text, re.MULTILINE)
+    assert found is not None, text
+    rows = [line[2:-2].split(" | ") for line in found[1].splitlines()]
+    return [[html.unescape(re.sub("</?code>", "", cell)) for cell in row] for row in rows]
+
+
+def _summary(tmp_path: Path, *sessions: list[tuple[float, str, dict[str, Any]]]) -> str:
+    """Return the summary of sessions with these times, names and fields of events."""
+    for number, events in enumerate(sessions):
+        file = RecordFile(str(tmp_path / f"{number}.jsonl"))
+        file("SessionStarted", at=0.0, host=_EVIL, schema=1, root="/suite")
+        for at, event, fields in events:
+            file(event, at=at, host=_EVIL, **fields)
+        file.close()
+    records = [str(tmp_path / f"{number}.jsonl") for number in range(len(sessions))]
+    assert main(["summary", *records, "-o", str(tmp_path / "out" / "summary.md")]) == 0
+    return (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
+
+
+def _phase(test: str, outcome: str, at: float, **fields: Any) -> tuple[float, str, dict[str, Any]]:
+    about = {"test": test, "when": "call", "outcome": outcome, "start": at, "stop": at}
+    return at, "PhaseReported", about | fields
+
+
+def test_text_cannot_inject_markup_or_commands(tmp_path: Path) -> None:
+    text = _summary(
+        tmp_path,
+        [
+            _phase(f"test_it[{_EVIL}]", "failed", 2.0, headline=_EVIL),
+            _phase("test_first", "failed", 1.0, headline="first"),
+            _phase("test_skip", "skipped", 1.0, skip=_EVIL),
+            (2.0, "SessionFinished", {"status": 1}),
+        ],
+        [(3.0, "TestStarted", {"test": "test_killed"})],
+        [(4.0, "SessionFinished", {"status": 4})],
+    )
+    assert text.startswith("## pytest-accel: 2 failed, 1 unfinished, 1 skipped\n\n3 sessions on <code>")
+    assert "</code> was killed: its record has no end.\n" in text
+    assert "</code> ended with exit status 4.\n" in text
+    failures = ["", "", "first"], ["", "", _SHOWN], ["", "", "it was running when the session ended"]
+    assert [row[1:] for row in _table(text, "Failures (3)")] == list(failures)
+    assert _table(text, "Skipped for other reasons (1)") == [[_SHOWN, "1"]]
+    assert not set(re.sub("</?code>|&#[0-9]+;", "", text)) & set("<>&`*[]@\x1b\r\u202e")
+
+
+def test_a_summary_has_devices_slowest_tests_and_waits_and_a_limited_size(tmp_path: Path) -> None:
+    def run(test: str, world: int, start: float, stop: float) -> list[tuple[float, str, dict[str, Any]]]:
+        return [
+            (start, "TestStarted", {"test": test}),
+            (stop, "PhaseReported", _phase(test, "passed", start, stop=stop, world=world)[2]),
+            (stop, "PhaseReported", _phase(test, "passed", stop, when="teardown")[2]),
+        ]
+
+    text = _summary(
+        tmp_path,
+        [
+            *((0.0, "DeviceFound", {"device": name, "kind": "cuda", "name": "L4"}) for name in ("a", "b")),
+            (5.0, "WorldRequested", {"request": 1, "test": "test_one"}),
+            (10.0, "WorldStarting", {"request": 1, "world": 2, "places": [{"devices": ["a"]}]}),
+            *run("test_one", 2, 10.0, 20.0),
+            (20.0, "WorldRequested", {"request": 3, "test": "test_two"}),
+            (20.0, "RequestWaits", {"request": 3, "why": "test_two waits for 2 cuda devices"}),
+            (23.0, "WorldStarting", {"request": 3, "world": 4, "places": [{"devices": ["a", "b"]}]}),
+            *run("test_two", 4, 23.0, 33.0),
+            (33.0, "WorldRequested", {"request": 5, "test": "test_in_vain"}),
+            (33.0, "RequestWaits", {"request": 5, "why": "test_in_vain waits for 2 cuda devices"}),
+            (40.0, "RequestEnded", {"request": 5, "why": "no devices came free"}),
+            *run("test_in_vain", 0, 40.0, 40.0),
+            *run("test_unmarked", 0, 40.0, 55.0),
+            *run("test_beside_it", 0, 45.0, 60.0),
+            *(_phase(f"test_é[{number}]", "skipped", 60.0, skip="é" * 500 + str(number)) for number in range(200)),
+            *(_phase(f"test_é[{number}]", "failed", 60.0, headline="`" * 500) for number in range(200, 2000)),
+            (60.0, "SessionFinished", {"status": 1}),
+        ],
+    )
+    # Tests ran in 10 + 10 + 20 of the 60 seconds; one device was in use for 20 of them and the other for 10.
+    assert _table(text, "Devices")[0][1:] == ["cuda", "2", "2 x L4", "38"]
+    assert _table(text, "Slowest tests") == [["test_two", "20.0", "10.0", "3.0"], ["test_one", "10.0", "10.0", "5.0"]]
+    assert _table(text, "Longest waits") == [
+        ["7.0", "test_in_vain waits for 2 cuda devices"],
+        ["3.0", "test_two waits for 2 cuda devices"],
+    ]
+    assert len(_table(text, "Failures (1800)")) == 50
+    assert "\n1750 more left out.\n" in text
+    assert len(text.encode()) < 1 << 20
