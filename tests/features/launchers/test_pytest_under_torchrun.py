@@ -170,9 +170,9 @@ def test_each_process_is_a_session_by_itself_unless_it_is_asked(
     assert run.text.count(line) == 2, run.text
     assert run.ret == 0, run.text
     for name in ("", ".rank-1"):
-        counted = counted_tests(str(suite.path / f"record{name}.jsonl"))
-        assert len(counted.tests) == 5
-        assert {outcome.status.value for outcome in counted.tests.values()} == {"passed"}
+        job = read_job(str(suite.path / f"record{name}.jsonl"))
+        assert len(job.tests) == 5
+        assert {outcome.status for outcome in job.tests.values()} == {"passed"}
         assert "test_more_ranks_than_processes" in (suite.path / f"times{name}.json").read_text()
         assert len(list((suite.path / f"logs{name}").glob("world-*-rank-2.log"))) == 1
 
