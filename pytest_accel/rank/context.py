@@ -31,7 +31,7 @@ RANK: pytest.StashKey[RankContext] = pytest.StashKey()
 
 
 class RankContext:
-    """State of a rank that fixtures and bridges use; created once for each rank."""
+    """State of a rank that fixtures and features use; created once for each rank."""
 
     def __init__(self, session: SessionSpec, spec: WorldSpec, rank: int) -> None:
         self.session = session

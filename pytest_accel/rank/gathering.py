@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from pytest_accel.rank.context import RankContext
+from pytest_accel.rank.signed_store import SignedStore
 
 
 class Gathering:
@@ -12,20 +13,38 @@ class Gathering:
 
     def __init__(self, context: RankContext, name: str) -> None:
         """`name` distinguishes the exchange from others."""
-        assert context.signed_store is not None
-        self._context, self._name, self._store = context, name, context.signed_store
+        self._context, self._name = context, name
         # Calls are numbered within each test. A rank that fails may make fewer calls than the others.
         self._test = self._calls = 0
-        self._own: str | None = None
+        self._unread: list[str] = []
+        """Names of this rank's values that other ranks may not have read."""
+
+    @property
+    def _store(self) -> SignedStore:
+        assert self._context.signed_store is not None  # Made before the first test.
+        return self._context.signed_store
 
     def put(self, value: bytes) -> list[str]:
         """Set this rank's value of the next call, without waiting; return the names of the values of all ranks."""
-        if self._context.tests != self._test:
+        if self._context.tests != self._test:  # All ranks have finished the last test.
             self._test, self._calls = self._context.tests, 0
+            self._delete(self._unread)
         self._calls += 1
         names = [f"{self._name}/{self._test}/{self._calls}/{rank}" for rank in range(self._context.spec.ranks)]
         self._store.set(names[self._context.rank], value)
+        self._unread.append(names[self._context.rank])
         return names
+
+    def _delete(self, names: list[str]) -> None:
+        for name in names:
+            self._store.delete(name)
+        names.clear()
+
+    def first(self, value: bytes) -> bytes:
+        """Return rank 0's value of this call; rank 0 waits for no other rank."""
+        __tracebackhide__ = True
+        names = self.put(value)
+        return self._store.get(names[0]) if self._context.rank else value
 
     def __call__(self, value: bytes, timeout: timedelta | None = None) -> list[bytes]:
         """Return the values of all ranks, ordered by rank; raise RuntimeError after `timeout` (None: no limit)."""
@@ -33,9 +52,11 @@ class Gathering:
         names = self.put(value)
         if timeout is not None:
             self._store.wait(names, timeout)
-        values = [self._store.get(name) for name in names]
-        # All ranks have reached this call, so all have read the values of the previous call.
-        if self._own is not None:
-            self._store.delete(self._own)
-        self._own = names[self._context.rank]
+        values = []
+        for name in names:  # A comprehension would be a frame of the traceback.
+            values.append(self._store.get(name))
+        # All ranks have reached this call, so all have read the values of the calls before it.
+        own = self._unread.pop()
+        self._delete(self._unread)
+        self._unread.append(own)
         return values
