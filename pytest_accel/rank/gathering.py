@@ -15,7 +15,7 @@ class Gathering:
         """`name` distinguishes the exchange from others."""
         self._context, self._name = context, name
         # Calls are numbered within each test. A rank that fails may make fewer calls than the others.
-        self._test = self._calls = 0
+        self._test = self.calls = 0
         self._unread: list[str] = []
         """Names of this rank's values that other ranks may not have read."""
 
@@ -27,10 +27,10 @@ class Gathering:
     def put(self, value: bytes) -> list[str]:
         """Set this rank's value of the next call, without waiting; return the names of the values of all ranks."""
         if self._context.tests != self._test:  # All ranks have finished the last test.
-            self._test, self._calls = self._context.tests, 0
+            self._test, self.calls = self._context.tests, 0
             self._delete(self._unread)
-        self._calls += 1
-        names = [f"{self._name}/{self._test}/{self._calls}/{rank}" for rank in range(self._context.spec.ranks)]
+        self.calls += 1
+        names = [f"{self._name}/{self._test}/{self.calls}/{rank}" for rank in range(self._context.spec.ranks)]
         self._store.set(names[self._context.rank], value)
         self._unread.append(names[self._context.rank])
         return names

@@ -9,7 +9,7 @@ import hmac
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, wraps
 from importlib import import_module
@@ -64,7 +64,9 @@ def around_call(context: RankContext) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        exchange.put(b"skipped the test" if isinstance(error, pytest.skip.Exception) else b"failed")
+        if exchange.calls:
+            with suppress(RuntimeError):  # The process of the store may have died.
+                exchange.put(b"skipped the test" if isinstance(error, pytest.skip.Exception) else b"failed")
         raise
     finally:
         _running = None

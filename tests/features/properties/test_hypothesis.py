@@ -285,3 +285,12 @@ class TestCase(unittest.TestCase):
     }
     for name in ("test_asyncio", "test_anyio", "TestCase.test_unittest"):
         assert "Ranks do not shrink" in run.failure(name)
+
+
+@pytest.mark.long
+def test_with_an_unknown_release_the_ranks_draw_by_themselves_and_a_warning_says_so(suite: Suite) -> None:
+    _write(suite, "def test_without_examples():\n    meet()\n")
+    suite.write("conftest.py", "import hypothesis.core\n\ndel hypothesis.core.StateForActualGivenExecution\n")
+    run = suite.run()
+    assert run.outcomes() == {"test_without_examples": "PASSED"}
+    assert "pytest-accel does not know this release of Hypothesis: each rank draws its own examples" in run.text
