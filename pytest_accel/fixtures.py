@@ -178,34 +178,18 @@ def gather(request: pytest.FixtureRequest) -> Gather:
     """
     import pickle  # Imported here because most sessions do not use it.
 
-    context = _rank_context(request)
-    store = context.signed_store
-    assert store is not None
-    # Calls are numbered within each test. A rank that fails may make fewer calls; the next test starts from 1 again.
-    test = calls = 0
-    previous_key: str | None = None
+    from pytest_accel.rank.gathering import Gathering
+
+    exchange = Gathering(_rank_context(request), "gather")
 
     def call(obj: _T, /) -> list[_T]:
         __tracebackhide__ = True
-        nonlocal test, calls, previous_key
-        if context.tests != test:
-            test, calls = context.tests, 0
-        calls += 1
-        own_key = f"gather/{test}/{calls}/{context.rank}"
         try:
             data = pickle.dumps(obj)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             name = getattr(obj, "__name__", None) or type(obj).__name__
             raise TypeError(f"gather() needs picklable objects: {name} ({error})") from None
-        store.set(own_key, data)
-        parts: list[bytes] = []
-        for rank in range(context.spec.ranks):
-            parts.append(data if rank == context.rank else store.get(f"gather/{test}/{calls}/{rank}"))
-        # All ranks have reached this call, so all have read the values of the previous call.
-        if previous_key is not None:
-            store.delete(previous_key)
-        previous_key = own_key
-        return [pickle.loads(part) for part in parts]
+        return [pickle.loads(part) for part in exchange(data)]
 
     return call
 

@@ -221,11 +221,10 @@ def test_the_base_class_for_deepspeeds_tests_obeys_their_attributes(
 
 def test_each_plugin_in_the_table_has_a_test() -> None:
     text = (ROOT / "docs" / "reference" / "plugins.md").read_text(encoding="utf-8")
-    text = text.partition("\n## ")[0]  # Another table follows.
+    text = text.partition("\n## Refused uses")[0]
     rows = re.findall(r"^\| (\S[^|]*) \| (\S[^|]*) \| `([^|`]+)::(test_\w+)` \|$", text, re.MULTILINE)
-    assert len(rows) == text.count("\n|") - 2, "a row has another form"
-    assert len(rows) >= 40
-    assert [name for name, *_ in rows] == sorted((name for name, *_ in rows), key=str.casefold)
+    assert len(rows) == text.count("\n|") - 4, "a row has another form"
+    assert len(rows) >= 30
     for name, _, file, test in rows:
         path = ROOT / file
         functions = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else ()

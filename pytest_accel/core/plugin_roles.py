@@ -25,11 +25,13 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "allure_pytest": "fixtures",  # Empties the folder of results.
         "buildkite_test_collector": "fixtures",  # Sends the session's results when the session ends.
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
+        "pytest_dependency": "absent",  # Skips tests by the outcomes of others, which the driver knows.
         "pytest_forked": "absent",  # Would fork the ranks.
         "pytest_harvest": "fixtures",  # Stores its values as an xdist worker does, and the main process loads them.
         "pytest_html": "fixtures",  # Creates a folder beside its report.
         "pytest_isolate": "absent",  # Would fork the ranks.
         "pytest_nunit": "fixtures",  # Writes its file when the session ends.
+        "pytest_order": "absent",  # Sorts in the driver; a rank collects only some of the files.
         "pytest_picked": "absent",  # Selects and orders tests by their state in git.
         "pytest_profiling": "absent",  # Writes a file for each test, and one for all when the session ends.
         "pytest_reportlog": "absent",  # Truncates its file.
@@ -39,14 +41,14 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "pytest_test_groups": "absent",  # Selects in the driver, and fails if it leaves no test of a file.
         "pytest_timeout": "absent",  # The driver applies its timeouts to all ranks.
         "teamcity": "fixtures",  # Records the running test, and fails if there is none.
-        "testmon": "absent",  # Opens its database and selects tests; its bridge measures in ranks.
+        "testmon": "absent",  # Opens its database and selects tests.
         "vscode_pytest": "absent",  # Sends test results to the editor, from hooks of all kinds.
     }
 )
 """Packages whose plugins do not have the role `test`, as all other third-party plugins do.
 
 `absent`: only the plugin's options are registered. `fixtures`: its options and fixtures are; if it needs more in a
-rank, a bridge (`pytest_accel.features.plugins`) does it. `full`: all its hooks are called.
+rank, `pytest_accel.features.plugins` does it. `full`: all its hooks are called.
 """
 
 

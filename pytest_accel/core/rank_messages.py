@@ -199,10 +199,6 @@ class ExceptionSketch(Struct, frozen=True):
     qualname: str
     text: str
     cause: ExceptionSketch | None = None
-    peer: int | None = None
-    """The rank whose failure this exception repeats; None: it is a failure of its own."""
-    own: bool = False
-    """If `peer` is set: True if this rank has failed in the same way itself."""
     of_device: bool = False
     """True for an error of a device."""
 

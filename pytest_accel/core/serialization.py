@@ -23,7 +23,6 @@ def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
         type(error).__qualname__,
         exception_text(error)[:10_000],
         sketch(cause, depth - 1) if cause is not None and depth else None,
-        *_repeated(error),
     )
 
 
@@ -44,24 +43,6 @@ def exception_text(error: BaseException) -> str:
         return str(error)
     except Exception as second:
         return f"<str() of the exception raised {type(second).__name__}>"
-
-
-def mark_repeated(error: BaseException, rank: int, *, own: bool = False) -> None:
-    """Record that `error` repeats a failure of another `rank`; `own`: this rank has failed in the same way."""
-    vars(error)["accel_repeats"] = rank, own
-
-
-def _repeated(error: BaseException) -> tuple[int | None, bool]:
-    """Return the rank and `own` that `mark_repeated` has recorded for `error`.
-
-    An exception group repeats a failure only if all its exceptions do.
-    """
-    parts = getattr(error, "exceptions", None)
-    if not isinstance(parts, tuple) or not all(isinstance(one, BaseException) and one is not error for one in parts):
-        parts = ()  # Not a group, but an exception with an attribute of this name.
-    marks = [_repeated(one) for one in parts] or [vars(error).get("accel_repeats", (None, False))]
-    peers = [peer for peer, _ in marks]
-    return (None, False) if None in peers else (peers[0], all(own for _, own in marks))
 
 
 def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type[Exception]:

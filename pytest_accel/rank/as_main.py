@@ -1,4 +1,4 @@
-"""Plugins that work in a rank as in the main process, since the plugin's bridges do what is right for ranks.
+"""Plugins that work in a rank as in the main process, since `features/plugins` does what is right for ranks.
 
 Such a plugin would do less in a process with `config.workerinput`, as xdist's workers have it, or expect data that it
 sends to workers only if there is xdist.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ RANK: pytest.StashKey[RankContext] = pytest.StashKey()
 
 
 class RankContext:
-    """State of a rank that fixtures and bridges use; created once for each rank."""
+    """State of a rank that fixtures and features use; created once for each rank."""
 
     def __init__(self, session: SessionSpec, spec: WorldSpec, rank: int) -> None:
         self.session = session
@@ -44,8 +43,6 @@ class RankContext:
         """True while the rank runs a test."""
         self.tests = 0
         """Number of tests that this world has begun, for all its drivers. The same number on every rank."""
-        self.failed_at = math.inf
-        """Time at which the running test failed on this rank, if a feature knows that it was before its call ended."""
         self.store: Store | None = None
         """The world's store for tests. Any process that reaches its port can write to it."""
         self.signed_store: SignedStore | None = None

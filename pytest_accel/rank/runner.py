@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
@@ -182,7 +181,6 @@ class TestRunner:
             driver.send(CannotRun(format_exc()))
             return
         self._context.raised_errors.begin()
-        self._context.failed_at = math.inf
         self._leak_check.begin()
         test.item = item
         session.items, session.testscollected = [item], 1
@@ -384,9 +382,6 @@ class TestRunner:
         if plugin_data:
             data[rank_data.KEY] = plugin_data
         now = monotonic() + self._context.session.clock
-        if report.failed:
-            # The rank may have waited for the others since then: the driver does not give them the grace period again.
-            now = min(now, self._context.failed_at + self._context.session.clock)
         phase_report = PhaseReport(serial, report.when, data, now, exception, self._collectives(report))
         self._reports.exception = None
         if not report.passed:

@@ -109,6 +109,9 @@ _TYPES = {
     ("builtins", "ConnectionResetError"): _LOST,
     ("builtins", "BrokenPipeError"): _LOST,
     ("pytest_accel", "RankZeroFailed"): _TIMED_OUT,  # features/plugins/benchmark.py
+    # features/properties, and Hypothesis on a rank where the example of @reproduce_failure passes.
+    ("pytest_accel", "FailedElsewhere"): Consequence.FAILED_EXAMPLE,
+    ("hypothesis.errors", "DidNotReproduce"): Consequence.FAILED_EXAMPLE,
 }
 
 
@@ -135,8 +138,6 @@ def error_consequence(error: ExceptionSketch | None) -> Consequence | None:
     Return None if `error` is a failure in its own right. The causes of `error` are searched too, but only up to an
     AssertionError: an assertion about such a text is a failure of the test itself.
     """
-    if error is not None and error.peer is not None:
-        return Consequence.FAILED_EXAMPLE
     while error is not None:
         if (error.module, error.qualname) == ("builtins", "AssertionError"):
             return None

@@ -389,7 +389,7 @@ def kill_reason(finished: Finished) -> str | None:
 
 def alike(root: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[int]:
     """Return the ranks with the same outcome as `root`."""
-    return [outcome.rank for outcome in outcomes if _key(outcome) == _key(root) or _repeats(outcome, root)]
+    return [outcome.rank for outcome in outcomes if _key(outcome) == _key(root)]
 
 
 def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
@@ -406,12 +406,6 @@ def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders
         *outcome_lines(rest, folders),
         *_consequence_lines(consequences, f"{ranks_text(same)} {_EVENTS.get(root.ending, root.ending)}", folders),
     ]
-
-
-def _repeats(outcome: RankOutcome, root: RankOutcome) -> bool:
-    """Return whether the rank of `outcome` has failed in the same example as `root`, in the same way."""
-    error = None if outcome.report is None else outcome.report.exception
-    return error is not None and error.own and error.peer == root.rank
 
 
 def _key(outcome: RankOutcome) -> object:
@@ -458,8 +452,8 @@ def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders, nu
     meaning, place = consequence(outcome), _crash_place(outcome, folders)
     if meaning is Consequence.JOB_ENDED and outcome.exit is not None:
         return f"failed as a consequence: {describe_exit(outcome.exit)}"
-    if meaning is Consequence.FAILED_EXAMPLE and outcome.report is not None and outcome.report.exception is not None:
-        return f"failed as a consequence: an example failed on rank {outcome.report.exception.peer}{place}"
+    if meaning is Consequence.FAILED_EXAMPLE:
+        return f"stopped because an example failed on another rank{place}"
     if meaning is Consequence.LOST_CONNECTION:
         text = "lost its connection" if number == 1 else "lost their connection"
     else:

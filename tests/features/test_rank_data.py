@@ -228,8 +228,8 @@ def test_wrong_data_and_errors_in_data_hooks_fail_the_test(suite: Suite) -> None
 
 
 @pytest.mark.long
-def test_keys_of_bridges_do_not_collide_with_those_of_a_conftest(suite: Suite) -> None:
-    """The bridge for the junit report sends its data under the name ``junit``, too."""
+def test_keys_of_plugins_do_not_collide_with_those_of_a_conftest(suite: Suite) -> None:
+    """The data of the junit report comes from rank 0, under a key with a reserved prefix."""
     suite.write(
         "conftest.py",
         """
@@ -255,6 +255,6 @@ def test_keys_of_bridges_do_not_collide_with_those_of_a_conftest(suite: Suite) -
     )
     run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1")
     assert run.count() == {"PASSED": 1}
-    assert suite.read("merged.log") == [f"{rank} ['junit', 'pytest_accel:junit'] mine" for rank in (0, 1)]
+    assert suite.read("merged.log") == [f"{rank} ['junit'] mine" for rank in (0, 1)]
     properties = xml.etree.ElementTree.parse(suite.path / "junit.xml").iter("property")
     assert [one.get("value") for one in properties if one.get("name") == "board"] == ["b1"]

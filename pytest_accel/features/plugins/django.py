@@ -7,17 +7,23 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.features.plugins.unknown_releases import WithoutBridge, take
+from pytest_accel.features.plugins.rows import named
 from pytest_accel.rank.context import RANK
 
-WITHOUT = WithoutBridge("pytest-django", damage="ranks would share their test databases")
+
+def in_rank(config: pytest.Config) -> object:
+    """Return the plugin that creates the databases of a rank."""
+    context = config.stash[RANK]
+    return _OwnDatabases(_add_suffix(), f"w{context.spec.world}r{context.rank}")
 
 
-def plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that creates the databases of a rank; None in the driver."""
-    add_suffix = take("pytest_django.fixtures", "_set_suffix_to_test_databases")
-    context = config.stash.get(RANK, None)
-    return None if context is None else _OwnDatabases(add_suffix, f"w{context.spec.world}r{context.rank}")
+def in_driver(config: pytest.Config) -> None:
+    """Raise an error for an unknown release."""
+    _add_suffix()
+
+
+def _add_suffix() -> Any:
+    return named("pytest_django.fixtures", "_set_suffix_to_test_databases")
 
 
 class _OwnDatabases:

@@ -13,24 +13,16 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.shims import base_temporary_directory
-from pytest_accel.features.plugins.unknown_releases import WithoutBridge, require, take
+from pytest_accel.features.plugins.rows import named
 from pytest_accel.rank.context import RANK
 
-WITHOUT = WithoutBridge(
-    "inline-snapshot",
-    damage="marked tests could pass with values that are not stored (with --inline-snapshot=disable they run)",
-    applies=lambda config, items: config.getoption("inline_snapshot", None) != "disable",
-)
-
 _VARIABLE = "INLINE_SNAPSHOT_DEFAULT_FLAGS"
-_TERMINAL_DEFAULT = {"create", "review"}
-"""The flags that inline-snapshot uses at a terminal if the user has set none."""
 
 
-def rank_plugin(config: pytest.Config) -> None:
+def in_rank(config: pytest.Config) -> None:
     """Have inline-snapshot compare in this rank, and keep its temporary folder where this rank's folders are."""
     state = _state()
-    state.update_flags = _no_changes()
+    state.update_flags = named("inline_snapshot._flags", "Flags")()
     if config.stash[RANK].session.distributed:
         state.active = False  # As in xdist workers: missing and wrong values are not counted.
     if state.tmp_dir is not None:
@@ -38,7 +30,7 @@ def rank_plugin(config: pytest.Config) -> None:
         state.tmp_dir = TemporaryDirectory(prefix="inline-snapshot-", dir=base_temporary_directory(config))
 
 
-def driver_plugin(config: pytest.Config) -> None:
+def in_driver(config: pytest.Config) -> None:
     """Raise `pytest.UsageError` if the user has asked for snapshots to be changed.
 
     The default flags at a terminal are not a request of the user. They are replaced by `report`, the default elsewhere.
@@ -50,8 +42,8 @@ def driver_plugin(config: pytest.Config) -> None:
         source = f"--inline-snapshot={given}"
     elif _VARIABLE in os.environ:
         source = f"{_VARIABLE}={os.environ[_VARIABLE]}"
-    elif state.flags == _TERMINAL_DEFAULT:
-        state.flags, state.update_flags = {"report"}, _no_changes()
+    elif state.flags == {"create", "review"}:
+        state.flags, state.update_flags = {"report"}, named("inline_snapshot._flags", "Flags")()
         return
     else:
         source = f"the default flags of pyproject.toml, {','.join(sorted(state.flags))},"
@@ -63,11 +55,7 @@ def driver_plugin(config: pytest.Config) -> None:
 
 def _state() -> Any:
     """Return inline-snapshot's state of this process, which includes its flags."""
-    state = take("inline_snapshot._global_state", "state")()
-    require(state, "active", "flags", "tmp_dir", "update_flags")
+    state = named("inline_snapshot._global_state", "state")()
+    for needed in ("active", "flags", "tmp_dir", "update_flags"):
+        getattr(state, needed)
     return state
-
-
-def _no_changes() -> Any:
-    """Return flags that change nothing."""
-    return take("inline_snapshot._flags", "Flags")()

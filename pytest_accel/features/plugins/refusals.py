@@ -9,10 +9,19 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_accel.features.plugins.by_rank import number_of_ranks
+from pytest_accel.core.stash_keys import MARKED
 
 Condition = Callable[[pytest.Config, Sequence[pytest.Item]], bool]
 """Returns whether a session with these marked tests uses a plugin in a certain way."""
+
+
+def is_loaded(config: pytest.Config, plugin: str) -> bool:
+    """Return whether the session has loaded `plugin`: the name of a registered plugin, or of its module.
+
+    A plugin is registered under the name of its entry point, or under its module's name if it was loaded with ``-p``.
+    """
+    named = config.pluginmanager.list_name_plugin()  # `get_plugins` fails if a plugin is not hashable.
+    return any(one is not None and plugin in (name, getattr(one, "__name__", None)) for name, one in named)
 
 
 def is_given(config: pytest.Config, *flags: str) -> bool:
@@ -25,12 +34,15 @@ def is_given(config: pytest.Config, *flags: str) -> bool:
     return any(str(word).partition("=")[0] in flags for word in words)
 
 
-def _is_set(config: pytest.Config, name: str) -> bool:
-    """Return whether the ini file has a value for `name`. A release of a plugin may have no such setting."""
-    try:
-        return bool(config.getini(name))
-    except ValueError:
-        return False
+def _is_set(config: pytest.Config, *names: str) -> bool:
+    """Return whether the ini file has a value for one of `names`. A release of a plugin may have no such setting."""
+    for name in names:
+        try:
+            if config.getini(name):
+                return True
+        except ValueError:
+            continue
+    return False
 
 
 def given(*flags: str) -> Condition:
@@ -38,49 +50,75 @@ def given(*flags: str) -> Condition:
     return lambda config, items: is_given(config, *flags)
 
 
-def marked(*marks: str) -> Condition:
-    """Return the condition that a marked test has one of `marks`, too."""
-    return lambda config, items: any(item.get_closest_marker(mark) for item in items for mark in marks)
-
-
 def uses(fixture: str) -> Condition:
     """Return the condition that a marked test uses `fixture`."""
     return lambda config, items: any(fixture in getattr(item, "fixturenames", ()) for item in items)
 
 
-def in_several_ranks(condition: Condition) -> Condition:
+def _in_several_ranks(condition: Condition) -> Condition:
     """Return the condition that marked tests which run in more than one rank meet `condition`."""
 
     def applies(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-        several = [item for item in items if number_of_ranks(item) > 1]
+        several = [item for item in items if item.stash[MARKED].key.ranks > 1]
         return bool(several) and condition(config, several)
 
     return applies
 
 
-def both(first: Condition, second: Condition) -> Condition:
-    """Return the condition that `first` and `second` hold."""
-    return lambda config, items: first(config, items) and second(config, items)
+def _any_has(items: Sequence[pytest.Item], *marks: str) -> bool:
+    return any(item.get_closest_marker(mark) for item in items for mark in marks)
 
 
-def either(first: Condition, second: Condition) -> Condition:
-    """Return the condition that `first` or `second` holds."""
-    return lambda config, items: first(config, items) or second(config, items)
+def _writes_arrays(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    return is_given(config, "--arraydiff-generate-path") and _any_has(items, "array_compare")
 
 
-def named_plugins(config: pytest.Config) -> list[tuple[str, object]]:
-    """Return all plugins that are registered with pytest, with their names. A plugin may have several names."""
-    named = config.pluginmanager.list_name_plugin()  # `get_plugins` fails if a plugin is not hashable.
-    return [(name, plugin) for name, plugin in named if plugin is not None]  # None: ``-p no:NAME`` keeps it out.
+def _writes_images(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    """Return whether pytest-mpl generates images, or has a folder for results. By default each rank has a folder.
 
-
-def is_loaded(config: pytest.Config, plugin: str) -> bool:
-    """Return whether the session has loaded `plugin`: the name of a registered plugin, or of its module.
-
-    A plugin is registered under the name of its entry point, or under its module's name if it was loaded with ``-p``.
-    Two plugins may have entry points with the same name.
+    Hashes and the summary are written when a session ends, so that a rank would replace those of the driver.
     """
-    return any(plugin in (name, getattr(one, "__name__", None)) for name, one in named_plugins(config))
+    flags = ("--mpl-generate-path", "--mpl-generate-hash-library", "--mpl-generate-summary", "--mpl-results-path")
+    folder = is_given(config, *flags) or _is_set(config, "mpl-generate-summary", "mpl-results-path")
+    return folder and _any_has(items, "mpl_image_compare")
+
+
+def _updates_with_insta(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    # By default pytest-insta only creates files that are missing.
+    return getattr(config.option, "insta", None) in ("record", "review", "update")
+
+
+def _rewrites_cassettes(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    by_option = getattr(config.option, "record_mode", None)
+    marks = [mark for item in items for mark in item.iter_markers("vcr")]
+    return "rewrite" in [mark.kwargs.get("record_mode", by_option) for mark in marks]
+
+
+def _forks(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    """Return whether pytest-isolate forks the process for a marked test."""
+    if is_given(config, "--no-isolate") or any(is_loaded(config, name) for name in ("forked", "timeout")):
+        return False  # pytest-isolate turns itself off next to these two plugins.
+    limits = ("isolate_timeout", "isolate_mem_limit", "isolate_cpu_limit")
+    flags = ("--isolate", "--forked", *(f"--{limit.replace('_', '-')}" for limit in limits))
+    return is_given(config, *flags) or _is_set(config, *limits) or _any_has(items, "isolate", "forked", "timeout")
+
+
+def _measures_with_codspeed(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    plugin = config.pluginmanager.get_plugin("codspeed_plugin")
+    by_option = is_given(config, "--codspeed") or "CODSPEED_ENV" in os.environ
+    return bool(getattr(plugin, "is_codspeed_enabled", by_option))
+
+
+def _runs_in_threads(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    """Return whether pytest-run-parallel runs a marked test in several threads."""
+    unsafe = [item for item in items if not item.get_closest_marker("thread_unsafe")]
+    by_mark = _any_has(unsafe, "parallel_threads", "force_parallel_threads")
+    return by_mark or (is_given(config, "--parallel-threads") and bool(unsafe))
+
+
+def _reports_to_portal(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    # Each rank would start its own launch. A rank that does not would lack the plugin's loggers.
+    return bool(getattr(config.option, "rp_enabled", False)) or is_given(config, "--reportportal")
 
 
 class Refusal(NamedTuple):
@@ -94,81 +132,31 @@ class Refusal(NamedTuple):
 
 
 _DESELECT = "deselect marked tests (-m 'not distributed and not devices')"
+_FILES = "would have each rank of a marked test write the same files:"
+_FORCED = ("--force-regen", "--regen-all")
+_TESTMON = ("--testmon", "--testmon-forceselect", "--testmon-noselect", "--testmon-nocollect", "--testmon-env")
 
-
-def _files(plugin: str, applies: Condition, use: str, instead: str = _DESELECT) -> Refusal:
-    """Return the refusal of a `use` of `plugin` that has all ranks write the same files. `instead` is what to do."""
-    return Refusal(plugin, applies, f"{use} would have each rank of a marked test write the same files: {instead}")
-
-
-def _forks(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    """Return whether pytest-isolate forks the process for a marked test."""
-    if is_given(config, "--no-isolate") or any(is_loaded(config, name) for name in ("forked", "timeout")):
-        return False  # pytest-isolate turns itself off next to these two plugins.
-    limits = ("isolate_timeout", "isolate_mem_limit", "isolate_cpu_limit")
-    flags = ("--isolate", "--forked", *(f"--{limit.replace('_', '-')}" for limit in limits))
-    marks = ("isolate", "forked", "timeout")
-    return is_given(config, *flags) or any(_is_set(config, limit) for limit in limits) or marked(*marks)(config, items)
-
-
-def _measures_with_codspeed(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    plugin = config.pluginmanager.get_plugin("codspeed_plugin")
-    by_option = is_given(config, "--codspeed") or "CODSPEED_ENV" in os.environ
-    return bool(getattr(plugin, "is_codspeed_enabled", by_option))
-
-
-def _runs_in_threads(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    """Return whether pytest-run-parallel runs a marked test in several threads."""
-    by_option = is_given(config, "--parallel-threads")
-    return any(
-        by_option or item.get_closest_marker("parallel_threads") or item.get_closest_marker("force_parallel_threads")
-        for item in items
-        if not item.get_closest_marker("thread_unsafe")
-    )
-
-
-def _reports_to_portal(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    # Each rank would start its own launch. A rank that does not would lack the plugin's loggers.
-    return bool(getattr(config.option, "rp_enabled", False)) or is_given(config, "--reportportal")
-
-
-def _updates_with_insta(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    # By default pytest-insta only creates files that are missing.
-    return getattr(config.option, "insta", None) in ("record", "review", "update")
-
-
-def _images_in_folder(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    """Return whether pytest-mpl generates images, or has a folder for results. By default each rank has a folder.
-
-    Hashes and the summary are written when a session ends, so that a rank would replace those of the driver.
-    """
-    flags = ("--mpl-generate-path", "--mpl-generate-hash-library", "--mpl-generate-summary", "--mpl-results-path")
-    return is_given(config, *flags) or _is_set(config, "mpl-generate-summary") or _is_set(config, "mpl-results-path")
-
-
-REFUSALS: tuple[Refusal, ...] = (
-    _files(
+REFUSALS = (
+    Refusal(
         "pytest_arraydiff.plugin",
-        in_several_ranks(both(given("--arraydiff-generate-path"), marked("array_compare"))),
-        "--arraydiff-generate-path",
+        _in_several_ranks(_writes_arrays),
+        f"--arraydiff-generate-path {_FILES} {_DESELECT}",
     ),
-    _files("pytest_examples", given("--update-examples"), "--update-examples"),
-    _files(
+    Refusal("pytest_examples", given("--update-examples"), f"--update-examples {_FILES} {_DESELECT}"),
+    Refusal(
         "pytest_insta.plugin",
-        in_several_ranks(_updates_with_insta),
-        "--insta=update, record and review",
-        f"use another strategy, or {_DESELECT}",
+        _in_several_ranks(_updates_with_insta),
+        f"--insta=update, record and review {_FILES} use another strategy, or {_DESELECT}",
     ),
-    _files(
+    Refusal(
         "pytest_mpl.plugin",
-        both(_images_in_folder, marked("mpl_image_compare")),
-        "pytest-mpl with a folder for images or results",
-        f"use --mpl alone, or {_DESELECT}",
+        _writes_images,
+        f"pytest-mpl with a folder for images or results {_FILES} use --mpl alone, or {_DESELECT}",
     ),
-    _files(
+    Refusal(
         "pytest_regressions.plugin",
-        in_several_ranks(given("--force-regen", "--regen-all")),
-        "--force-regen and --regen-all",
+        _in_several_ranks(given(*_FORCED)),
+        f"--force-regen and --regen-all {_FILES} {_DESELECT}",
     ),
     Refusal(
         "codspeed_plugin",
@@ -190,14 +178,35 @@ REFUSALS: tuple[Refusal, ...] = (
         "pytest_isolate.plugin",
         _forks,
         "pytest-isolate runs a test in a fork of the pytest process, and limits that fork; it cannot isolate the ranks "
-        "of a marked test: use --no-isolate; `fresh=True` gives a marked test new processes, and `timeout=` limits its "
-        "time",
+        "of a marked test: use --no-isolate; `fresh=True` gives a marked test new processes, `timeout=` limits it",
+    ),
+    Refusal(
+        "memray_manager",
+        given("--fail-on-increase"),
+        "--fail-on-increase: each rank would compare with the peak of another one; leave it out",
+    ),
+    Refusal(
+        "pytest_order.plugin",
+        given("--error-on-failed-ordering"),
+        f"--error-on-failed-ordering cannot fail marked tests: leave it out, or {_DESELECT}",
+    ),
+    Refusal(
+        "pytest_recording.plugin",
+        _rewrites_cassettes,
+        "pytest-recording's record mode `rewrite` does not work in ranks: each would remove the recordings of the "
+        "others; remove the cassettes, and record with --record-mode=once",
+    ),
+    Refusal(
+        "testmon.pytest_testmon",
+        given(*_TESTMON),
+        "pytest-testmon does not know which code the ranks of a marked test execute, and would not select it again: "
+        f"leave out its options, or {_DESELECT}",
     ),
     Refusal(
         "pytest_reportportal.plugin",
         _reports_to_portal,
-        "--reportportal: pytest-reportportal cannot report tests that run in ranks; "
-        "leave the option out, and import the file of --junitxml into ReportPortal",
+        "--reportportal: pytest-reportportal cannot report tests that run in ranks; leave the option out, and import "
+        "the file of --junitxml into ReportPortal",
     ),
     Refusal(
         "pytest_run_parallel.plugin",

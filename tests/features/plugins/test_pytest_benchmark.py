@@ -122,10 +122,9 @@ def read_benchmarks(suite: Suite, name: str = "out.json") -> dict[str, Any]:
     """Return the entries of the file `name` by test, without times and the values of single ranks."""
     found = {}
     for entry in json.loads((suite.path / name).read_text())["benchmarks"]:
-        entry["extra_info"].pop("accel_ranks", None)
         fixed_rounds = entry["stats"]["rounds"] if entry["group"] else None
         fields = {key: entry[key] for key in ("name", "group", "param", "params", "extra_info", "options")}
-        found[entry["fullname"]] = fields, sorted(entry["stats"]), "cprofile" in entry, fixed_rounds
+        found[entry["fullname"]] = fields, sorted(entry["stats"]), fixed_rounds
     return found
 
 
@@ -145,22 +144,14 @@ def list_files(suite: Suite) -> set[str]:
 def test_statistics_of_marked_tests_are_in_tables_and_files(pair: Pair) -> None:
     pair.plugin("benchmark")
     pair.write("test_x.py", _SUITE)
-    save_options = ("--benchmark-json=out.json", "--benchmark-save=first", "--benchmark-cprofile=tottime")
-    dump_option = "--benchmark-cprofile-dump=profiles/of"
-    runs = [one.run(*_QUICK, *save_options, dump_option) for one in (pair.plain, pair.marked)]
+    save_options = ("--benchmark-json=out.json", "--benchmark-save=first")
+    runs = [one.run(*_QUICK, *save_options) for one in (pair.plain, pair.marked)]
     assert runs[1].outcomes() == runs[0].outcomes()
     assert [run.ret for run in runs] == [1, 1]
     assert parse_tables(runs[1]) == parse_tables(runs[0])
     assert parse_tables(runs[1])[0] == ["benchmark: 4 tests", "benchmark 'sums': 2 tests"]
     assert read_benchmarks(pair.marked) == read_benchmarks(pair.plain)
-    assert list_files(pair.marked) == list_files(pair.plain) >= {"out.json", "profiles/of-test_ranks.prof"}
-    infos = {
-        one["name"]: one["extra_info"] for one in json.loads((pair.marked.path / "out.json").read_text())["benchmarks"]
-    }
-    assert infos["test_ranks"]["of"] == ["ranks", 2]
-    assert infos["test_ranks"]["accel_ranks"].keys() == {"0", "1"}
-    assert infos["test_ranks"]["accel_ranks"]["1"]["min"] > 0
-    assert "accel_ranks" not in infos["test_device"]
+    assert list_files(pair.marked) == list_files(pair.plain)
 
     compare = ("--benchmark-compare", "--benchmark-autosave", "--benchmark-compare-fail=min:1", "-k", "ranks or plain")
     runs = [one.run(*_QUICK, *compare) for one in (pair.plain, pair.marked)]
@@ -169,18 +160,6 @@ def test_statistics_of_marked_tests_are_in_tables_and_files(pair: Pair) -> None:
         f"test_{test} ({name})" for test in ("plain", "ranks") for name in ("0001_first", "NOW")
     ]
     assert [run.ret for run in runs] == [0, 0]
-    assert list_files(pair.marked) == list_files(pair.plain)
-
-
-def test_marked_benchmarks_are_selected(pair: Pair) -> None:
-    pair.plugin("benchmark")
-    pair.write("test_x.py", _SUITE)
-    plain, marked = (
-        one.run(*_QUICK, "--benchmark-only", "--benchmark-json=out.json") for one in (pair.plain, pair.marked)
-    )
-    assert marked.outcomes() == plain.outcomes()
-    assert marked.ret == plain.ret
-    assert parse_tables(marked) == parse_tables(plain)
     assert list_files(pair.marked) == list_files(pair.plain)
 
 
@@ -234,8 +213,7 @@ def test_all_ranks_run_as_many_rounds_as_rank_0(suite: Suite, precision: str) ->
         failure = run.failure(test)
         assert re.search(r"rank 0: failed at test_x.py:\d+$", failure, re.MULTILINE)
         assert "rank 1: timed out waiting for another rank after rank 0 failed" in failure
-    assert "rank 0: passed" in run.failure("test_last_rank_fails")
+    assert re.search(r"rank 1: failed at test_x.py:\d+$", run.failure("test_last_rank_fails"), re.MULTILINE)
     found = {one["name"]: one for one in json.loads((suite.path / "out.json").read_text())["benchmarks"]}
-    assert found.keys() == {"test_reduce", "test_asks", "test_first_rank_alone", "test_fixed_rounds_on_the_last_rank"}
-    rounds = {rank: one["rounds"] for rank, one in found["test_reduce"]["extra_info"]["accel_ranks"].items()}
-    assert rounds == {"0": found["test_reduce"]["stats"]["rounds"], "1": found["test_reduce"]["stats"]["rounds"]}
+    assert found.keys() == {"test_reduce", "test_asks", "test_first_rank_alone"}
+    assert found["test_reduce"]["stats"]["rounds"] >= 3

@@ -138,9 +138,9 @@ def test_options_that_write_reference_files_or_cannot_work_are_refused_and_files
     assert _files(pair.marked.path) == expected
 
 
-@needs(*_PLUGINS, "pytest_reportportal")
+@needs(*_PLUGINS, "pytest_order", "pytest_recording", "pytest_reportportal", "testmon")
 def test_plugins_of_refusals_have_these_names() -> None:
-    names = {one.plugin for one in REFUSALS} - {"codspeed_plugin"}
+    names = {one.plugin for one in REFUSALS} - {"codspeed_plugin", "memray_manager"}
     assert {name for name in names if importlib.util.find_spec(name) is None} == set()
 
 

@@ -123,7 +123,7 @@ def _write_durations(pair: Pair) -> None:
 
 
 _SELECTIONS = [
-    _plugin_params("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
+    _plugin_params("pytest_order:pytest_order.plugin", ""),
     _plugin_params("pytest_randomly:randomly", "--randomly-seed=4"),
     _plugin_params(
         "random_order:random_order pytest_test_groups:test-groups",

@@ -108,6 +108,7 @@ def test_pytest_snapshot_handles_marked_tests_like_unmarked_ones(pair: Pair) -> 
 
     pair.marked.write("test_by_rank.py", _SNAPSHOT_BY_RANK)
     differing = pair.marked.run("--snapshot-update", "test_by_rank.py")
+    assert "test_by_rank/test_differs/value.txt differs between ranks; it is left as it was" in differing.text
     assert "-of rank 0\n+of rank 1" in differing.text
     assert read_files(pair.marked).keys() - before.keys() == {"snapshots/test_by_rank/test_differs/alike.txt"}
 
