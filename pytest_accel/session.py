@@ -38,8 +38,8 @@ class AccelSession:
         self._session_pool: SessionPool | None = None
         self._cluster: ClusterConnection | None = None
         self._driver: Driver | None = None
-        self.held: set[pytest.Item] = set()
-        """Tests on hold: xdist has sent them to this worker, which skips them until the controller orders their run."""
+        self.next_is_hint = False
+        """True if the next test of this xdist worker is only likely: another worker may get it."""
 
     @property
     def worker_input(self) -> dict[str, Any] | None:

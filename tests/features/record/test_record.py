@@ -353,7 +353,7 @@ def test_properties_whose_names_are_no_strings_do_not_end_a_session(suite: Suite
         def test_unhashable(record_property): record_property([], 1)
         """,
     )
-    run = suite.run("--accel-record=record.jsonl", "--accel-advise")
+    run = suite.run("--accel-record=record.jsonl")
     assert run.count() == {"PASSED": 2}
     assert run.ret == 0
     tests = _tests(_read_session(suite.path / "record.jsonl"))
