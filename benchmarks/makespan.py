@@ -7,8 +7,9 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -17,12 +18,9 @@ from typing import Any
 
 from benchmarks.measure import ROOT, Effort, Figure
 from benchmarks.other_tools import isolate_python
-from benchmarks.virtual import Test, UniformMachine
-from pytest_accel.features.order.backlog import Backlog, Task
-from pytest_accel.features.order.plan import Need
+from benchmarks.virtual import Test, UniformMachine, Worker
+from pytest_accel.features.order.rule import Need, RunOrder, Task
 from pytest_accel.features.order.scheduler import DeviceScheduling
-from pytest_accel.features.planning.forecast import lower_bound
-from pytest_accel.features.planning.simulation import Worker
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import decide
 
@@ -116,28 +114,26 @@ MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
 }
 
 
+def order_of(tests: Sequence[Test], devices: Sequence[str], expected: Sequence[float | None]) -> RunOrder:
+    """Return the plugin's order of `tests`, whose `expected` seconds are None if unknown."""
+    numbers: dict[tuple[int, float], int] = {}
+    needs: list[Need] = []
+    tasks: list[Task] = []
+    for test, seconds in zip(tests, expected, strict=True):
+        key = (test.devices, test.share)
+        if key not in numbers:
+            numbers[key] = len(needs)
+            needs.append(test.need(devices))
+        tasks.append(Task(numbers[key], str(test.module), seconds))
+    return RunOrder(needs, tasks, dict.fromkeys(devices, WHOLE), 0)
+
+
 def accel_scheduler(
     machine: UniformMachine, expected: Sequence[float | None], *, largest_batch: int | None = None
 ) -> DeviceScheduling:
     """Return the plugin's scheduler for the tests of `machine`, whose `expected` seconds are None if unknown."""
-    numbers: dict[tuple[int, float], int] = {}
-    needs: list[Need] = []
-    tasks: list[Task] = []
-    for index, test in enumerate(machine.tests):
-        key = (test.devices, test.share)
-        if key not in numbers:
-            numbers[key] = len(needs)
-            needs.append(Need(test.requests(machine.devices), test.size / len(machine.devices), test.size))
-        tasks.append(Task(index, numbers[key], str(test.module), expected[index]))
-    return DeviceScheduling(
-        machine.collection,
-        Backlog(needs, tasks),
-        dict.fromkeys(machine.devices, WHOLE),
-        0,
-        machine,
-        largest_batch=largest_batch,
-        clock=lambda: machine.now,
-    )
+    order = order_of(machine.tests, machine.devices, expected)
+    return DeviceScheduling(machine.collection, order, largest_batch, clock=lambda: machine.now)
 
 
 class FirstComeScheduler:
@@ -212,6 +208,40 @@ SCHEDULERS: dict[str, Callable[[UniformMachine, random.Random], Any]] = {
     "pytest-isolate, xdist's load": lambda machine, draw: xdist_scheduler("LoadScheduling", machine),
     "first come": lambda machine, draw: FirstComeScheduler(len(machine.tests)),
 }
+
+
+def lower_bound(tests: Iterable[tuple[float, float]], devices: int, workers: float) -> float:
+    """Return a lower bound of the seconds for `tests`, each a number of devices (parts as fractions) and seconds.
+
+    The bound is the maximum of: the longest test; the sum of all times, divided by the number of workers; and, for
+    several measures of a test's size, the sum of size times seconds. Under each measure, the sizes of tests that run at
+    the same time add up to at most 1. The measures are the dual feasible functions of Fekete and Schepers ("New classes
+    of fast lower bounds for bin packing problems", 2001): under u_k, a test that fits only k times at the same time has
+    the size 1/k.
+    """
+    longest = 0.0
+    totals: dict[float, float] = {}
+    for count, seconds in tests:
+        longest = max(longest, seconds)
+        totals[count] = totals.get(count, 0.0) + seconds
+    bounds = [longest, sum(totals.values()) / workers]
+    for measure in measures(devices):
+        bounds.append(sum(measure(count / devices) * seconds for count, seconds in totals.items()))
+    return max(bounds)
+
+
+def measures(devices: int) -> Iterator[Callable[[float], float]]:
+    """Yield the measures of a test's size, each a function of the fraction of the `devices` that the test takes."""
+    for pieces in range(devices + 1):
+        yield partial(_measure, pieces=pieces)
+
+
+def _measure(size: float, pieces: int) -> float:
+    """Return u_k(size) of Fekete and Schepers for k = `pieces`; the size itself if `pieces` is 0."""
+    scaled = size * (pieces + 1)
+    if pieces == 0 or abs(scaled - round(scaled)) < 1e-9:
+        return size
+    return int(scaled) / pieces
 
 
 def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list[float]:
@@ -352,7 +382,7 @@ def figures(folder: Path, effort: Effort, *, isolate: bool = False) -> list[Figu
     for count in (5_000, 50_000) if effort.runs > 1 else (1_000,):
         times = [seconds * 1e3 for seconds in scheduling_times(count)]
         found.append(Figure(f"{count} tests, 64 workers: scheduling, per test", sum(times) / count, "ms"))
-        found.append(Figure(f"{count} tests, 64 workers: longest scheduling", max(times), "ms", 5.0, "5 ms"))
+        found.append(Figure(f"{count} tests, 64 workers: longest scheduling", max(times), "ms", 50.0, "50 ms"))
     for mix in MIXES:
         for scheduler in SCHEDULERS:
             values = ratios(mix, scheduler, seeds)

@@ -45,8 +45,6 @@ class RuntestHooks:
         if self._session.is_forked_copy:
             text = "a process that a test forked has returned from the test; only the original process has ranks"
             pytest.exit(text, returncode=1)
-        if nextitem in self._session.held:
-            nextitem = None  # Another worker may run it.
         following = marked_of(nextitem) if nextitem is not None else None
         if self._session.is_worker:
             # A worker knows only its next test; another worker may use the world before a later one.
@@ -62,7 +60,9 @@ class RuntestHooks:
                 self._driver.interrupt()  # The ranks may run the test although the driver was not waiting for them.
             raise
         finally:
-            self._driver.after(following)
+            # Another worker may get the test of a hint, and then needs the world: give it back to the pool, where it
+            # stays warm. Its ranks keep the fixtures of that test.
+            self._driver.after(None if self._session.next_is_hint else following)
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:

@@ -40,8 +40,8 @@ class AccelSession:
         self._driver: Driver | None = None
         self.skipped_files: list[str] = []
         """Files with marked tests that have skipped themselves since only ranks have a variable, each with its line."""
-        self.held: set[pytest.Item] = set()
-        """Tests on hold: xdist has sent them to this worker, which skips them until the controller orders their run."""
+        self.next_is_hint = False
+        """True if the next test of this xdist worker is only likely: another worker may get it."""
 
     @property
     def worker_input(self) -> dict[str, Any] | None:

@@ -469,32 +469,39 @@ def forget_junit_log(config: pytest.Config) -> None:
     del config.stash[xml_key]
 
 
-def ask_before_each_test(config: pytest.Config, passes_over: Callable[[pytest.Item, pytest.Item | None], bool]) -> None:
-    """Make an xdist worker call ``passes_over(item, nextitem)`` before each test; if True, it runs nothing.
+def pass_over_hints(config: pytest.Config, note: Callable[[bool], None]) -> None:
+    """Make an xdist worker run no test that is sent with a negative index, which is only a hint at the next test.
+
+    Fixtures that were kept for it are torn down if the test after it does not use them. ``note(is_hint)`` is called
+    before each test that runs, and says whether its next test is a hint.
 
     xdist has no hook for this. With an implementation of `pytest_runtest_protocol` that runs nothing, the wrappers of
     other plugins would still be called, for a test without phases.
     """
     own, hook = config, config.hook
+    worker = _worker_plugin(config)
 
     def run(item: pytest.Item, nextitem: pytest.Item | None) -> object:
-        return True if passes_over(item, nextitem) else hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+        if worker.item_index < 0:
+            tear_down_after(item, nextitem)
+            return True
+        note(isinstance(worker.nextitem_index, int) and worker.nextitem_index < 0)
+        return hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
 
     def serialize(config: object, report: pytest.CollectReport | pytest.TestReport) -> object:
         return hook.pytest_report_to_serializable(config=own, report=report)
 
     hooks = _Overridden(hook, pytest_runtest_protocol=run, pytest_report_to_serializable=serialize)
-    for worker in _worker_plugins(config):
-        vars(worker)["config"] = _Overridden(config, hook=hooks)
+    vars(worker)["config"] = _Overridden(config, hook=hooks)
 
 
-def _worker_plugins(config: pytest.Config) -> list[object]:
+def _worker_plugin(config: pytest.Config) -> Any:
     """Return the plugin by which an xdist worker talks to the controller; raise RuntimeError if there is none."""
     # Compare the class by name: execnet runs its module under another module name.
-    workers = [one for _, one in config.pluginmanager.list_name_plugin() if type(one).__name__ == "WorkerInteractor"]
-    if not workers:
-        raise RuntimeError("this release of pytest-xdist has no plugin of the class WorkerInteractor in its workers")
-    return workers
+    for _, plugin in config.pluginmanager.list_name_plugin():
+        if type(plugin).__name__ == "WorkerInteractor":
+            return plugin
+    raise RuntimeError("this release of pytest-xdist has no plugin of the class WorkerInteractor in its workers")
 
 
 def finish_lost_worker(session: pytest.Session) -> None:
@@ -502,7 +509,7 @@ def finish_lost_worker(session: pytest.Session) -> None:
 
     xdist's own hook would tell the controller that the worker has ended well. The controller would not replace it.
     """
-    workers = _worker_plugins(session.config)
+    workers = [_worker_plugin(session.config)]
     finish = session.config.pluginmanager.subset_hook_caller("pytest_sessionfinish", remove_plugins=workers)
     finish(session=session, exitstatus=pytest.ExitCode.TESTS_FAILED)
 

@@ -109,9 +109,9 @@ def _orders(config: pytest.Config) -> bool:
 
 
 def _plans(config: pytest.Config) -> bool:
-    """Return whether the session plans or advises, or runs one of several parts of the tests."""
+    """Return whether the session plans, or runs one of several parts of the tests."""
     settings = config.stash[SESSION].settings
-    return settings.shard is not None or options.asks_for_advice(config) or options.plan_request(config) is not None
+    return settings.shard is not None or options.plans(config)
 
 
 def _selects(config: pytest.Config) -> bool:

@@ -335,7 +335,7 @@ class Pool:
         demand, key = request.demand, request.demand.key
         self._requests[request.id] = request
         holds_lease = key.need is not None or self._leases.cluster_for(key) is not None
-        world = self._manager.find_idle(key) if holds_lease else None
+        world = self._manager.find_idle(request) if holds_lease else None
         if world is not None:
             if 0 in world.leases:
                 world.leases[0].describe(test=demand.holder.test)
@@ -377,7 +377,7 @@ class Pool:
             self._start(request, leases, None, place)
             return
         slots = leases[0]
-        world = self._manager.find_idle(request.demand.key)
+        world = self._manager.find_idle(request)
         if world is None:
             self._start(request, {}, slots, None)
         else:

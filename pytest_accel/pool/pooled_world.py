@@ -115,6 +115,8 @@ class PooledWorld:
         self.spec = spec
         self.state = WorldState.STARTING
         self.request: WorldRequest | None = request
+        self.driver = request.driver
+        """The last driver that has got the world."""
         self.workers = workers
         self.begun = False
         """False as long as no process has been started, since `workers` are being configured."""
@@ -180,7 +182,7 @@ class PooledWorld:
         if self.state is WorldState.IN_USE and self.request is not None:
             raise RuntimeError(f"world {self.spec.world} cannot be handed over: another driver has it")
         self._change(WorldState.IN_USE, WorldState.STARTING, WorldState.IDLE, WorldState.IN_USE)
-        self.request = request
+        self.request, self.driver = request, request.driver
 
     def take_slots(self, slots: MachineLease) -> None:
         """Hold `slots` while an idle world runs its next test."""

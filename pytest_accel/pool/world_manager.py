@@ -26,7 +26,6 @@ from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.threads import NoThreadError
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.unix_sockets import Connection
-from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.log_end import tail
@@ -42,7 +41,7 @@ from pytest_accel.forkserver.server_messages import (
     Survivors,
     WorldStarted,
 )
-from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
+from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldRequest, WorldState
 from pytest_accel.pool.summary import PoolSummary
 
 _STACKS_BEFORE_KILL = 4.0
@@ -195,12 +194,18 @@ class WorldManager:
         on_end = partial(self._own_starter_ended, world, first)
         return self._starter_of_jobs(self._spec, callbacks, self._lock, launcher, spec, on_end)
 
-    def find_idle(self, key: WorldKey) -> PooledWorld | None:
-        """Return an idle world of `key` whose ranks are all alive, or None."""
-        for world in self.worlds.values():
-            if world.state is WorldState.IDLE and world.spec.key == key and not world.exits:
-                return world
-        return None
+    def find_idle(self, request: WorldRequest) -> PooledWorld | None:
+        """Return an idle world for `request` whose ranks are all alive, or None.
+
+        The world that its driver has used last is the first choice: it has the fixtures of the module.
+        """
+        key = request.demand.key
+        found = [
+            one
+            for one in self.worlds.values()
+            if one.state is WorldState.IDLE and one.spec.key == key and not one.exits
+        ]
+        return next((one for one in found if one.driver is request.driver), found[0] if found else None)
 
     def kill(self, world: PooledWorld, why: str) -> None:
         """Kill the processes of a world at once, because of `why`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os.path import relpath
@@ -35,7 +35,7 @@ from pytest_accel.core.rank_messages import (
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch_warning
 from pytest_accel.core.shims import forget_sections, is_subtest, rename
-from pytest_accel.core.stash_keys import DEVICE_PEAKS, EXPECTED_DEVICE_ERROR, OWNERS
+from pytest_accel.core.stash_keys import EXPECTED_DEVICE_ERROR, OWNERS
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.rank import device_memory, flight_recorder, group_state, torch_devices
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
@@ -46,7 +46,7 @@ from pytest_accel.rank.leak_check import LeakCheck, check_failed
 from pytest_accel.rank.output_files import CapturedOutput
 from pytest_accel.rank.rank_log import RankLog
 from pytest_accel.rank.reports import RankReports, collect_rank_data, serialize
-from pytest_accel.settings.options import RECORD, asks_for_advice, output_path
+from pytest_accel.settings.options import RECORD, output_path
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +110,6 @@ class TestRunner:
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
         """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
         self._config = session.config
-        self._advises = asks_for_advice(session.config)
         self._records = output_path(session.config, RECORD) is not None
         self._log.open()
         self._captured.open(session.config)
@@ -162,8 +161,7 @@ class TestRunner:
         self._reports.begin(skips_in_driver=request.skips)
         try:
             item = self._collector.find(session, request.node)
-            for device in self._measured_devices:
-                device_memory.reset_peak_memory(device)
+            device_memory.reset_peak_memory(self._context.torch_device)
             rename(item, *request.names)
             vars(item)["location"] = request.location  # Fill the cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
@@ -229,13 +227,13 @@ class TestRunner:
             collectives, groups = group_state.collectives(context), group_state.created_count()
             unawaited = context.pending_work.end()
             messages, groups_by_test = group_state.messages(context), self._leak_check.groups_by_test
-            peaks = [device_memory.peak_memory(device) for device in self._measured_devices]
+            peak = device_memory.peak_memory(context.torch_device)
             if not leaks.must_be_killed:
                 device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
         except Exception as error:
-            leaks, collectives, groups, peaks = check_failed(error), {}, 0, [None]
+            leaks, collectives, groups, peak = check_failed(error), {}, 0, None
             messages, groups_by_test, unawaited, failed_work = {}, 0, (), None
-        properties = {} if None in peaks else self._memory_properties(peaks)
+        properties: dict[str, object] = {} if peak is None else {"accel_peak_memory": peak}
         if failed_work is not None and failed_work.seen and not test.raised:
             properties[EXPECTED_DEVICE_ERROR] = str(failed_work)
         finished = Finished(
@@ -254,18 +252,6 @@ class TestRunner:
             retire=leaks.retire,
         )
         test.driver.send(*test.teardown, finished)
-
-    @property
-    def _measured_devices(self) -> list[str]:
-        """torch's names of the devices whose memory is measured: the first one; with ``--accel-advise``, all."""
-        context = self._context
-        if self._advises and context.own_devices:
-            return [context.torch_name(device) for device in context.own_devices]
-        return [context.torch_device]
-
-    def _memory_properties(self, peaks: Sequence[int | None]) -> dict[str, object]:
-        """Return the properties of the test's report that contain the `peaks` of the measured devices, in bytes."""
-        return {"accel_peak_memory": peaks[0], **({DEVICE_PEAKS: list(peaks)} if self._advises else {})}
 
     # Hooks, called while a test runs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from pytest_accel.core.kinds import check_kind, kinds
 
@@ -37,15 +37,6 @@ open 1,024 files unless its user is allowed more, and the test and pytest need s
 _RESOURCE = re.compile(r"[a-z][a-z0-9_-]*", re.ASCII)
 _MARKS = ("devices", "distributed")
 _OWNERS = ("own", "project")
-
-
-class PlanRequest(NamedTuple):
-    """The value of ``--accel-plan``."""
-
-    machine: tuple[str, int] | None = None
-    """Kind and number of the devices that the plan assumes; None: those of this machine."""
-    within: float | None = None
-    """Seconds within which jobs must end, whose number and machines the plan shows; None: it shows no jobs."""
 
 
 class ExplainedError(ValueError):
@@ -162,26 +153,18 @@ def kind_and_count(value: str) -> tuple[str, int]:
     return kind, count(number)
 
 
-def plan_request(value: str) -> PlanRequest:
-    """Return the request in ``KIND:N``, a time, or both with a comma."""
-    machine, within = None, None
+def planned_machine(value: str) -> tuple[str, int]:
+    """Return kind and number of ``KIND:N`` with N up to `_MOST_PLANNED`."""
     try:
-        for part in text(value).split(","):
-            if ":" in part and machine is None:
-                machine = kind_and_count(part)
-                if machine[1] > _MOST_PLANNED:
-                    raise ValueError(value)
-            elif ":" not in part and within is None:
-                within = positive_time(part)
-            else:
-                raise ValueError(value)
+        machine = kind_and_count(value)
+        if machine[1] > _MOST_PLANNED:
+            raise ValueError(value)
     except ValueError:
         raise ExplainedError(
-            f"must be nothing (this machine), KIND:N such as cuda:8, a time such as {TIMES}, or both with a comma, "
-            f"with N an int from 1 to {_MOST_PLANNED} and KIND one of {', '.join(kinds())}, got {value!r} (a path goes "
-            "before the option)"
+            f"must be nothing (this machine) or KIND:N such as cuda:8, with N an int from 1 to {_MOST_PLANNED} and "
+            f"KIND one of {', '.join(kinds())}, got {value!r} (a path goes before the option)"
         ) from None
-    return PlanRequest(machine, within)
+    return machine
 
 
 def require(value: object) -> tuple[tuple[str, int], ...]:

@@ -49,7 +49,6 @@ MARKS = "accel_marks"
 SELECT = "accel_select"
 SHARD = "accel_shard"
 DURATIONS = "accel_durations"
-ADVISE = "accel_advise"
 CI = "accel_ci"
 JITTER = "accel_jitter"
 RESOURCES = "accel_resources"
@@ -444,13 +443,12 @@ def add_options(parser: pytest.Parser) -> None:
         flag(PLAN),
         dest=PLAN,
         nargs="?",
-        type=_argument_type(option_types.plan_request, ""),
-        const=option_types.PlanRequest(),
+        type=_argument_type(option_types.planned_machine, ""),
+        const=(),
         default=None,
-        metavar="KIND:N,TIME",
+        metavar="KIND:N",
         help="show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with "
-        "how many workers, then stop; with a time (10min, or cuda:8,10min), also how many jobs on which machine end "
-        "within it",
+        "how many workers, then stop",
     )
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
     for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
@@ -462,13 +460,6 @@ def add_options(parser: pytest.Parser) -> None:
             metavar="FILE",
             help=help_text,
         )
-    reports.addoption(
-        flag(ADVISE),
-        dest=ADVISE,
-        action="store_true",
-        default=False,
-        help="show at the end which marks ask for more than their tests have used",
-    )
     # These describe the suite rather than one session, so they can only be set in the ini file.
     parser.addini(
         RULES,
@@ -490,10 +481,9 @@ def is_distributed(config: pytest.Config) -> bool:
     return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
 
 
-def plan_request(config: pytest.Config) -> option_types.PlanRequest | None:
-    """Return what ``--accel-plan`` asks for; None if the session should show no plan."""
-    request: option_types.PlanRequest | None = config.getoption(PLAN, None)
-    return request
+def plans(config: pytest.Config) -> bool:
+    """Return True if the session should show a plan (``--accel-plan``)."""
+    return config.getoption(PLAN, None) is not None
 
 
 def jitter(config: pytest.Config) -> int | None:
@@ -507,11 +497,6 @@ def has_resources(config: pytest.Config) -> bool:
     return _find(config, RESOURCES, _OPTIONS[RESOURCES]) is not None
 
 
-def asks_for_advice(config: pytest.Config) -> bool:
-    """Return True if the session should show advice at its end."""
-    return bool(config.getoption(ADVISE))
-
-
 def shows_in_ci(settings: Settings) -> bool:
     """Return True if GitHub should show the session's summary: not that of a session which a test has started."""
     return settings.ci and bool(os.environ.get("GITHUB_STEP_SUMMARY")) and "PYTEST_CURRENT_TEST" not in os.environ
@@ -519,8 +504,7 @@ def shows_in_ci(settings: Settings) -> bool:
 
 def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
     """Return kind and number of the devices that the plan assumes; None for a plan of this machine, or no plan."""
-    request = plan_request(config)
-    return None if request is None else request.machine
+    return config.getoption(PLAN, None) or None
 
 
 def remove_output(path: str, option: str) -> None:

@@ -1,15 +1,15 @@
 """Conditions on what tests need, as ``--accel-select`` has them: ``devices >= 2 and kind == 'cuda'``.
 
-Python's own parser reads the text, and nothing in it is executed: of Python's grammar only comparisons, ``and``,
-``or``, ``not`` and parentheses are allowed, and only the words of :class:`~pytest_accel.core.needs.Needs`.
+Python evaluates the text. Of its grammar only comparisons, ``and``, ``or``, ``not`` and parentheses are allowed, and
+only the words of :class:`~pytest_accel.core.needs.Needs`.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from pytest_accel.core.kinds import check_kind
 from pytest_accel.core.needs import Needs
@@ -17,33 +17,21 @@ from pytest_accel.core.units import parse_memory
 from pytest_accel.settings.option_types import ExplainedError
 
 Condition = Callable[[Needs], bool]
-_Type = Literal["truth", "number", "size", "kind", "backend"]
-
-_WORDS: dict[str, _Type] = {
-    "devices": "number",
-    "world_size": "number",
-    "ranks_per_node": "number",
-    "nodes": "number",
-    "kind": "kind",
-    "memory": "size",
-    "backend": "backend",
-    "share": "number",
-    "marked": "truth",
-    "fits": "truth",
-}
-_EXAMPLES: dict[_Type, str] = {
-    "truth": "{0}, or: not {0}",
-    "number": "{0} >= 2",
-    "size": "{0} >= '40GiB'",
-    "kind": "{0} == 'cuda'",
-    "backend": "{0} == 'nccl'",
-}
-_ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+_WORDS = ("devices", "world_size", "ranks_per_node", "nodes", "kind", "memory", "backend", "share", "marked", "fits")
+_TRUTHS = ("marked", "fits")
+_EXAMPLES = {"kind": "kind == 'cuda'", "backend": "backend == 'nccl'", "memory": "memory >= '40GiB'"}
+_GRAMMAR = (
+    ast.Expression,
+    ast.BoolOp,
+    ast.boolop,
+    ast.UnaryOp,
+    ast.Not,
+    ast.Compare,
+    ast.cmpop,
+    ast.Name,
+    ast.Constant,
+)
+_LISTS = (ast.Tuple, ast.List)
 
 
 class SelectError(ExplainedError):
@@ -60,6 +48,7 @@ def parse(text: str) -> Condition:
     line = " ".join(text.split())
     try:
         tree = ast.parse(line, mode="eval")
+        code = compile(tree, "--accel-select", "eval")
     except SyntaxError as error:
         start = max(0, min(error.offset or 1, len(line) + 1) - 1)
         end = error.end_offset or 0
@@ -67,136 +56,95 @@ def parse(text: str) -> Condition:
         raise SelectError(line, start, min(end, len(line) + 1) - 1, why) from None
     except (RecursionError, MemoryError, ValueError) as error:
         raise SelectError(line, 0, len(line), f"Python cannot parse it: {error}") from None
-    return _Parser(line).condition(tree.body)
+    for node, why in _errors(tree):
+        # The parser counts bytes of UTF-8; operators have no place of their own.
+        columns = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", None)
+        start, end = (len(line.encode()[:column].decode()) for column in columns)
+        raise SelectError(line, start, end, why)
+    return lambda needs: bool(eval(code, {"__builtins__": {}}, _namespace(needs)))
 
 
-class _Operand(NamedTuple):
-    """One side of a comparison."""
+class _Word:
+    """A word of a test's needs, which can be compared with a value of its type."""
 
-    node: ast.expr
-    word: str | None
-    """The word of the test's needs; None for a value."""
-    value: Any
-    """The value that the text gives; None for a word."""
+    __hash__ = None  # type: ignore[assignment]
 
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self.value = value
 
-class _Parser:
-    """Turns the nodes of one parsed text into conditions."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def condition(self, node: ast.expr) -> Condition:
-        """Return the condition of `node`; raise :class:`SelectError` if it is none."""
-        match node:
-            case ast.BoolOp(op=combine, values=values):
-                parts = [self.condition(value) for value in values]
-                every = isinstance(combine, ast.And)
-                return lambda needs: all(p(needs) for p in parts) if every else any(p(needs) for p in parts)
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                negated = self.condition(operand)
-                return lambda needs: not negated(needs)
-            case ast.Compare(left=left, ops=ops, comparators=rights):
-                sides = [left, *rights]
-                links = [
-                    self._comparison(one, op, other) for one, op, other in zip(sides[:-1], ops, rights, strict=True)
-                ]
-                return lambda needs: all(link(needs) for link in links)
-            case ast.Name(id=word):
-                if self._type(node, word) != "truth":
-                    raise self._error(node, f"{word} alone is no condition, {_example(word)}")
-                return lambda needs: bool(getattr(needs, word))
-        raise self._error(
-            node, "not allowed here; a condition compares what a test needs: devices >= 2 and kind == 'cuda'"
-        )
-
-    def _comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Condition:
-        if isinstance(op, (ast.In, ast.NotIn)):
-            return self._membership(left, right, negated=isinstance(op, ast.NotIn))
-        one, other = self._operand(left), self._operand(right)
-        word = one.word or other.word
-        if word is None:
-            raise self._error(left, f"compares no word of a test's needs; allowed are {', '.join(_WORDS)}")
-        kind = _WORDS[word]
-        if one.word and other.word and _WORDS[one.word] != _WORDS[other.word]:
-            raise self._error(right, f"{one.word} and {other.word} cannot be compared")
-        if kind == "truth":
-            raise self._error(left, f"{word} is true or false by itself, {_example(word)}")
-        get_one, get_other = self._getter(one, word), self._getter(other, word)
-        if isinstance(op, (ast.Eq, ast.NotEq)):
-            equal = isinstance(op, ast.Eq)
-            return lambda needs: _equals(get_one(needs), get_other(needs)) == equal
-        compare = _ORDERS.get(type(op))
-        if compare is None or kind in ("kind", "backend"):
-            allowed = "==, !=, in and not in" + ("" if kind in ("kind", "backend") else ", <, <=, > and >=")
-            raise self._error(left, f"{word} is compared with {allowed}")
-        return lambda needs: compare(get_one(needs), get_other(needs))
-
-    def _membership(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Condition:
-        """Return the condition of ``WORD in (VALUE, ...)``."""
-        one = self._operand(left)
-        if one.word is None or _WORDS[one.word] == "truth" or not isinstance(right, (ast.Tuple, ast.List)):
-            raise self._error(right, "in is written with a word and values in parentheses: devices in (1, 2)")
-        get = self._getter(one, one.word)
-        values = [self._getter(self._operand(element), one.word) for element in right.elts]
-        return lambda needs: any(_equals(get(needs), value(needs)) for value in values) != negated
-
-    def _operand(self, node: ast.expr) -> _Operand:
-        match node:
-            case ast.Name(id=word):
-                self._type(node, word)
-                return _Operand(node, word, None)
-            case ast.Constant(value=value) if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-                return _Operand(node, None, value)
-        raise self._error(node, "not allowed here; a word is compared with a number or a text in quotes")
-
-    def _getter(self, operand: _Operand, word: str) -> Callable[[Needs], Any]:
-        """Return a function for the value of `operand`, which is compared with `word`."""
-        if operand.word is not None:
-            name = operand.word
-            return lambda needs: getattr(needs, name)
-        value = self._converted(operand, word)
-        return lambda needs: value
-
-    def _converted(self, operand: _Operand, word: str) -> Any:
-        """Return the value of `operand` in the form that `word` has; raise :class:`SelectError` if it has another."""
-        value, kind = operand.value, _WORDS[word]
-        wrong = self._error(operand.node, f"{word} is compared otherwise, {_example(word)}")
-        if kind == "size" and isinstance(value, str):
-            try:
-                return parse_memory(value)
-            except ValueError as error:
-                raise self._error(operand.node, str(error)) from None
-        if isinstance(value, str) != (kind in ("kind", "backend")):
-            raise wrong
-        if kind == "kind" and value != "none":
-            try:
-                check_kind(value)
-            except ValueError as error:
-                raise self._error(operand.node, f"{error}, none") from None
-        return value.lower() if kind == "backend" else value
-
-    def _type(self, node: ast.expr, word: str) -> _Type:
-        if word not in _WORDS:
-            raise self._error(
-                node, f"{word} is no word of a test's needs; allowed are {', '.join(_WORDS)}; text is put in quotes"
+    def other(self, other: object) -> Any:
+        """Return the value of the other side of a comparison; raise ValueError or TypeError if it has another type."""
+        is_text = self.name in ("kind", "backend")
+        if isinstance(other, _Word):
+            if self.name != other.name and (is_text or other.name in ("kind", "backend")):
+                raise TypeError(f"{self.name} and {other.name} cannot be compared")
+            return other.value
+        if self.name == "memory" and isinstance(other, str):
+            return parse_memory(other)
+        if not isinstance(other, str if is_text else (int, float)):
+            raise TypeError(
+                f"{self.name} is compared otherwise, as in: {_EXAMPLES.get(self.name, f'{self.name} >= 2')}"
             )
-        return _WORDS[word]
+        if self.name == "kind" and other != "none":
+            check_kind(str(other))
+        return str(other).lower() if self.name == "backend" else other
 
-    def _error(self, node: ast.expr, why: str) -> SelectError:
-        # The parser counts bytes of UTF-8.
-        data = self._text.encode()
-        start, end = (len(data[:column].decode()) for column in (node.col_offset, node.end_col_offset or 0))
-        return SelectError(self._text, start, end, why)
+    def __eq__(self, other: object) -> bool:
+        """Return whether the values are equal; a test's backends equal the name of each of them."""
+        value = self.other(other)
+        is_one_of = isinstance(self.value, tuple) and not isinstance(value, tuple)
+        return bool(value in self.value if is_one_of else self.value == value)
+
+    def _ordered(self, other: object, compare: Callable[[Any, Any], bool]) -> bool:
+        if self.name in ("kind", "backend"):
+            raise TypeError(f"{self.name} is compared with ==, !=, in and not in")
+        return compare(self.value, self.other(other))
+
+    def __lt__(self, other: object) -> bool:
+        return self._ordered(other, operator.lt)
+
+    def __le__(self, other: object) -> bool:
+        return self._ordered(other, operator.le)
+
+    def __gt__(self, other: object) -> bool:
+        return self._ordered(other, operator.gt)
+
+    def __ge__(self, other: object) -> bool:
+        return self._ordered(other, operator.ge)
 
 
-def _equals(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; a test's backends equal the name of each of them."""
-    for names, name in ((one, other), (other, one)):
-        if isinstance(names, tuple) and not isinstance(name, tuple):
-            return name in names
-    return bool(one == other)
+def _namespace(needs: Needs) -> dict[str, Any]:
+    return {word: getattr(needs, word) if word in _TRUTHS else _Word(word, getattr(needs, word)) for word in _WORDS}
 
 
-def _example(word: str) -> str:
-    return f"as in: {_EXAMPLES[_WORDS[word]].format(word)}"
+def _errors(tree: ast.Expression) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the nodes that a condition cannot have, each with the reason; compare the sides of each comparison once."""
+    conditions: list[ast.expr] = [tree.body]
+    names = _namespace(Needs())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in _WORDS:
+            allowed = f"allowed are {', '.join(_WORDS)}; text is put in quotes"
+            yield node, f"{node.id} is no word of a test's needs; {allowed}"
+        elif not isinstance(node, (*_GRAMMAR, *_LISTS, ast.expr_context)) or isinstance(node, (ast.Is, ast.IsNot)):
+            yield node, "not allowed here; a condition compares what a test needs: devices >= 2 and kind == 'cuda'"
+        conditions += getattr(node, "values", ()) if isinstance(node, ast.BoolOp) else ()
+        conditions += [node.operand] if isinstance(node, ast.UnaryOp) else []
+    for node in conditions:
+        if not isinstance(node, (ast.BoolOp, ast.UnaryOp, ast.Compare)) and getattr(node, "id", None) not in _TRUTHS:
+            word = getattr(node, "id", "a value")
+            yield node, f"{word} alone is no condition, as in: {_EXAMPLES.get(word, f'{word} >= 2')}"
+    for compare in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
+        sides = [compare.left, *compare.comparators]
+        for left, op, right in zip(sides, compare.ops, sides[1:], strict=False):
+            is_list = isinstance(op, (ast.In, ast.NotIn)) and isinstance(right, _LISTS)
+            for one in right.elts if is_list and isinstance(right, _LISTS) else [right]:
+                single = ast.Compare(left, [ast.Eq() if is_list else op], [one])
+                try:
+                    eval(
+                        compile(ast.fix_missing_locations(ast.Expression(single)), "", "eval"),
+                        {"__builtins__": {}},
+                        names,
+                    )
+                except (TypeError, ValueError) as error:
+                    yield compare, str(error)

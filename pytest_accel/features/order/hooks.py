@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.features.order import stored_durations
-from pytest_accel.settings import options
 
 if TYPE_CHECKING:
     from pytest_accel.core.world_key import WorldKey
     from pytest_accel.driver.items import MarkedItem
+    from pytest_accel.features.order.rule import RunOrder
     from pytest_accel.features.order.test_demand import Demand
-    from pytest_accel.features.order.worker_channels import WorkerChannels
     from pytest_accel.session import AccelSession
 
 PLUGIN = "accel-order"
 """Name of the plugin of the controller, an :class:`OrderHooks`."""
-_SCHEDULABLE = ("load", "worksteal")
-"""The values of ``--dist`` that let the scheduler run any test in any worker."""
+_CHANNEL = "accel_order"
+"""Key of xdist's `workerinput` for the channel through which a worker sends the :class:`Demand` of its tests."""
 
 
 def configure(session: AccelSession) -> None:
@@ -29,34 +29,41 @@ def configure(session: AccelSession) -> None:
     if session.settings.durations is not None:
         stored_durations.check_file(config)
         stored_durations.record_times(config)
-    if options.is_distributed(config) and session.settings.schedule != "off" and config.option.dist in _SCHEDULABLE:
+    # The schedulers that let any worker run any test.
+    if session.settings.schedule != "off" and getattr(config.option, "dist", "no") in ("load", "worksteal"):
         config.pluginmanager.register(OrderHooks(session), PLUGIN)
 
 
 def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
     """Without xdist, have the times of tests stored, and bring tests of one world together if that is wanted."""
-    if session.is_worker:
-        return
-    stored_durations.record_times(session.config)
-    if session.settings.schedule == "always":
-        items[:] = by_world(items)
+    if not session.is_worker:
+        stored_durations.record_times(session.config)
+        if session.settings.schedule == "always":
+            items[:] = by_world(items)
 
 
 def collection_finished(session: AccelSession, items: list[pytest.Item]) -> None:
-    """In an xdist worker, send the needs of the tests to the controller, if it may order the tests."""
-    given = session.worker_input or {}
-    if "accel_schedule" in given:
-        from pytest_accel.features.order.worker_channels import HeldTests
+    """In an xdist worker, send the needs of the tests to the controller, if it may order the tests.
 
-        HeldTests(session, given["accel_schedule"], items)
+    They arrive before xdist's list of the tests, which follows on the same connection.
+    """
+    given = session.worker_input or {}
+    if _CHANNEL in given:
+        from pytest_accel.core.shims import pass_over_hints
+        from pytest_accel.core.struct_messages import encode
+        from pytest_accel.features.order.test_demand import Demand, wanted_by
+
+        demand = Demand.of(map(wanted_by, items))
+        if demand.tests:
+            pass_over_hints(session.config, lambda is_hint: setattr(session, "next_is_hint", is_hint))
+            given[_CHANNEL].send(encode(demand))
 
 
 def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return `items` in groups of the same world key, each at the position of its first test.
 
     Tests that need no world, or that the machine cannot run, are one further group. The order within a group does not
-    change, so modules and classes stay contiguous in it: their fixtures are set up once in each world, and once in
-    this process.
+    change, so modules and classes stay contiguous in it.
     """
     groups: dict[WorldKey | None, list[pytest.Item]] = {}
     for item in items:
@@ -70,26 +77,37 @@ class OrderHooks:
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._channels: WorkerChannels | None = None
+        self._received: list[bytes] = []
+        """The demands that workers have sent, all the same."""
 
-    @property
+    @cached_property
     def demand(self) -> Demand | None:
-        """The needs of the tests; None if no test needs a world."""
-        return None if self._channels is None else self._channels.demand
+        """The needs of the tests, after the collection; None if no test needs a world or a resource."""
+        from pytest_accel.core.struct_messages import decode
+        from pytest_accel.features.order.test_demand import Demand
+
+        return decode(self._received[0], Demand) if self._received else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        from pytest_accel.features.order.worker_channels import WorkerChannels
-
-        self._channels = self._channels or WorkerChannels()
-        self._channels.connect(node)
+        channel = node.workerinput[_CHANNEL] = node.gateway.newchannel()
+        channel.setcallback(self._received.append)
 
     @pytest.hookimpl(optionalhook=True, wrapper=True, trylast=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Any, Any]:
         scheduler = yield
         # Keep a scheduler that another plugin has made.
-        if self._channels is None or type(scheduler).__module__.partition(".")[0] != "xdist":
+        if type(scheduler).__module__.partition(".")[0] != "xdist":
             return scheduler
-        from pytest_accel.features.order.scheduler_choice import AccelScheduling
+        from pytest_accel.features.order.scheduler import AccelScheduling
 
-        return AccelScheduling(config, scheduler, self._channels, lambda: self._session.machine)
+        return AccelScheduling(config, scheduler, self._make_order)
+
+    def _make_order(self, collection: list[str]) -> RunOrder | None:
+        if self.demand is None:
+            return None
+        tests = list(zip(collection, self.demand.kinds_of_tests(len(collection)), strict=True))
+        times = stored_durations.expected_times(stored_durations.recall(self._session.config), tests)
+        stored_durations.record_times(self._session.config)
+        machine = self._session.machine
+        return self.demand.order(collection, machine, machine.slots, times)

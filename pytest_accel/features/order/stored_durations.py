@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import pytest
 
@@ -24,12 +24,15 @@ NO_DEVICE = "none"
 """The kind under which the times of tests that use no device are stored."""
 KEPT = 5
 """Number of times that are stored for each test and kind of device: the latest."""
-LARGEST = 1e12
-"""The largest allowed number of seconds: the sum of many, and its square, are still finite."""
-_LONGEST_SHOWN = 80
-"""Characters of a wrong value that an error shows."""
-_FORMAT = "pytest-accel durations"
-_VERSION = 1
+_LARGEST = 1e12
+"""The largest allowed number of seconds: the sum of many is still finite."""
+_FORMAT = {"format": "pytest-accel durations", "version": 1}
+KEY = "accel/durations"
+"""Key in pytest's cache; the value is `Durations`."""
+_DECAY = 0.8
+"""Weight of a session's time relative to that of the session after it."""
+_MOST_TESTS = 100_000
+"""Maximum number of tests in pytest's cache: those that ran last."""
 
 Durations = dict[str, dict[str, list[float]]]
 """Seconds by node id and kind of device, the latest last."""
@@ -47,41 +50,27 @@ def read(path: Path) -> Entries:
     """Return the contents of the file, nothing if it does not exist; raise `DurationsError` if it is not valid."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise DurationsError(f"{path} cannot be read as a file of durations: {error}") from None
-    if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise DurationsError(f'{path} is no file of durations: it has no "format": "{_FORMAT}"')
-    if data.get("version") != _VERSION:
-        version = cut_end(repr(data.get("version")), _LONGEST_SHOWN)
-        raise DurationsError(f"{path} has version {version} of the format; allowed is {_VERSION}")
-    try:
+        if not isinstance(data, dict) or {key: data.get(key) for key in _FORMAT} != _FORMAT:
+            raise ValueError(f"it lacks {json.dumps(_FORMAT)[1:-1]}")
         return {
-            nodeid: {kind: [_entry(pair) for pair in pairs] for kind, pairs in kinds.items()}
+            nodeid: {
+                kind: [(_number(moment), _number(took)) for moment, took in pairs] for kind, pairs in kinds.items()
+            }
             for nodeid, kinds in data["tests"].items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DurationsError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise DurationsError(f"{path} cannot be read as a file of durations: {cut_end(str(error), 160)}") from None
 
 
-def check(path: Path) -> None:
-    """Raise `DurationsError` unless the file can be written, and read if it exists."""
-    read(path)
-    try:
-        whole_file.check_folder(str(path))
-    except OSError as error:
-        raise DurationsError(f"{path} cannot be written: {error}") from None
-
-
-def _entry(pair: object) -> tuple[float, float]:
-    """Return the pair; raise ValueError unless it has two numbers from 0 to `LARGEST`."""
-    match pair:
-        # Compare before converting: an integer may be too large for a float.
-        case [int() | float() as moment, int() | float() as took] if 0 <= moment <= LARGEST and 0 <= took <= LARGEST:
-            return float(moment), float(took)
+def _number(value: object) -> float:
+    """Return a number from 0 to `_LARGEST`; raise ValueError for another value."""
+    # Compare before converting: an integer may be too large for a float.
+    if isinstance(value, (int, float)) and 0 <= value <= _LARGEST:
+        return float(value)
     raise ValueError(
-        f"{cut_end(repr(pair), _LONGEST_SHOWN)}: allowed is [MOMENT, SECONDS] with numbers from 0 to {LARGEST:g}"
+        f"allowed is [MOMENT, SECONDS] with numbers from 0 to {_LARGEST:g}, not {cut_end(repr(value), 80)}"
     )
 
 
@@ -101,9 +90,8 @@ def merge(many: Iterable[Entries]) -> Entries:
 def write(path: Path, entries: Entries) -> None:
     """Replace the file at once, with one line for each test, in the order of the node ids."""
     tests = ",\n".join(f"  {json.dumps(nodeid)}: {json.dumps(kinds)}" for nodeid, kinds in merge([entries]).items())
-    text = f'{{\n "format": "{_FORMAT}",\n "version": {_VERSION},\n "tests": {{\n{tests}\n }}\n}}\n'
     try:
-        whole_file.write(str(path), text)
+        whole_file.write(str(path), f'{json.dumps(_FORMAT)[:-1]}, "tests": {{\n{tests}\n}}}}\n')
     except OSError as error:
         raise DurationsError(f"{path} cannot be written: {error}") from None
 
@@ -113,22 +101,6 @@ def add(path: Path, times: SessionTimes) -> None:
     moment = round(time.time(), 3)
     new: list[Entries] = [{nodeid: {kind: [(moment, round(seconds, 4))]}} for nodeid, kind, seconds in times]
     write(path, merge([read(path), *new]))
-
-
-def seconds(entries: Entries) -> Durations:
-    """Return the seconds alone."""
-    return {
-        nodeid: {kind: [took for _, took in pairs] for kind, pairs in kinds.items()}
-        for nodeid, kinds in entries.items()
-    }
-
-
-KEY = "accel/durations"
-"""Key in pytest's cache; the value has lists of seconds by node id and kind of device, the latest last."""
-_DECAY = 0.8
-"""Weight of a session's time relative to that of the session after it."""
-_MOST_TESTS = 100_000
-"""Maximum number of tests that are stored: those that ran last."""
 
 
 def expected(values: Sequence[float]) -> float | None:
@@ -142,6 +114,11 @@ def expected(values: Sequence[float]) -> float | None:
     return None
 
 
+def expected_times(durations: Durations, tests: Sequence[tuple[str, str]]) -> list[float | None]:
+    """Return the expected seconds of each of `tests`, a node id and a kind of device; None if no time is stored."""
+    return [expected(durations.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
+
+
 def recall(config: pytest.Config) -> Durations:
     """Return the stored times: those of the file of ``--accel-durations``, without this option those of the cache."""
     return _of_cache(config) if _path(config) is None else shared(config)
@@ -150,42 +127,31 @@ def recall(config: pytest.Config) -> Durations:
 def shared(config: pytest.Config) -> Durations:
     """Return the times in the file of ``--accel-durations``, which several jobs can have; empty without this option."""
     path = _path(config)
-    return {} if path is None else seconds(read(path))
+    entries = {} if path is None else read(path)
+    return {
+        test: {kind: [took for _, took in pairs] for kind, pairs in kinds.items()} for test, kinds in entries.items()
+    }
 
 
 def check_file(config: pytest.Config) -> None:
     """Raise ``pytest.UsageError`` unless the file of ``--accel-durations`` can be read and written, if it is given."""
-    path = _path(config)
-    if path is not None:
+    if (path := _path(config)) is not None:
         try:
-            check(path)
-        except DurationsError as error:
-            raise pytest.UsageError(f"--accel-durations: {error}") from None
+            read(path)
+            whole_file.check_folder(str(path))
+        except (DurationsError, OSError) as error:
+            text = error if isinstance(error, DurationsError) else f"{path} cannot be written: {error}"
+            raise pytest.UsageError(f"--accel-durations: {text}") from None
 
 
 def _of_cache(config: pytest.Config) -> Durations:
-    """Return the times in pytest's cache; empty if pytest has no cache, or the stored value is invalid."""
-    cache = getattr(config, "cache", None)
-    found = cache.get(KEY, None) if cache is not None else None
-    return found if _is_valid(found) else {}
-
-
-def _is_valid(found: object) -> TypeGuard[Durations]:
-    """Return whether a value of the cache, a file that anything may have written, has the type `Durations`."""
-    return isinstance(found, dict) and all(
-        isinstance(kinds, dict)
-        and all(
-            isinstance(values, list)
-            and all(isinstance(value, (int, float)) and 0 <= value <= LARGEST for value in values)
-            for values in kinds.values()
-        )
-        for kinds in found.values()
-    )
-
-
-def expected_times(durations: Durations, tests: Sequence[tuple[str, str]]) -> list[float | None]:
-    """Return the expected seconds of each of `tests`, a node id and a kind of device; None if no time is stored."""
-    return [expected(durations.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
+    """Return the times in pytest's cache, a file that anything may have written; empty if they are not valid."""
+    cache: Any = getattr(config, "cache", None)
+    try:
+        found = (cache.get(KEY, None) if cache is not None else None) or {}
+        return {test: {kind: [*map(_number, times)] for kind, times in kinds.items()} for test, kinds in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def remember(durations: Durations, times: SessionTimes) -> Durations:
@@ -207,27 +173,22 @@ class _Recorder:
     """A pytest plugin that stores the times of the tests that passed, summed over their phases, after a session."""
 
     def __init__(self) -> None:
-        self._running: dict[tuple[object, str], tuple[float, bool]] = {}
-        """Seconds so far, and whether all has passed, of each running test, by xdist's worker and node id."""
+        self._running: dict[tuple[object, str], list[pytest.TestReport]] = {}
+        """The reports so far of each running test, by xdist's worker and node id."""
         self._times: list[tuple[str, str, float]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         run = getattr(report, "node", None), report.nodeid
         if report.when == "setup":
-            self._running[run] = 0.0, True
-        if run not in self._running:
-            return
-        seconds, passed = self._running.pop(run)
-        seconds, passed = seconds + report.duration, passed and report.passed
-        if report.when != "teardown":
-            self._running[run] = seconds, passed
-        elif passed:
-            self._times.append((report.nodeid, getattr(report, "accel_kind", NO_DEVICE), seconds))
+            self._running[run] = []
+        self._running.get(run, []).append(report)
+        if report.when == "teardown" and (reports := self._running.pop(run, [])) and all(one.passed for one in reports):
+            kind = getattr(report, "accel_kind", NO_DEVICE)
+            self._times.append((report.nodeid, kind, sum(one.duration for one in reports)))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        path = _output(session.config)
-        cache: Any = getattr(session.config, "cache", None)
+        path, cache = _output(session.config), getattr(session.config, "cache", None)
         if path is not None and not session.config.option.collectonly:
             try:
                 add(path, self._times)

@@ -1,4 +1,4 @@
-"""The demand of a session's tests for devices and resources, as an xdist worker sends it and the scheduler uses it."""
+"""The demand of a session's tests for devices and resources, as an xdist worker sends it and the rule uses it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pytest_accel.core.needs import DriverLeases
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
-from pytest_accel.features.order.backlog import Backlog, Task
-from pytest_accel.features.order.plan import Need
+from pytest_accel.features.order.rule import Need, RunOrder, Task
 from pytest_accel.features.order.stored_durations import NO_DEVICE
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Machine
@@ -48,38 +47,28 @@ class Demand:
         """Return the needs of the tests: first that of a test that needs only a worker, then the others."""
         return [Need(), *(_need(keys, machine, slots) for keys in self.wanted)]
 
-    def kinds(self) -> list[str]:
-        """Return the kind of device for each of the :meth:`needs`."""
-        return [NO_DEVICE, *(keys[0].used_kind if keys[0].ranks else NO_DEVICE for keys in self.wanted)]
-
-    def requests(self, count: int, machine: Machine, slots: int) -> list[tuple[Request, ...]]:
-        """Return the requests of each of the `count` tests of the collection, that of its world first."""
-        needs, need_of = self.needs(machine, slots), self._need_of()
-        return [needs[need_of.get(index, 0)].requests for index in range(count)]
+    def needs_of_tests(self, count: int) -> list[int]:
+        """Return the index in :meth:`needs` for each of the `count` tests of the collection."""
+        need_of = {index: 1 + number for index, number in self.tests}
+        return [need_of.get(index, 0) for index in range(count)]
 
     def kinds_of_tests(self, count: int) -> list[str]:
         """Return the kind of device that each of the `count` tests of the collection uses."""
-        kinds, need_of = self.kinds(), self._need_of()
-        return [kinds[need_of.get(index, 0)] for index in range(count)]
+        kinds = [NO_DEVICE, *(keys[0].used_kind if keys[0].ranks else NO_DEVICE for keys in self.wanted)]
+        return [kinds[number] for number in self.needs_of_tests(count)]
 
-    def backlog(
-        self, collection: Sequence[str], machine: Machine, slots: int, expected: Sequence[float | None]
-    ) -> Backlog:
-        """Return a backlog of all tests of `collection` (node ids), with their `expected` seconds if known."""
-        need_of = self._need_of()
-        tasks = [
-            Task(index, need_of.get(index, 0), nodeid.partition("::")[0], expected[index])
-            for index, nodeid in enumerate(collection)
-        ]
-        return Backlog(self.needs(machine, slots), tasks)
+    def order(
+        self, collection: Sequence[str], machine: Machine, slots: int, stored: Sequence[float | None]
+    ) -> RunOrder:
+        """Return the order of `collection` (node ids) on a machine; `stored` has the expected seconds of each test."""
+        modules = [nodeid.partition("::")[0] for nodeid in collection]
+        tasks = list(map(Task, self.needs_of_tests(len(collection)), modules, stored))
+        return RunOrder(self.needs(machine, slots), tasks, dict.fromkeys(self.devices(machine), WHOLE), slots)
 
-    def _need_of(self) -> dict[int, int]:
-        return {index: 1 + key for index, key in self.tests}
-
-    def devices(self, machine: Machine) -> dict[str, int]:
-        """Return all devices that a test may use, each with its number of parts."""
+    def devices(self, machine: Machine) -> list[str]:
+        """Return all devices and resources of which a test may use a part."""
         kinds = dict.fromkeys(key.kind for keys in self.wanted for key in keys if key.need is not None)
-        return {device.id: WHOLE for kind in kinds for device in machine.of(kind).devices}
+        return [device.id for kind in kinds for device in machine.of(kind).devices]
 
 
 def wanted(item: pytest.Item, plan: ItemPlan | None) -> Wanted:
@@ -98,10 +87,11 @@ def wanted_by(item: pytest.Item) -> Wanted:
 
 def _need(keys: Wanted, machine: Machine, slots: int) -> Need:
     requests: list[Request] = []
-    size = devices = 0.0
+    largest: tuple[float, tuple[str, ...]] = (0.0, ())
     for key in keys:
         if key.need is None:
             requests.append(Request(0, (), 0, slots=min(key.ranks, slots)))
+            largest = max(largest, (requests[-1].slots / max(1, slots), ()))
             continue
         inventory = machine.of(key.kind)
         # The memory and the capability of a cluster's devices are unknown. A test that needs more than all of the
@@ -109,14 +99,7 @@ def _need(keys: Wanted, machine: Machine, slots: int) -> Need:
         needs = key.need, without_figures(key.need)
         need = next((one for one in needs if shortfall(one, inventory) is None), None)
         if need is not None:
-            request = request_for(0, need, inventory)
-            requests.append(request)
-            size = max(size, min(1.0, _devices(request) / max(1, len(request.candidates))))
-            devices += _devices(request) if key.ranks else 0.0
-    return Need(tuple(requests), size, devices)
-
-
-def _devices(request: Request) -> float:
-    """Return the number of devices that a request takes; parts count as fractions, the largest if candidates differ."""
-    parts: Sequence[int] = request.parts or (WHOLE,)
-    return request.count * max(parts, default=WHOLE) / WHOLE
+            requests.append(request := request_for(0, need, inventory))
+            parts = request.count * max(request.parts, default=WHOLE) / WHOLE
+            largest = max(largest, (min(1.0, parts / max(1, len(request.candidates))), request.candidates))
+    return Need(tuple(requests), *largest)

@@ -1,4 +1,4 @@
-"""Calls of the kernel: the choice of tests, the plan and the advice."""
+"""Calls of the kernel: the choice of tests, and the plan."""
 
 from __future__ import annotations
 
@@ -28,14 +28,10 @@ def configure(session: AccelSession) -> None:
     config = session.config
     if session.settings.shard is not None:
         _refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
-    if not session.is_worker and options.plan_request(config) is not None:
-        from pytest_accel.features.planning import plan_command
+    if not session.is_worker and options.plans(config):
+        from pytest_accel.features.planning.plan import PlanHooks
 
-        config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
-    if options.asks_for_advice(config):
-        from pytest_accel.features.planning import advice
-
-        advice.register(session)
+        config.pluginmanager.register(PlanHooks(session), "accel-plan")
 
 
 def collected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:

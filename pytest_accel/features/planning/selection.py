@@ -63,7 +63,7 @@ def select(
         }
         _deselect(session.config, items, chosen | wrong)
     # A plan shows all parts.
-    if shard is not None and options.plan_request(session.config) is None:
+    if shard is not None and not options.plans(session.config):
         part, parts = shard
         given = session.worker_input
         workers = 1 if given is None else int(given["workercount"])
@@ -96,13 +96,13 @@ def runnable(planned: Planned) -> Planned:
     return [(item, plan) for item, plan in planned if skip_reason(item, plan) is None]
 
 
-def suite_of(planned: Planned, durations: Durations, machine: Machine) -> SuiteOnMachine:
-    """Return the suite of the :func:`runnable` tests; `durations` are the times of earlier sessions."""
+def suite_of(tests: Planned, durations: Durations, machine: Machine) -> SuiteOnMachine:
+    """Return the suite of :func:`runnable` tests; `durations` are the times of earlier sessions."""
     from pytest_accel.features.order.test_demand import wanted
     from pytest_accel.features.planning.forecast import SuiteOnMachine
 
-    tests = [(item.nodeid, wanted(item, plan)) for item, plan in runnable(planned)]
-    return SuiteOnMachine.of(tests, durations, machine, machine.slots)
+    needs = [(item.nodeid, wanted(item, plan)) for item, plan in tests]
+    return SuiteOnMachine.of(needs, durations, machine, machine.slots)
 
 
 def divide(
@@ -116,15 +116,14 @@ def divide(
     from pytest_accel.features.order.stored_durations import shared
     from pytest_accel.features.planning.shards import SplitTest, partition
 
-    suite = suite_of(planned, shared(config), machine)
-    needs = zip(runnable(planned), suite.times.seconds, suite.requests, strict=True)
+    able = runnable(planned)
+    suite = suite_of(able, shared(config), machine)
     tests = {
-        item: SplitTest(item.nodeid, seconds, requests[0] if requests else None, _together(item))
-        for (item, _), seconds, requests in needs
+        item: SplitTest(item.nodeid, seconds, need, _together(item))
+        for (item, _), seconds, need in zip(able, suite.times.seconds, suite.needs, strict=True)
     }
     everything = [tests.get(item) or SplitTest(item.nodeid, 0.0) for item, _ in planned]
-    timed = suite.times.unknown <= len(tests) / 2
-    found = partition(everything, parts, workers, suite.slots, timed=timed)
+    found = partition(everything, parts, workers, timed=suite.times.unknown <= len(tests) / 2)
     return [[planned[index][0] for index in indices] for indices in found]
 
 

@@ -282,6 +282,38 @@ def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite
     assert set(current_module.values()) == {None}
 
 
+def test_ranks_keep_the_fixtures_of_the_module_with_which_a_worker_stays(suite: Suite) -> None:
+    """An error of a teardown that was put off is not lost, either."""
+    suite.write("log.py", _LOG)
+    suite.ini("pythonpath = .")
+    for name in ("a", "b", "c"):
+        suite.write(
+            f"test_{name}.py",
+            """
+            import pytest
+            from log import note
+
+
+            @pytest.fixture(scope="module")
+            def module():
+                note("begin")
+                yield
+                assert __name__ != "test_c", "in teardown"
+
+
+            @pytest.mark.parametrize("number", range(6))
+            @pytest.mark.devices(1)
+            def test_it(module, number):
+                pass
+            """,
+        )
+    run = suite.run("-n2")
+    assert run.count()["PASSED"] == 18
+    assert 3 <= len(suite.read("order")) <= 5
+    assert "in teardown" in run.text
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.mark.long
 def test_durations_are_remembered_and_used(suite: Suite) -> None:
     _write_suite(

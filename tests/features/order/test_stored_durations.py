@@ -24,7 +24,6 @@ from pytest_accel.features.order.stored_durations import (
     read,
     recall,
     remember,
-    seconds,
     write,
 )
 
@@ -58,7 +57,10 @@ def test_a_session_adds_its_times(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
     add(path, [("b.py::test_2", "cuda", 2.0), ("a.py::test_1", "none", 0.123456)])
     add(path, [("a.py::test_1", "none", 0.3), ("a.py::test_1", "none", 0.2)])  # Two tests with one id.
-    assert seconds(read(path)) == {"a.py::test_1": {"none": [0.1235, 0.2, 0.3]}, "b.py::test_2": {"cuda": [2.0]}}
+    times = {
+        test: {kind: [took for _, took in pairs] for kind, pairs in kinds.items()} for test, kinds in read(path).items()
+    }
+    assert times == {"a.py::test_1": {"none": [0.1235, 0.2, 0.3]}, "b.py::test_2": {"cuda": [2.0]}}
     # One line for each test, sorted by id, so that a diff of two files is readable.
     lines = [line for line in path.read_text().splitlines() if "::" in line]
     assert [line.split('"')[1] for line in lines] == ["a.py::test_1", "b.py::test_2"]
@@ -67,21 +69,24 @@ def test_a_session_adds_its_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "cannot be read as a file of durations: Expecting value"),
-        ("[]", 'is no file of durations: it has no "format": "pytest-accel durations"'),
-        ('{"format": "pytest-accel durations", "version": 2}', "has version 2 of the format; allowed is 1"),
-        ('{"format": "pytest-accel durations", "version": 1}', "is damaged: KeyError: 'tests'"),
-        (json.dumps({"t": {"none": [[0.0, "soon"]]}}), "is damaged: ValueError: [0.0, 'soon']: allowed is"),
-        (json.dumps({"t": {"none": [[0.0]]}}), "is damaged: ValueError: [0.0]: allowed is"),
-        (json.dumps({"t": {"none": [[0.0, [[1.0]]]]}}), "is damaged: ValueError: [0.0, [[1.0]]]: allowed is"),
-        (json.dumps({"t": {"none": [[0.0, -1]]}}), "is damaged: ValueError: [0.0, -1]: allowed is"),
-        (json.dumps({"t": {"none": [[0.0, float("nan")]]}}), "is damaged: ValueError: [0.0, nan]: allowed is"),
-        ('{"t": {"none": [[0.0, 1e999]]}}', "is damaged: ValueError: [0.0, inf]: allowed is"),
-        ('{"t": {"none": [[0.0, 1e300]]}}', "is damaged: ValueError: [0.0, 1e+300]: allowed is"),
-        (f'{{"t": {{"none": [[0.0, {10**400}]]}}}}', f"is damaged: ValueError: [0.0, 1{'0' * 72}…: allowed is"),
-        (f'{{"t": {{"none": [[0.0, {"9" * 5000}]]}}}}', "cannot be read as a file of durations: Exceeds the limit"),
-        (json.dumps({"t": []}), "is damaged: AttributeError"),
-        ("[" * 100_000, "cannot be read as a file of durations: "),
+        ("", "Expecting value"),
+        ("[]", 'it lacks "format": "pytest-accel durations", "version": 1'),
+        (
+            '{"format": "pytest-accel durations", "version": 2}',
+            'it lacks "format": "pytest-accel durations", "version": 1',
+        ),
+        ('{"format": "pytest-accel durations", "version": 1}', "'tests'"),
+        (
+            json.dumps({"t": {"none": [[0.0, "soon"]]}}),
+            "allowed is [MOMENT, SECONDS] with numbers from 0 to 1e+12, not 'soon'",
+        ),
+        (json.dumps({"t": {"none": [[0.0]]}}), "not enough values to unpack"),
+        (json.dumps({"t": {"none": [[0.0, -1]]}}), "allowed is "),
+        (json.dumps({"t": {"none": [[0.0, float("nan")]]}}), "allowed is "),
+        ('{"t": {"none": [[0.0, 1e999]]}}', "allowed is "),
+        (f'{{"t": {{"none": [[0.0, {10**400}]]}}}}', "allowed is "),
+        (json.dumps({"t": []}), "'list' object has no attribute 'items'"),
+        ("[" * 100_000, ""),
     ],
 )
 def test_an_invalid_file_is_refused_with_its_name_and_the_reason(tmp_path: Path, text: str, reason: str) -> None:
@@ -91,7 +96,7 @@ def test_an_invalid_file_is_refused_with_its_name_and_the_reason(tmp_path: Path,
     path.write_text(text)
     with pytest.raises(DurationsError) as caught:
         read(path)
-    assert str(caught.value).startswith(f"{path} {reason}")
+    assert str(caught.value).startswith(f"{path} cannot be read as a file of durations: {reason}")
 
 
 def test_the_command_merges_files_once_and_refuses_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +109,7 @@ def test_the_command_merges_files_once_and_refuses_others(tmp_path: Path, capsys
         assert capsys.readouterr().out == f"{target}: times of 2 tests\n"
         assert read(target) == merged
     two.write_text("[]")
-    for path, reason in ((absent, f"{absent}: no such file"), (two, f"{two} is no file of durations: ")):
+    for path, reason in ((absent, f"{absent}: no such file"), (two, f"{two} cannot be read as a file of durations: ")):
         with pytest.raises(SystemExit):
             main(["durations", str(target), str(path)])
         assert reason in capsys.readouterr().err

@@ -13,19 +13,16 @@ from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.order.stored_durations import Durations
 from pytest_accel.features.order.test_demand import Demand, Wanted
-from pytest_accel.features.planning import plan_text
 from pytest_accel.features.planning.forecast import (
     Forecast,
+    Span,
     SuiteOnMachine,
     Times,
     assumed_times,
     best,
-    critical_path,
-    suite_lower_bound,
 )
-from pytest_accel.features.planning.simulation import Span
+from pytest_accel.features.planning.plan import clock
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
-from pytest_accel.leases.policy import Request
 
 DEVICES = 4
 SLOTS = 2
@@ -84,13 +81,13 @@ def test_a_plan_is_between_the_lower_bound_and_a_sequential_run(case: ForecastSu
     forecast = suite.forecast(workers)
     assert suite.lower_bound - 1e-9 <= forecast.makespan <= sum(case.seconds) + 1e-9
     assert sorted(span.index for span in forecast.spans) == list(range(len(case.keys)))
-    assert 0.0 <= forecast.utilisation(suite.devices) <= 1.0 + 1e-9
+    assert 0.0 <= forecast.device_seconds <= suite.devices * forecast.makespan + 1e-9
 
 
 @given(cases(), st.integers(1, 9))
 def test_the_critical_path_has_no_gap(case: ForecastSuite, workers: int) -> None:
     forecast = case.suite().forecast(workers)
-    spans = critical_path(forecast.spans)
+    spans = forecast.critical_path()
     assert spans[0].begin == 0.0
     assert spans[-1].end == forecast.makespan
     assert [link.end for link in spans[:-1]] == [link.begin for link in spans[1:]]
@@ -135,20 +132,11 @@ def test_tests_that_share_licenses_run_one_after_the_other_beside_others() -> No
 
 def test_the_critical_path_prefers_tests_on_the_same_device() -> None:
     same_device = Span(0, 0, 0.0, 2.0, (("d0", 1),))
-    other = Span(1, 1, 0.0, 2.0)
+    other = Span(1, 1, 0.0, 2.0, ())
     last = Span(2, 1, 2.0, 3.0, (("d0", 1),))
-    assert critical_path([same_device, other, last]) == [same_device, last]
-    assert critical_path([same_device, other, Span(2, 1, 2.0, 3.0)])[0] == other
-    assert critical_path([]) == []
-
-
-def test_the_lower_bound_respects_which_devices_and_slots_a_test_can_use() -> None:
-    one_device = Request(0, ("a",), 1)
-    all_devices = Request(0, ("a", "b", "c", "d"), 1)
-    assert suite_lower_bound([((one_device,), 3.0)] * 4 + [((all_devices,), 1.0)] * 4, 8) == pytest.approx(12.0)
-    assert suite_lower_bound([((Request(0, (), 0, slots=2),), 3.0)] * 4, 2) == pytest.approx(12.0)
-    assert suite_lower_bound([((), 3.0)] * 4, 8) == 3.0
-    assert suite_lower_bound([], 8) == 0.0
+    assert Forecast(2, [same_device, other, last]).critical_path() == [same_device, last]
+    assert Forecast(2, [same_device, other, Span(2, 1, 2.0, 3.0, ())]).critical_path()[0] == other
+    assert Forecast(2, []).critical_path() == []
 
 
 def test_assumed_times_are_of_the_same_kind_or_another_kind_or_the_median() -> None:
@@ -156,17 +144,6 @@ def test_assumed_times_are_of_the_same_kind_or_another_kind_or_the_median() -> N
     found = assumed_times(remembered, [("a", "sim"), ("b", "sim"), ("c", "sim"), ("d", "sim")])
     assert found == Times((4.0, None, 6.0, None), (4.0, 3.0, 6.0, 4.0), 1, 1, 4.0)
     assert assumed_times({}, [("a", "sim")]) == Times((None,), (1.0,), 0, 1, 1.0)
-
-
-def test_the_plan_text_describes_the_source_of_durations() -> None:
-    assert list(plan_text.about_times(Times((None,), (1.0,), 0, 1, 1.0))) == [
-        "no times are stored: each test counts as 1 s"
-    ]
-    assert list(plan_text.about_times(Times((0.8, None), (0.8, 0.8), 1, 1, 0.8))) == [
-        "1 of 2 tests never timed: counted as the median of the others, 0.8 s",
-        "1 of 2 tests timed on another kind of device only: counted with those times",
-    ]
-    assert list(plan_text.about_times(Times((0.8,), (0.8,), 0, 0, 0.8))) == ["the times of all tests are stored"]
 
 
 @pytest.mark.parametrize(
@@ -182,16 +159,7 @@ def test_the_plan_text_describes_the_source_of_durations() -> None:
     ],
 )
 def test_durations_are_formatted_with_units(seconds: float, text: str) -> None:
-    assert plan_text.clock(seconds) == text
-
-
-def test_long_names_are_shortened_to_the_width_of_the_terminal() -> None:
-    spans = tuple(Span(index, 0, float(index), index + 1.0, (("sim-0", 1_000_000),)) for index in range(2))
-    suite = ForecastSuite((KEYS[1],) * 2, ((),) * 2, (1.0, 1.0), (True, True)).suite()
-    suite.collection[0] = "folder/" * 20 + "test_file.py::test_name"
-    lines = list(plan_text.about(Forecast(1, spans), suite, 80))
-    assert any(line.endswith("test_file.py::test_name") and "…" in line for line in lines)
-    assert max(map(len, lines)) <= 80
+    assert clock(seconds) == text
 
 
 TIMES: Durations = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.settings.option_types import ExplainedError, PlanRequest, plan_request
+from pytest_accel.settings.option_types import ExplainedError, planned_machine
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -95,7 +95,7 @@ def test_the_plan_for_this_machine_runs_no_test(plan_suite: Suite) -> None:
     assert "no times are stored: each test counts as 1 s" in run.text
     assert _worker_numbers(run.text)[:3] == ["1", "2", "4"]
     assert re.search(r"^-n \d+: makespan [\d.]+ s; lower bound of any order [\d.]+ s", run.text, re.MULTILINE)
-    assert re.search(r"^4 devices: [\d.]+ device-hours used of [\d.]+, utilisation \d+%$", run.text, re.MULTILINE)
+    assert re.search(r"^4 devices: [\d.]+ device-hours used of [\d.]+$", run.text, re.MULTILINE)
     assert re.search(r"^ +0\.0 s +\+1\.0 s  4 devices +test_suite\.py::test_four$", run.text, re.MULTILINE)
     assert "11 tests collected" in run.text
     assert "<Function" not in run.text
@@ -144,31 +144,18 @@ def test_no_plan_is_shown_without_tests_or_after_an_error_of_the_collection(plan
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["abacus:8", "cuda:0", "cuda", "cuda:257", ":8", "cuda:", "8xcuda", "cuda:8,0s", "5min,90s", "sim:1,cuda:1"],
+    "value", ["abacus:8", "cuda:0", "cuda", "cuda:257", ":8", "cuda:", "8xcuda", "cuda:8,10min", "90s", "sim:1,cuda:1"]
 )
-def test_an_invalid_machine_or_time_is_refused(value: str) -> None:
+def test_an_invalid_machine_is_refused(value: str) -> None:
+    assert planned_machine("cuda:8") == ("cuda", 8)
     with pytest.raises(ExplainedError, match=r"^must be nothing .*, got "):
-        plan_request(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("cuda:8", PlanRequest(("cuda", 8))),
-        ("90", PlanRequest(None, 90)),
-        ("rocm:4,1.5h", PlanRequest(("rocm", 4), 5400)),
-        ("10min, sim:256", PlanRequest(("sim", 256), 600)),
-    ],
-)
-def test_a_plan_has_a_machine_a_time_or_both(value: str, expected: PlanRequest) -> None:
-    assert plan_request(value) == expected
+        planned_machine(value)
 
 
 def test_an_invalid_value_is_a_usage_error(plan_suite: Suite) -> None:
     run = plan_suite.run("--accel-plan", "test_suite.py")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "argument --accel-plan: must be nothing (this machine), KIND:N such as cuda:8, a time such as" in run.errors
+    assert "argument --accel-plan: must be nothing (this machine) or KIND:N such as cuda:8, with" in run.errors
     assert "cuda, rocm" in run.errors
     assert "got 'test_suite.py'" in run.errors
 

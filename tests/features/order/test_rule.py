@@ -1,4 +1,4 @@
-"""Tests of the scheduler with simulated xdist workers under a virtual clock, and of the lower bounds."""
+"""Tests of the rule and the scheduler with simulated xdist workers under a virtual clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.makespan import MIXES, accel_scheduler, ratios
-from benchmarks.virtual import Test, UniformMachine
-from pytest_accel.features.order.scheduler import DifferentTestsError
-from pytest_accel.features.planning.forecast import lower_bound
-from pytest_accel.features.planning.simulation import Worker
+from benchmarks.makespan import MIXES, accel_scheduler, lower_bound, order_of, ratios
+from benchmarks.virtual import Test, UniformMachine, Worker
+from pytest_accel.features.order.rule import RunOrder
+from pytest_accel.features.planning.forecast import simulate
 
 
 class CrashingMachine(UniformMachine):
@@ -90,7 +89,7 @@ def test_a_test_sent_to_a_dead_worker_is_sent_to_another_one() -> None:
     scheduler.add_node(replacement)
     scheduler.add_node_collection(replacement, machine.collection)
     scheduler.schedule()
-    assert sorted([*other.queue, *replacement.queue]) == [0, 1]
+    assert sorted(index for index in (*other.queue, *replacement.queue) if index >= 0) == [0, 1]
 
 
 def test_a_worker_that_collected_other_tests_gets_none() -> None:
@@ -106,52 +105,68 @@ def test_a_worker_that_collected_other_tests_gets_none() -> None:
     assert not second.queue
 
 
-def test_a_single_worker_that_collected_other_tests_is_an_error() -> None:
-    machine = UniformMachine([Test(1.0)] * 4, 4, 2)
-    scheduler = accel_scheduler(machine, [None] * 4)
-    first, replacement = machine.workers
-    scheduler.add_node(first)
-    scheduler.add_node_collection(first, machine.collection)
-    scheduler.schedule()
-    scheduler.remove_node(first)
-    scheduler.add_node(replacement)
-    one, two, *others = machine.collection
-    with pytest.raises(DifferentTestsError, match="worker gw1 has collected other tests") as raised:
-        scheduler.add_node_collection(replacement, [two, one, *others])
-    assert f"3 remaining test(s) cannot be run: its test 1 is {two}, not {one}" in str(raised.value)
+def test_short_tests_are_sent_together_with_a_hint() -> None:
+    for largest, sent in ((None, 13), (3, 3)):
+        machine = UniformMachine([Test(0.01)] * 100, 4, 2)
+        scheduler = accel_scheduler(machine, [0.01] * 100, largest_batch=largest)
+        for node in machine.workers:
+            scheduler.add_node(node)
+            scheduler.add_node_collection(node, machine.collection)
+        scheduler.schedule()
+        *tests, hint = machine.workers[0].queue
+        assert len(tests) == sent
+        assert -100 <= hint < 0
+        assert hint + 100 not in tests
 
 
-def test_the_test_queued_behind_a_running_one_is_on_hold() -> None:
-    machine = UniformMachine([Test(1.0)] * 6, 4, 2)
-    scheduler = accel_scheduler(machine, [1.0] * 6)
-    for node in machine.workers:
-        scheduler.add_node(node)
-        scheduler.add_node_collection(node, machine.collection)
-    scheduler.schedule()
-    for node in machine.workers:
-        running, following = node.queue
-        assert running not in node.held
-        assert following in node.held
+DEVICES = ("d0", "d1", "d2", "d3")
 
 
-def test_short_tests_are_sent_together() -> None:
-    machine = UniformMachine([Test(0.01)] * 100, 4, 2)
-    scheduler = accel_scheduler(machine, [0.01] * 100)
-    for node in machine.workers:
-        scheduler.add_node(node)
-        scheduler.add_node_collection(node, machine.collection)
-    scheduler.schedule()
-    assert len(machine.workers[0].queue) > 10
+def _order(tests: Sequence[Test], *, known: bool = True) -> RunOrder:
+    return order_of(tests, DEVICES, [test.seconds if known else None for test in tests])
 
 
-def test_a_batch_is_not_larger_than_the_limit() -> None:
-    machine = UniformMachine([Test(0.01)] * 100, 4, 2)
-    scheduler = accel_scheduler(machine, [0.01] * 100, largest_batch=3)
-    for node in machine.workers:
-        scheduler.add_node(node)
-        scheduler.add_node_collection(node, machine.collection)
-    scheduler.schedule()
-    assert len(machine.workers[0].queue) == 4  # Three, and one on hold.
+def test_the_largest_then_longest_test_that_fits_is_first_and_then_one_without_a_device() -> None:
+    sizes = (0, 0, 1, 1, 2, 3, 4)
+    tests = [Test(1.0 + number / 100, devices, module=number) for number, devices in enumerate(sizes)] * 4
+    order = _order(tests)
+    assert [tests[index].devices for index in order.start("a", 0.0, 5)] == [4]
+    assert [tests[index].devices for index in order.start("b", 0.0, 4)] == [0]
+    order.end("a")
+    started = [order.start(worker, 1.0, others) for worker, others in (("a", 4), ("c", 3), ("d", 2))]
+    assert [tests[index].devices for (index,) in started] == [4, 0, 0]
+    order.end("a")
+    # No more than the largest remaining one.
+    assert [tests[index].devices for index in order.start("a", 2.0, 2)] == [4]
+
+
+def test_a_test_that_takes_as_long_as_all_others_goes_before_larger_ones() -> None:
+    assert _order([Test(1.0, 2)] * 8 + [Test(30.0, 1)]).start("a", 0.0, 3) == [8]
+    # But after one that cannot run beside it.
+    assert _order([Test(1.0, 2)] * 8 + [Test(30.0, 1), Test(1.0, 4)]).start("a", 0.0, 3) == [9]
+
+
+def test_a_test_leaves_devices_to_other_workers_if_workers_are_scarce() -> None:
+    tests = [Test(1.0, 3), *(Test(1.0, 1) for _ in range(8))]
+    assert tests[_order(tests).start("a", 0.0, 2)[0]].devices == 1
+    assert tests[_order(tests).start("a", 0.0, 1)[0]].devices == 3
+
+
+def test_small_tests_go_first_if_times_differ_much_and_none_are_known() -> None:
+    order = _order([Test(1.0, devices) for devices in (1, 2)] * 20, known=False)
+    for index, seconds in ((0, 0.1), (2, 0.1), (4, 0.1), (6, 0.1), (8, 9.0)):
+        order.record(index, seconds)
+    assert order.start("a", 0.0, 9)[0] % 2 == 0
+
+
+def test_each_worker_stays_with_one_module_while_there_are_others() -> None:
+    tests = [Test(1.0, 1, module=module) for module in range(3) for _ in range(6)]
+    modules: dict[int, list[int]] = {}
+    for span in sorted(simulate(_order(tests), [1.0] * 18, 2), key=lambda span: span.begin):
+        seen = modules.setdefault(span.worker, [])
+        if seen[-1:] != [tests[span.index].module]:
+            seen.append(tests[span.index].module)
+    assert sum(map(len, modules.values())) <= 4
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -159,15 +174,4 @@ def test_the_makespan_is_close_to_the_lower_bound(mix: str) -> None:
     assert max(ratios(mix, "ours, with history", 2)) <= 1.03
     # In the heavy-tailed mix nothing predicts which test is long.
     assert max(ratios(mix, "ours, without", 2)) <= (1.25 if mix == "heavy-tailed" else 1.10)
-
-
-@pytest.mark.parametrize("workers", [4, 8])
-def test_the_makespan_is_close_to_the_lower_bound_with_few_workers(workers: int) -> None:
-    assert max(ratios("half of them shared", "ours, with history", 2, workers)) <= 1.08
-
-
-def test_lower_bounds_of_the_makespan() -> None:
-    assert lower_bound([(3, 2.0)] * 4, 8, 8) == pytest.approx(4.0)  # Two at a time.
-    assert lower_bound([(1, 2.0)] * 4, 8, 2) == pytest.approx(4.0)
-    assert lower_bound([(0, 7.0), (8, 1.0)], 8, 2) == pytest.approx(7.0)
-    assert lower_bound([(5, 1.0), (4, 1.0), (8, 1.0)], 8, 8) == pytest.approx(2.5)
+    assert max(ratios(mix, "ours, with history", 2, 8)) <= 1.06
