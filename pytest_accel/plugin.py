@@ -436,7 +436,8 @@ class CollectionHooks:
         finder = MarkFinder(self._owners)
         found = {item: marks for item in items if any(marks := finder.find(item))}
         wrong: dict[pytest.Item, str] = {}
-        if NEEDS in finder.names:
+        # Without any other mark of the plugin, `needs` may be a mark of a suite that does not use the plugin.
+        if NEEDS in finder.names and (found or options.has_resources(config)):
             for errors in features.call("read_needs", config, self._session, items):
                 wrong |= errors
         if wrong:

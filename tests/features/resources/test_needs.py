@@ -287,6 +287,11 @@ def test_a_project_without_the_setting_may_have_a_mark_and_a_fixture_of_these_na
     suite.run().expect({"test_own": "PASSED"})
 
 
+def test_a_suite_without_any_mark_of_the_plugin_need_not_register_its_own_mark(suite: Suite) -> None:
+    suite.write("test_it.py", "import pytest\n\n@pytest.mark.needs('docker')\ndef test_own(): pass\n")
+    suite.run("-W", "ignore::pytest.PytestUnknownMarkWarning").expect({"test_own": "PASSED"})
+
+
 def test_reruns_of_a_test_keep_its_leases_and_its_wait_is_in_no_phase(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.plugin("rerunfailures")
