@@ -137,7 +137,8 @@ class TestRunner:
         except Exception:
             driver.send(CannotRun(format_exc()))
         else:
-            families, unexpected = self._collector.families(node.path), self._collector.unexpected[node.path]
+            families = self._collector.families(node.path)
+            unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
             driver.send(Collected(families, unexpected, problem, self._is_prepared()))
 
     def _describe(self, error: TestNotFound, request: CollectFile) -> str:

@@ -118,7 +118,12 @@ class ClusterPool:
         """Make the ranks run `test`, without waiting for them."""
         path = str(self.suite / "test_it.py")
         node = NodeRef(path, "_pytest.python.Module", tuple(places([test], [test])))
-        item = SimpleNamespace(name=test, nodeid=f"test_it.py::{test}", location=(path, 0, test))
+        item = SimpleNamespace(
+            name=test,
+            nodeid=f"test_it.py::{test}",
+            location=(path, 0, test),
+            iter_markers_with_node=lambda name: (),
+        )
         marked: Any = SimpleNamespace(node=node, item=item, following=None, last=False)
         world.send(marked)
 

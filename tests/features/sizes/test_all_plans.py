@@ -45,7 +45,7 @@ def plan_of(*decorators: pytest.MarkDecorator, of: Resources) -> ItemPlan:
         ((distributed("all", devices_per_rank=2),), resources(count=3), 1),
         ((distributed("all"), devices(2)), resources(count=5), 2),
         ((distributed("all", backend="gloo"), devices(share=0.25)), resources(count=2), 8),
-        ((distributed("all", backend="nccl"), devices(share=0.25)), resources(count=2), 2),
+        ((distributed("all", backend="nccl"), devices(share=0.25)), resources("cuda", 2), 2),
         # Each rank has two devices, and each device has room for three ranks.
         ((distributed("all", backend="gloo"), devices(2, share=0.3)), resources(count=2), 3),
         ((distributed("all"),), resources(None), 6),
