@@ -95,8 +95,8 @@ class EarlyServer:
             session_folder.remove(self.directory)
 
 
-def _user() -> tuple[int, int]:
-    return os.getuid(), os.geteuid()
+def _user() -> tuple[int, ...]:
+    return os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *sorted(os.getgroups())
 
 
 def _state() -> tuple[object, ...]:

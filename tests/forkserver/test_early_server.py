@@ -185,6 +185,36 @@ def test_a_conftest_that_gives_up_root(suite: BackgroundSuite, call: str, option
 
 
 @_gives_up_root
+def test_a_conftest_that_changes_its_group_only(suite: BackgroundSuite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+
+        def pytest_configure(config):
+            if not hasattr(config, "workerinput"):  # The main process, and no rank.
+                os.setgroups([])
+                os.setgid(65534)
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_ranks(rank):
+            assert (os.getgid(), os.getgroups()) == (65534, [])
+        """,
+    )
+    suite.run().expect({"test_ranks": "PASSED"})
+
+
+@_gives_up_root
 def test_a_driver_that_gives_up_root_cannot_reach_its_ranks(suite: BackgroundSuite) -> None:
     suite.temporary.chmod(0o1777)
     suite.write("conftest.py", _DEMOTE)
