@@ -90,7 +90,7 @@ class Collected(Struct, frozen=True):
     families: frozenset[TestFamily] = frozenset()
     """The families of tests that the rank has collected from the file."""
     unexpected: frozenset[NodeRef] = frozenset()
-    """The tests of the file with marks ``xfail`` of which none applies in the rank."""
+    """The tests of the file that have marks ``xfail``, none of which applies in the rank."""
     problem: str = ""
     """The reason why the rank cannot run the test, although it can run others; empty if it can run it."""
     prepared: bool = True

@@ -1,4 +1,4 @@
-"""What happens in a session, for those who record it: the events of the pool, and the phases of tests in ranks.
+"""The events of a session for its recorders: those of the pool, and the phases of tests in ranks.
 
 The pool knows no receiver. It emits each event by a name, such as ``WorldStarting``, with fields of plain data. The
 feature `record` documents the events (`features/record/events.py`).

@@ -61,7 +61,7 @@ class SessionSpec(Struct, frozen=True):
     folder: str | None = None
     """The controller's current folder, which its conftests may have changed; None: it has been removed."""
     hash_seed: int | None = None
-    """Seed of which the hash seed of each rank is made; None: all ranks have that of their fork server."""
+    """Seed for the hash seeds of the ranks; None: all ranks have the hash seed of their fork server."""
 
     @property
     def own_folder(self) -> str | None:

@@ -95,7 +95,7 @@ class World:
         self._families: dict[str, frozenset[TestFamily]] = {}
         """By path of a file: the families of tests that all ranks have collected from it."""
         self._not_expected: set[NodeRef] = set()
-        """The collected tests with marks xfail of which none applies in any rank."""
+        """The collected tests that have marks ``xfail``, none of which applies in any rank."""
         self._refused: NodeRef | None = None
         """The test that a rank cannot run, until :meth:`send` is called for it."""
         self._busy = False

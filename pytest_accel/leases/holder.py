@@ -42,7 +42,7 @@ class Holder:
 
     @classmethod
     def unknown(cls, who: str = "an unknown session", processes: tuple[tuple[int, float], ...] = ()) -> Holder:
-        """Return a holder of which only this is known."""
+        """Return a holder about whom nothing else is known."""
         return cls(0, "unknown", who, 0.0, processes)
 
     def __str__(self) -> str:

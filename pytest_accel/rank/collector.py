@@ -84,7 +84,7 @@ class RankCollector:
         self._files: dict[str, dict[NodeRef, pytest.Item | None]] = {}
         """The tests of each collected file; None if a reference does not identify a test."""
         self.unexpected: dict[str, frozenset[NodeRef]] = {}
-        """The tests with marks xfail of which none applies here, by path of their file."""
+        """The tests that have marks ``xfail``, none of which applies here, by the path of their file."""
         self._kept_setup: tuple[NodeRef | None, list[Any]] | None = None
         """The test that is expected next (None: unknown), and the collectors that stay set up for it."""
         self._file: Path

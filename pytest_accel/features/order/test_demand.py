@@ -66,7 +66,7 @@ class Demand:
         return RunOrder(self.needs(machine, slots), tasks, dict.fromkeys(self.devices(machine), WHOLE), slots)
 
     def devices(self, machine: Machine) -> list[str]:
-        """Return all devices and resources of which a test may use a part."""
+        """Return the ids of all devices and resources that a test may use, whole or in part."""
         kinds = dict.fromkeys(key.kind for keys in self.wanted for key in keys if key.need is not None)
         return [device.id for kind in kinds for device in machine.of(kind).devices]
 

@@ -29,7 +29,7 @@ class Module(NamedTuple):
 
     name: str
     missing: str = ""
-    """What marked tests lack with a release that has not the names which the module uses."""
+    """The data that marked tests lack with a release without the names that the module uses."""
     damage: str = ""
     """Why such a release is refused; empty: it is not."""
     applies: refusals.Condition = lambda config, items: True

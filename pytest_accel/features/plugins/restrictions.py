@@ -1,4 +1,4 @@
-"""What ranks must not do with a plugin, since all ranks of a test would do it at the same time or by themselves."""
+"""Uses of plugins that ranks must not make, since all ranks of a test would make them at the same time."""
 
 from __future__ import annotations
 

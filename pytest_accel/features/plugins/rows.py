@@ -1,4 +1,4 @@
-"""What plugins have collected on rank 0, and how the driver adds it to what they have in its process.
+"""The data that plugins have collected on rank 0, and its addition to their data in the driver.
 
 If the test has failed on another rank only, the data of that rank is shown: a report must not show passed steps alone.
 """
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     plugin: str
     """Its name (`refusals.is_loaded`)."""
     missing: str
-    """What marked tests lack with a release that has not the names which the row uses."""
+    """The data that marked tests lack with a release without the names that the row uses."""
     read: Callable[[pytest.Item, pytest.TestReport], Any]
     """Returns the data after a phase on rank 0; empty: there is none."""
     add: Callable[[pytest.Item, pytest.TestReport, Any], None]

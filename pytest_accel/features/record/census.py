@@ -21,7 +21,7 @@ _STRONGEST_FIRST = (*RAN, "missing hardware", "skipped", "not run", "deselected"
 
 
 class Outcome(NamedTuple):
-    """What became of a test in one job."""
+    """The outcome of a test in one job."""
 
     status: str
     reason: str = ""
@@ -51,7 +51,7 @@ def read_job(path: str) -> JobTests:
             runs[test].append(outcome)
     tests = {test: Outcome("deselected") for test in collected.deselected}
     for test, found in runs.items():
-        # Of several tests with one id, all must have run.
+        # If several tests have one id, all must have run.
         found += [Outcome("not run")] * copies[test]
         tests[test] = sorted(found, key=lambda one: _STRONGEST_FIRST.index(one.status))[copies[test] - 1]
     return JobTests(tests, collected.skipped_files, collected.complete)
@@ -112,7 +112,7 @@ def compare(jobs: Mapping[str, JobTests], allow: Sequence[tuple[int, str]], allo
 
 
 def _files_without_tests(jobs: Mapping[str, JobTests], tests: Iterable[str]) -> dict[str, dict[str, Outcome]]:
-    """Return the outcomes by job of each file of which no job has collected `tests`, because jobs skipped the file."""
+    """Return the outcomes by job of each file that jobs skipped, so that no job has collected its `tests`."""
     known = {test[: match.start()] for test in tests for match in re.finditer("/|::|$", test)}
     skipped: dict[str, dict[str, Outcome]] = {}
     for name, job in jobs.items():

@@ -29,7 +29,7 @@ class Event(Struct, frozen=True):
     pid: int
     event: str
 
-    # Of the session
+    # The session
     schema: int = 0
     session: str = ""
     version: str = ""
@@ -42,7 +42,7 @@ class Event(Struct, frozen=True):
     complete: bool = False
     status: int = 0
 
-    # Of machines and devices
+    # Machines and devices
     slots: int = 0
     machine: int = 0
     name: str = ""
@@ -51,7 +51,7 @@ class Event(Struct, frozen=True):
     index: int = 0
     memory: int | None = None
 
-    # Of worlds
+    # Worlds
     request: int = 0
     world: int = 0
     about: str = ""
@@ -61,7 +61,7 @@ class Event(Struct, frozen=True):
     reused: bool = False
     killed: bool = False
 
-    # Of tests
+    # Tests
     test: str = ""
     worker: str = ""
     when: str = ""

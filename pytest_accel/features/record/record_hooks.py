@@ -138,7 +138,7 @@ class RecordHooks:
         """True if a test needed ranks or devices."""
         self._worker: Callable[[], str] = str
         self.collections: set[str] = set()
-        """What processes have collected (`CollectedTests`). Threads that receive messages of workers add to it."""
+        """The tests that processes have collected (`CollectedTests`). Threads that receive from workers add to it."""
         self._failed_files = False
         self._skipped_files: dict[str, str] = {}
         file(
