@@ -16,7 +16,7 @@ from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.features.record.timeline import Session, TestRun, lane_rows
 
 
-class _Thread(NamedTuple):
+class _Track(NamedTuple):
     process: int
     number: int
 
@@ -58,7 +58,7 @@ class _Trace:
             for test in waiting:
                 self._add_wait(test, thread)
 
-    def _add_wait(self, test: TestRun, thread: _Thread) -> None:
+    def _add_wait(self, test: TestRun, thread: _Track) -> None:
         if (wait := test.wait) is None or wait.leased is None:
             return
         if test.waited > 0:
@@ -87,7 +87,7 @@ class _Trace:
                         for collective in one.collectives:
                             self._add_collective(collective, thread)
 
-    def _add_collective(self, collective: CollectiveCall, thread: _Thread) -> None:
+    def _add_collective(self, collective: CollectiveCall, thread: _Track) -> None:
         fields = {"name": f"{collective.name} #{collective.number}", "args": {"group": collective.group}}
         if not collective.stop:
             self._add("i", thread, collective.issued, s="t", **fields)
@@ -111,16 +111,16 @@ class _Trace:
         self.events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
         return number
 
-    def _thread(self, process: int, name: str) -> _Thread:
+    def _thread(self, process: int, name: str) -> _Track:
         number = next(self._numbers)
         self.events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": {"name": name}})
-        return _Thread(process, number)
+        return _Track(process, number)
 
-    def _slice(self, thread: _Thread, name: str, span: tuple[float, float], /, **args: object) -> None:
+    def _slice(self, thread: _Track, name: str, span: tuple[float, float], /, **args: object) -> None:
         duration = max(0, self._time(span[1]) - self._time(span[0]))
         self._add("X", thread, span[0], name=name, dur=duration, args=args)
 
-    def _add(self, phase: str, thread: _Thread, at: float, **fields: Any) -> None:
+    def _add(self, phase: str, thread: _Track, at: float, **fields: Any) -> None:
         where = {"ph": phase, "pid": thread.process, "tid": thread.number, "ts": self._time(at)}
         self.events.append(where | fields)
 
