@@ -198,16 +198,14 @@ def test_frames_of_the_plugin_are_hidden(suite: BackgroundSuite) -> None:
     suite.write(
         "conftest.py",
         """
-        import os
-
         import pytest
 
+        from pytest_accel import is_rank
 
-        if "WORLD_SIZE" not in os.environ:
 
-            def pytest_runtest_setup(item):
-                if item.name == "test_never":
-                    pytest.skip("in the driver alone")
+        def pytest_runtest_setup(item):
+            if item.name == "test_never" and not is_rank(item.config):
+                pytest.skip("in the driver alone")
 
 
         @pytest.fixture(scope="module")
@@ -290,12 +288,12 @@ def test_frames_of_the_plugin_are_hidden(suite: BackgroundSuite) -> None:
     text = "teardown of the fixtures kept for pkg/test_b.py::test_never_collected failed:"
     assert text in run.failure("test_after_package")
     assert "pytest_accel" not in run.text.partition("= ERRORS =")[2]
-    assert "ranks 0-1: failed at conftest.py:16\n" in run.failure("test_fixture")
+    assert "ranks 0-1: failed at conftest.py:14\n" in run.failure("test_fixture")
     assert "ERROR test_it.py::test_fixture - ranks 0-1: ValueError: broken fixture" in run.text
     assert "ranks 0-1: failed at test_it.py:14\n" in run.failure("test_gather")
     assert "FAILED test_it.py::test_gather - ranks 0-1: TypeError: gather() needs picklable " in run.text
     teardown_failure = run.failure("test_after")
     assert "teardown of the fixtures kept for test_it.py::test_never failed:" in teardown_failure
-    assert 'conftest.py", line 22, in broken_end' in teardown_failure
+    assert 'conftest.py", line 20, in broken_end' in teardown_failure
     assert "_pytest" not in teardown_failure
     assert "\nthe fixture 'process_group' needs" in run.failure("test_no_group")
