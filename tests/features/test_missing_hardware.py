@@ -342,13 +342,12 @@ def test_ranks_do_not_run_on_the_cpu_in_place_of_a_kind_that_was_asked_for_by_na
         options = []
         monkeypatch.setenv("PYTEST_ACCEL", "mlu")
     elif source == "ini":
-        options = []
-        suite.write("pytest.ini", "[pytest]\naccel = mlu\n")
+        options = ["-o", "accel=mlu"]
     elif source == "masked":
         options, kind, header = (
             ["--accel=sim:4"],
             "sim",
-            "accel: sim, no devices, SIM_VISIBLE_DEVICES= leaves none of 4",
+            "accel: sim, no devices, order fastest, SIM_VISIBLE_DEVICES= leaves none of 4",
         )
         monkeypatch.setenv("SIM_VISIBLE_DEVICES", "")
     word = "ERROR" if source == "strict" else "SKIPPED"
