@@ -251,7 +251,7 @@ test_it.py:"""
         assert "/torch/" not in run.failure(test).partition("Captured log")[0]
     assert ">       dist.init_process_group(" in run.failure("test_unmarked_init")
     assert ">       dist.init_process_group(" in run.failure("test_unmarked_fixture")
-    # Of a failure without a mistake, nothing is hidden.
+    # A failure without a known mistake keeps all frames.
     assert "c10d_logger.py" in run.failure("test_unmarked_argument")
     assert " with @pytest.mark.distributed, init_process_group with env:// uses" in run.failure("test_unmarked_port")
 

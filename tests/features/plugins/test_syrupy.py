@@ -201,5 +201,5 @@ def test_snapshots_are_left_if_ranks_disagree_or_die(pair: Pair) -> None:
     assert "-(as it is stored)\n+'second'" in run.failure("test_one_rank_changes")
     assert "test_in_a_function.<locals>.Local is not at the top level" in run.failure("test_in_a_function")
     after = read_snapshots(suite)["__snapshots__/test_ranks.ambr"]
-    assert after.count(b"second") == 3  # Those of both ranks in test_by_rank, and the second one of test_differs.
+    assert after.count(b"second") == 3  # Both ranks of test_by_rank, and the second value of test_differs.
     assert after.replace(b"second", b"first") == before
