@@ -391,6 +391,27 @@ def test_threads_of_the_plugin_are_started_by_one_function() -> None:
     assert found == {"core/threads.py"}
 
 
+WAITS_FOR_ITS_WORK = {
+    "features/launchers/mpi.py": 1,  # The thread of a job, until the job is over.
+    "features/launchers/agent.py": 1,  # The thread that watches a fork server.
+    "features/ray/ray_actors.py": 1,  # An actor, until its agent has exited.
+}
+"""The modules in which a thread or task exists to wait, with the number of its waits. Nobody waits for it without limit."""
+
+
+def test_waits_for_processes_and_threads_have_a_limit() -> None:
+    """A process that is stopped, or cannot be killed, must not keep a session from ending."""
+    found = Counter(
+        path.relative_to(PACKAGE).as_posix()
+        for path in MODULES
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        if call.func.attr in ("join", "wait", "result", "communicate")
+        if not call.keywords and (not call.args or ast.unparse(call.args[0]) == "None")
+    )
+    assert found == WAITS_FOR_ITS_WORK
+
+
 def test_code_that_runs_between_tests_uses_directly_imported_functions() -> None:
     wrong = [
         f"{name}.py:{node.lineno} calls {ast.unparse(node.func)}"

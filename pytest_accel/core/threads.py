@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from threading import Thread
 
+END_TIMEOUT = 60.0
+"""Seconds within which a thread must end after it was told to. Longer than its own waits for processes together."""
+
 # A conftest may have replaced `threading.Thread` before this module is imported. `Timer` derives from the original.
 _Thread = cast("type[Thread]", threading.Timer.__base__)
 
@@ -28,3 +31,16 @@ def start(target: Callable[..., object], name: str, *args: Any) -> Thread:
     except Exception as error:
         raise NoThreadError(f"this process cannot start a thread: {error}") from error
     return thread
+
+
+def end(thread: Thread, timeout: float = END_TIMEOUT) -> bool:
+    """Wait until `thread`, which was told to end, has ended; no-op in the thread itself.
+
+    Return False if it is still running after `timeout` seconds: a process for which it waits is stopped, or a lock
+    that it needs is held. The caller then leaves open what the thread may be using; a daemon does not keep its process
+    alive.
+    """
+    if thread is threading.current_thread():
+        return True
+    thread.join(timeout)
+    return not thread.is_alive()

@@ -11,7 +11,7 @@ from os import getpid
 from signal import SIGKILL
 from socket import SHUT_RDWR, socket
 from subprocess import DEVNULL, Popen, TimeoutExpired
-from threading import Lock, RLock, current_thread
+from threading import Lock, RLock
 from traceback import format_exc
 from typing import Protocol
 
@@ -187,9 +187,8 @@ class ForkServerClient:
         with suppress(OSError), socket_of(self._connection) as end:
             end.shutdown(SHUT_RDWR)
         exited = self._end_process()
-        if current_thread() is not self._thread:
-            self._thread.join()
-        self._connection.close()
+        if threads.end(self._thread):
+            self._connection.close()
         return exited
 
     def _end_process(self) -> bool:

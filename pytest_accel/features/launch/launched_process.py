@@ -20,6 +20,7 @@ from types import TracebackType
 import psutil
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.kill import KILL_TIMEOUT
 from pytest_accel.features.launch import reaper
 from pytest_accel.features.launch.launch_commands import Job, Plan
 from pytest_accel.features.launch.launch_result import LaunchResult, result_of
@@ -120,7 +121,12 @@ class LaunchedProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._control)
-        self._process.wait()
+        try:
+            self._process.wait(2 * KILL_TIMEOUT)
+        except subprocess.TimeoutExpired:  # The reaper is stopped.
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_TIMEOUT)
         os.close(self._status)
 
     def wait(self, timeout: float | None) -> int | None:

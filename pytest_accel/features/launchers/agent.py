@@ -171,7 +171,7 @@ class _Agent:
 
         On another machine than the driver's, processes that were started by ranks and outlived them are killed, too.
         """
-        server.wait(None)
+        server.wait(KILL_TIMEOUT)
         step("fork server %d has exited: status %s", spec.server, server.process.returncode)
         if self._server is server:
             self._server = None

@@ -141,8 +141,7 @@ class MpiJob:
         """
         with self._lock:
             self.kill()
-        self._thread.join()
-        return self._cleaned_up
+        return threads.end(self._thread) and self._cleaned_up
 
     # The job's thread
 

@@ -83,8 +83,7 @@ class AgentAdmission:
     def close(self) -> None:
         """Stop listening, and wait for the thread; the connections of admitted agents stay open."""
         os.close(self._stop_write)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        threads.end(self._thread)
 
     def _run(self) -> None:
         try:

@@ -205,8 +205,7 @@ class RayCluster:
             kill_tree(self._process.pid)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILL_TIMEOUT)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is not self._thread and threads.end(self._thread):
             self._connection.close()
             self._log.close()
 

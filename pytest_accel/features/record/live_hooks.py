@@ -146,7 +146,7 @@ class LiveHooks:
                 if getsignal(number) == self._on_signal:
                     set_handler(number, SIG_DFL)
             self._requests.put(False)
-            self._thread.join()
+            threads.end(self._thread)
             self._terminal.remove()
 
     def _on_signal(self, number: int, frame: object) -> None:
