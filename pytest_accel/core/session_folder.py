@@ -12,14 +12,14 @@ processes can be found: in this container since this start of the machine, or no
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING
 
 from pytest_accel.core.clock import monotonic
@@ -64,7 +64,7 @@ def _create() -> str:
     directory = tempfile.mkdtemp(prefix=_PREFIX)
     if len(directory) <= _LONGEST_DIRECTORY:
         return directory
-    shutil.rmtree(directory)
+    rmtree(directory)
     return tempfile.mkdtemp(prefix=_PREFIX, dir=TEMPORARY)
 
 
@@ -80,10 +80,10 @@ def claim(directory: str) -> None:
     If that is impossible, as on a file system without locks, nobody can prove that the session is dead.
     """
     path = os.path.join(directory, _LOCK)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if _is_claimed(directory) and os.path.samestat(_claims[directory][1], os.lstat(path)):
             return
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -98,14 +98,15 @@ def claim(directory: str) -> None:
 
 
 def remove(directory: str) -> None:
-    """Remove the session's folder."""
-    shutil.rmtree(directory, ignore_errors=True)
+    """Remove the session's folder. A folder that cannot be removed is left to a later session's :func:`remove_dead`."""
+    with suppress(Exception):  # A conftest may have replaced `os.unlink`, which rmtree uses, by a function that raises.
+        rmtree(directory, ignore_errors=True)
     _unclaim(directory)
 
 
 def _is_claimed(directory: str) -> bool:
     """Return whether this process has the folder's lock file open. A test may have closed it, and opened another."""
-    with contextlib.suppress(KeyError, OSError):
+    with suppress(KeyError, OSError):
         descriptor, facts = _claims[directory]
         return os.path.samestat(os.fstat(descriptor), facts)
     return False
@@ -152,11 +153,11 @@ def remove_dead() -> list[Survivor]:
     deadline = monotonic() + _TIMEOUT
     survivors: list[Survivor] = []
     for parent in dict.fromkeys((tempfile.gettempdir(), TEMPORARY)):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             ensure_safe(parent)  # Nobody else can replace a folder while it is being removed.
             for name in os.listdir(parent):
                 if name.startswith(_PREFIX) and monotonic() < deadline:
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         survivors += _remove_if_dead(os.path.join(parent, name), deadline)
     return survivors
 
@@ -199,7 +200,7 @@ def _remove_session(directory: str, deadline: float) -> tuple[Survivor, ...]:
     try:
         this = psutil.Process()
         for process in (this, *this.parents()):
-            with contextlib.suppress(psutil.AccessDenied):  # Another user's, and so not a process of the dead session.
+            with suppress(psutil.AccessDenied):  # Another user's, and so not a process of the dead session.
                 if kill.session_of(process.environ()) == directory:
                     return ()  # A test of the dead session has started the program that has started this session.
         timeout = min(_KILL_TIMEOUT, deadline - monotonic())
@@ -211,8 +212,8 @@ def _remove_session(directory: str, deadline: float) -> tuple[Survivor, ...]:
         if name != _LOCK:  # Removed last: without it, the next session could not tell what the rest is.
             path = os.path.join(directory, name)
             if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
+                rmtree(path, ignore_errors=True)
             else:
                 os.unlink(path)
-    shutil.rmtree(directory, ignore_errors=True)
+    rmtree(directory, ignore_errors=True)
     return ()

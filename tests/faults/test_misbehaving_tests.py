@@ -498,18 +498,31 @@ def test_a_conftest_may_replace_functions_when_it_is_imported(suite: BackgroundS
         "conftest.py",
         """
         import pickle
+        import queue
         import selectors
+        import signal
 
 
         def forbidden(*args, **options):
             raise AssertionError("this suite forbids it")
 
 
-        pickle.dumps = selectors.DefaultSelector = forbidden
+        pickle.dumps = selectors.DefaultSelector = signal.signal = queue.SimpleQueue = forbidden
         """,
     )
     suite.write("test_it.py", _MARKED_AND_PLAIN.replace("gather(rank) == [0, 1]", "rank in (0, 1)"))
     suite.run().expect(dict.fromkeys(("test_ranks", "test_device", "test_plain"), "PASSED"))
+
+
+def test_a_function_without_which_ranks_cannot_start_is_a_usage_error_with_its_place(suite: BackgroundSuite) -> None:
+    suite.write(
+        "conftest.py", "import os\n\n\ndef forbidden():\n    raise RuntimeError('no')\n\n\nos.getuid = forbidden\n"
+    )
+    suite.write("test_it.py", _MARKED_AND_PLAIN)
+    run = suite.run()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR, run.text
+    place = suite.path / "conftest.py"
+    assert f"cannot start ranks, since the function at {place}:5 raised RuntimeError: no\n" in run.text
 
 
 def test_a_session_that_cannot_start_threads_says_so_in_its_marked_tests(suite: BackgroundSuite) -> None:

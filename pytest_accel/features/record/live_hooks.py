@@ -23,7 +23,7 @@ import pytest
 
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.frames import folders_of
+from pytest_accel.core.frames import folders_of, raised_in_suite
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED
@@ -52,13 +52,18 @@ _PLUGIN = "accel-live"
 def register(session: AccelSession) -> LiveHooks | None:
     """Register the hooks, unless that has been done, and return them.
 
-    Return None without a terminal reporter, if the output has no file descriptor, or if no thread can be started. Call
-    this in the controller, while nothing is captured.
+    Return None without a terminal reporter, if the output has no file descriptor, if no thread can be started, or if
+    code of the suite forbids what they need. Call this in the controller, while nothing is captured.
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
-        with suppress(OSError, threads.NoThreadError):
-            plugins.register(LiveHooks(session, TerminalFile(session.config)), _PLUGIN)
+        try:
+            with suppress(OSError, threads.NoThreadError):
+                plugins.register(LiveHooks(session, TerminalFile(session.config)), _PLUGIN)
+        except Exception as error:
+            # A conftest may have replaced a function of the standard library by one that raises.
+            if raised_in_suite(error) is None:
+                raise
     return plugins.get_plugin(_PLUGIN)
 
 
