@@ -359,6 +359,12 @@ def _script_without_modes() -> None:
         (torch._C.ScriptFunction, "__call__"),
         (torch._C.ScriptMethod, "__call__"),
         (_trace, "_check_trace"),
+        # Texts of graphs read their constants.
+        *(
+            (owner, name)
+            for owner in (torch._C.Graph, torch._C.Node, torch._C.Value)
+            for name in ("__str__", "__repr__")
+        ),
     ):
         original = getattr(owner, name)
 

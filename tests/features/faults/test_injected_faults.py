@@ -334,6 +334,7 @@ _ISSUED_BY_TORCH = """
         trace = torch.jit.trace(function, argument)
         for _ in range(3):  # TorchScript optimizes the function after the first calls.
             torch.testing.assert_close(trace(argument), function(argument))
+        assert "return" in str(trace.graph) and all(map(repr, trace.graph.nodes()))
         with pytest.raises(OSError):  # Operations are seen after the trace.
             dist.all_reduce(ONE)
 
