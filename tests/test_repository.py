@@ -396,7 +396,7 @@ WAITS_FOR_ITS_WORK = {
     "features/launchers/agent.py": 1,  # The thread that watches a fork server.
     "features/ray/ray_actors.py": 1,  # An actor, until its agent has exited.
 }
-"""The modules in which a thread or task exists to wait, with the number of such waits. Others wait for it with a limit."""
+"""The modules in which a thread or task exists to wait, with the number of such waits. Others limit the wait for it."""
 
 
 def test_waits_for_processes_and_threads_have_a_limit() -> None:

@@ -67,6 +67,10 @@ class SkipCall(Struct, frozen=True):
     """Leave out the call of the running test, since the driver does. It takes the place of :class:`RunCall`."""
 
 
+class TearDown(Struct, frozen=True):
+    """Tear down all fixtures that are still set up: no test follows in this world. The answer is :class:`TornDown`."""
+
+
 class Retire(Struct, frozen=True):
     """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
 
@@ -256,6 +260,15 @@ class GroupMessages(Struct, frozen=True):
     """Channels on which an operation of the test has raised an error."""
     shared: frozenset[Channel] = frozenset()
     """Channels that threads of wider fixtures use. What they send may arrive at any time."""
+
+
+class TornDown(Struct, frozen=True):
+    """The answer to :class:`TearDown`."""
+
+    error: ExceptionSketch | None = None
+    """The error of the fixtures; None: there was none."""
+    text: str = ""
+    """The text of the error, with its traceback."""
 
 
 class LeakKind(Enum):

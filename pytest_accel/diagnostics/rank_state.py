@@ -7,7 +7,15 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.rank_messages import NOTHING_ANNOUNCED, Announced, Collected, Finished, PhaseReport, When
+from pytest_accel.core.rank_messages import (
+    NOTHING_ANNOUNCED,
+    Announced,
+    Collected,
+    Finished,
+    PhaseReport,
+    TornDown,
+    When,
+)
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
@@ -106,6 +114,8 @@ class RankState:
     """Set when the rank will send nothing more, in any phase."""
     announced: Announced = NOTHING_ANNOUNCED
     """The announcements of the rank in the call of the test."""
+    torn_down: TornDown | None = None
+    """The rank's answer to the request to tear down all fixtures after the test; None if there is none."""
 
     @property
     def done(self) -> bool:
@@ -120,7 +130,7 @@ class RankState:
     def begin(self) -> None:
         """Reset the state for the next test."""
         self.reports.clear()
-        self.finished = self.collected = self.not_run = None
+        self.finished = self.collected = self.not_run = self.torn_down = None
         self.announced = NOTHING_ANNOUNCED
 
     def forget_reports(self, when: When) -> None:

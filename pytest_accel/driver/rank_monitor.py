@@ -21,6 +21,7 @@ from pytest_accel.core.rank_messages import (
     Ready,
     TerminalRequest,
     TerminalReturned,
+    TornDown,
     When,
 )
 from pytest_accel.core.unix_sockets import WRITE_TIMEOUT, is_readable
@@ -182,6 +183,8 @@ class RankMonitor:
             self._debugger.ask(rank.rank, message.method)
         elif isinstance(message, TerminalReturned):
             self._debugger.release()
+        elif isinstance(message, TornDown):
+            rank.torn_down = message
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
             self._condition.rule_out(sentences.kill_reason(message), retire=message.retire)

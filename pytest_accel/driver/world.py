@@ -23,6 +23,7 @@ from pytest_accel.core.rank_messages import (
     RunCall,
     RunTest,
     SkipCall,
+    TearDown,
     When,
 )
 from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT
@@ -38,7 +39,9 @@ from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.pool_messages import WorldGrant
-from pytest_accel.verdict import expected_ends
+from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT
+from pytest_accel.verdict import expected_ends, sentences
+from pytest_accel.verdict.causes import error_consequence
 from pytest_accel.verdict.sentences import COULD_RUN
 
 _INTERVAL = 0.2
@@ -361,6 +364,35 @@ class World:
     def finished(self) -> dict[int, Finished]:
         """Return the last message of the test of each rank that reached its end."""
         return {rank.rank: rank.finished for rank in self._ranks if rank.finished is not None}
+
+    def tear_down(self) -> list[str]:
+        """Have the ranks that have finished the test tear down all fixtures, since the world runs no further test.
+
+        Return a text for each error, and for each rank that has died or hung in this. A fixture that waits for a rank
+        that has ended has the grace time, and its lost connection to that rank is no error.
+        """
+        has_lost = any(rank.end is not None for rank in self._ranks)
+        tearing = [rank for rank in self._ranks if rank.end is None and rank.finished is not None]
+        data = dumps(TearDown())
+        for rank in tearing:
+            if not rank.send(data):
+                self._monitor.record_unread(rank)
+        hang = Hang(HangCause.PHASE_TIMEOUT, RETIRE_TIMEOUT, "teardown")
+        self._await(lambda rank: rank not in tearing or rank.torn_down is not None, hang)
+        ended = [rank for rank in tearing if rank.end is not None]
+        self._reported_ends |= {rank.rank for rank in ended}
+        errors = {
+            rank.rank: rank.torn_down.text
+            for rank in tearing
+            if rank.torn_down is not None and rank.torn_down.error is not None
+            if not (has_lost and error_consequence(rank.torn_down.error))
+        }
+        errors |= {
+            rank.rank: sentences.describe_end(rank.end, named=False)
+            for rank in ended
+            if rank.end is not None and not (has_lost and rank.end.secondary)
+        }
+        return sentences.late_teardowns(errors)
 
     def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
         """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""

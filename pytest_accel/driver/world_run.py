@@ -110,6 +110,9 @@ class WorldRun:
         if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
             verdict = judge(structs.replace(phase, leak_errors=leak_errors))
         world.condition.rule_out(verdict.kill_reason, retire=verdict.retire)
+        if when == "teardown" and not world.condition.reusable and (errors := world.tear_down()):
+            self._end_session_if_requested(world)
+            verdict = judge(structs.replace(phase, leak_errors=leak_errors, late_errors=errors))
         self._ended_ranks |= verdict.ended_ranks
         self._add_properties(verdict.properties)
         return verdict
@@ -130,9 +133,12 @@ class WorldRun:
                 item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders))
             self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
-        if world.exit_request is not None:
-            self._driver.end_session(world.exit_request, item.nodeid)
+        self._end_session_if_requested(world)
         return outcomes
+
+    def _end_session_if_requested(self, world: World) -> None:
+        if world.exit_request is not None:
+            self._driver.end_session(world.exit_request, self._test.item.nodeid)
 
     def _add_properties(self, properties: Iterable[tuple[str, object]]) -> None:
         own = self._test.item.user_properties

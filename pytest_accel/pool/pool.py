@@ -82,7 +82,6 @@ class Pool:
         self._machine = machine
         self._slots = slots
         self._workers = workers
-        self._measured = spec.coverage is not None
         self._lock = RLock()
         self._leases = WorldLeases(machine, slots, machines, self._lock, self, self.fail, waits_for_busy=waits_for_busy)
         self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: machines.spawns, record, start_job)
@@ -221,8 +220,7 @@ class Pool:
         """Return a world, or a lease without one, that a driver has used; no-op if it does not have it any more.
 
         `kill_reason` says why the world must be killed. With `retire`, the world must not run another test, but its
-        session fixtures can be torn down. With both, the world is killed unless ranks measure coverage: then it is
-        retired, since a killed rank loses its data.
+        ranks can end their sessions. With both, how they do that is not reported.
 
         `noticed` are the ranks whose death the driver has reported in a test. The death of any other rank is an error
         in the session's summary: a test killed the rank and passed.
@@ -243,7 +241,7 @@ class Pool:
                     self.summary.add_death(world, rank, end)
             world.take_back()
             self._record("WorldReturned", world=number)
-            if world.exits or (kill_reason is not None and not (retire and self._measured)):
+            if world.exits or (kill_reason is not None and not retire):
                 self._manager.kill(world, kill_reason or "a rank has ended")
             elif world.spec.key.fresh or retire or self._manager.closing:
                 why = kill_reason or ("its test asks for fresh ranks" if world.spec.key.fresh else _NOT_REUSABLE)

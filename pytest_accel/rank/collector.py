@@ -17,8 +17,8 @@ import pytest
 
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference, without_parameters
-from pytest_accel.core.rank_messages import RunTest
-from pytest_accel.core.serialization import exception_text
+from pytest_accel.core.rank_messages import RunTest, TornDown
+from pytest_accel.core.serialization import exception_text, sketch
 from pytest_accel.core.shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.core.source_files import SourceState, changed
 from pytest_accel.core.truncation import cut_end
@@ -260,11 +260,29 @@ class RankCollector:
         except pytest.exit.Exception:
             raise
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-            trace = TracebackException.from_exception(error)
-            _leave_out_libraries(trace)
             expected = _name(kept[0], item.config.rootpath)
-            return f"teardown of the fixtures kept for {expected} failed:\n{''.join(trace.format())}"
+            return f"teardown of the fixtures kept for {expected} failed:\n{_traceback(error)}"
         return None
+
+    def tear_down_all(self, session: pytest.Session) -> TornDown:
+        """Tear down all fixtures that are still set up, since no test follows; return the error, if any.
+
+        An error that ends the session is raised.
+        """
+        self._kept_setup = None
+        try:
+            teardown_to(session, None)
+        except pytest.exit.Exception:
+            raise
+        except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
+            return TornDown(sketch(error), _traceback(error))
+        return TornDown()
+
+
+def _traceback(error: BaseException) -> str:
+    trace = TracebackException.from_exception(error)
+    _leave_out_libraries(trace)
+    return "".join(trace.format())
 
 
 class _UnknownItem(pytest.Item):

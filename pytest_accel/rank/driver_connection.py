@@ -10,7 +10,16 @@ from socket import socket
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import CollectFile, ForkReturned, Prepare, Retire, RunCall, RunTest, SkipCall
+from pytest_accel.core.rank_messages import (
+    CollectFile,
+    ForkReturned,
+    Prepare,
+    Retire,
+    RunCall,
+    RunTest,
+    SkipCall,
+    TearDown,
+)
 from pytest_accel.core.unix_sockets import Connection
 
 
@@ -22,9 +31,9 @@ class DriverConnection:
         self._connection = Connection(unix_sockets.accept(listener).detach())
         self._pid = getpid()
 
-    def receive(self) -> CollectFile | Prepare | RunTest | Retire:
+    def receive(self) -> CollectFile | Prepare | RunTest | TearDown | Retire:
         """Return the driver's next request; raise EOFError or OSError if the driver has closed the connection."""
-        request: CollectFile | Prepare | RunTest | Retire | RunCall | SkipCall = self._connection.recv()
+        request: CollectFile | Prepare | RunTest | TearDown | Retire | RunCall | SkipCall = self._connection.recv()
         while isinstance(request, (RunCall, SkipCall)):  # The last test had not passed its setup here.
             request = self._connection.recv()
         return request

@@ -20,7 +20,7 @@ import pytest
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.paths import current_folder
-from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire
+from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
 from pytest_accel.core.role import StorePort
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.core.worker_input import RankInput
@@ -231,6 +231,8 @@ class RankPlugin:
                     self._runner.collect(session, driver, request)
                 elif isinstance(request, Prepare):
                     driver.send(self._problem or Ready())
+                elif isinstance(request, TearDown):
+                    self._runner.tear_down(session, driver)
                 else:
                     self._runner.run(session, driver, request)
             finally:

@@ -196,6 +196,13 @@ class TestRunner:
         self._collector.keep_setup(item, following, request.next)
         self._finish(test)
 
+    def tear_down(self, session: pytest.Session, driver: DriverConnection) -> None:
+        """Tear down all fixtures after the last test, and answer `driver`."""
+        try:
+            driver.send(self._collector.tear_down_all(session))
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            driver.send(self._exit_request(self._test.request.serial, error))
+
     def _exit_request(self, serial: int, error: BaseException) -> ExitRequest:
         """Return the message for `error`, that of `pytest.exit` or a KeyboardInterrupt, which ends the session."""
         folders = folders_of(self._config)

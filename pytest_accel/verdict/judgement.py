@@ -76,6 +76,8 @@ class Phase(Struct, frozen=True, kw_only=True):
     """The last message of each rank that reached the end of the test. Empty before the teardown."""
     leaks: Literal["warn", "fail", "off"] = "fail"
     """Treatment of a leak."""
+    late_errors: Sequence[str] = ()
+    """Errors of fixtures that were torn down after the test, because its world runs no further one."""
     leak_errors: Sequence[str] = ()
     """With ``leaks="warn"``: warnings that a warning filter has turned into errors."""
 
@@ -205,7 +207,10 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     unawaited = [] if mismatch else sentences.unawaited_lines(waiting, phase.folders)
     problems = missed + mismatch + unawaited
     problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
-    if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
+    if phase.failed_before:  # Mismatches and leaks are then consequences. Errors of fixtures are reported as by pytest.
+        problems, failing_leaks, found, missed, unawaited = [], [], [], [], []
+    problems += phase.late_errors
+    if (problems or failing_leaks) and verdict.outcome == "passed":
         if found:
             cause = Cause(CauseKind.DISAGREED, found[0].detail)
         elif problems:

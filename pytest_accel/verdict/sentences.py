@@ -144,11 +144,23 @@ def exit_request(reason: str) -> str:
     return f"asked for the end of the session: {reason}"
 
 
-def describe_end(end: RankOutcome) -> str:
-    """Return a sentence on the end of a rank: why its world is killed, for the record."""
-    if end.hang is not None:
-        return f"rank {end.rank} {describe_hang(end.hang)}"
-    return f"rank {end.rank} {_first_line(end) if end.exit is None else describe_exit(end.exit)}"
+def describe_end(end: RankOutcome, *, named: bool = True) -> str:
+    """Return a sentence on the end of a rank: why its world is killed, for the record. `named`: it names the rank."""
+    how = _first_line(end) if end.exit is None else describe_exit(end.exit)
+    how = how if end.hang is None else describe_hang(end.hang)
+    return f"rank {end.rank} {how}" if named else how
+
+
+def late_teardowns(errors: Mapping[int, str]) -> list[str]:
+    """Return a text for each of the `errors` by rank in the teardown of fixtures after the last test of a world.
+
+    The first line names the error, which is the last line of a traceback.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, error in errors.items():
+        ranks.setdefault(error.rstrip(), []).append(rank)
+    why = "fixtures were torn down after this test, since its processes are replaced"
+    return [f"{ranks_text(same)}: {error.splitlines()[-1]} ({why})\n{error}" for error, same in ranks.items()]
 
 
 def problem_lines(problem: RankProblem | str) -> str:

@@ -238,3 +238,52 @@ def test_pytest_exit_in_fixtures_that_are_torn_down_late_ends_the_session(
     assert run.ret == status, run.text
     assert text in run.text
     suite.expect_nothing_left()
+
+
+_FAILING_RESOURCE = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    @pytest.fixture(scope="module", autouse=True)
+    def resource(request):
+        yield
+        Path(f"{request.path.stem}-{os.environ['RANK']}").touch()
+        raise RuntimeError("not given back")
+"""
+_REPLACES_ITS_WORLD = {
+    "destroys": "dist.destroy_process_group()",
+    "changes": 'os.environ["MASTER_PORT"] = "1"',
+    "groups": "rank or dist.new_group([0], use_local_synchronization=True)",
+    "dies": "os.kill(os.getpid(), 9) if rank else None",
+}
+_REPLACING_TEST = """
+    import os
+
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.distributed(2)
+    def test_{name}(rank):
+        {code}
+
+    @pytest.mark.distributed(2)
+    def test_after_{name}(rank):
+        pass
+"""
+
+
+def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuite) -> None:
+    """The world that runs the second test of each file is a new one. Without the teardown, an error would be lost."""
+    suite.write("conftest.py", _FAILING_RESOURCE)
+    for name, code in _REPLACES_ITS_WORLD.items():
+        suite.write(f"test_{name}.py", _REPLACING_TEST.format(name=name, code=code))
+    run = suite.run("-p", "no:randomly")
+    outcomes = {f"test_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD} | {"test_dies": "FAILED ERROR"}
+    run.expect(outcomes | {f"test_after_{name}": "PASSED ERROR" for name in _REPLACES_ITS_WORLD})
+    text = "ranks 0-1: RuntimeError: not given back (fixtures were torn down after this test, since its processes are"
+    assert run.failure("test_destroys").startswith(text)
+    torn_down = {path.name for path in suite.path.glob("test_*-*")}
+    assert torn_down == {f"test_{name}-{rank}" for name in _REPLACES_ITS_WORLD for rank in range(2)}
+    suite.expect_nothing_left()
