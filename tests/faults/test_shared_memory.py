@@ -17,6 +17,7 @@ SUITE = """
 import ctypes
 import mmap
 import os
+import signal
 from multiprocessing import shared_memory
 from pathlib import Path
 
@@ -52,8 +53,9 @@ def test_session_makes_files():
     os.close(memory[0])
 
 
-@pytest.mark.distributed(2)
-def test_is_replaced(rank):
+@pytest.mark.xfail
+@pytest.mark.distributed(2, timeout=2)
+def test_hangs(rank):
     for name in ("earlier", "used", "closed", f"made_{rank}"):
         HELD.append(share(name))
     HELD.append(shared_memory.SharedMemory(create=True, size=4096, name=f"{RUN}_tracked_{rank}"))
@@ -62,7 +64,7 @@ def test_is_replaced(rank):
     name = f"torch_{os.getpid()}_"
     assert any(one.startswith(name) for one in os.listdir("/dev/shm"))
     Path(__file__).with_name(f"torch_{rank}").write_text(name)
-    os.environ["RANK"] = "7"  # The ranks are killed for it.
+    signal.pause()
 
 
 @pytest.mark.distributed(2)
@@ -77,7 +79,7 @@ def test_files_that_a_rank_had_open_are_named_and_not_removed(suite: BackgroundS
     left = {name.removeprefix(f"{suite.run_id}_") for name in os.listdir("/dev/shm") if suite.run_id in name}
     for name in left:
         os.unlink(f"/dev/shm/{suite.run_id}_{name}")
-    run.expect(dict.fromkeys(run.outcomes(), "PASSED"))
+    run.expect(dict.fromkeys(run.outcomes(), "PASSED") | {"test_hangs": "XFAIL"})
     assert left == {"earlier", "used", "closed", "made_0", "made_1", "retired_0", "retired_1"}
     torchs = tuple((suite.path / f"torch_{rank}").read_text() for rank in range(2))
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(torchs)]
