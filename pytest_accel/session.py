@@ -97,7 +97,7 @@ class AccelSession:
         The first access connects to the cluster, and raises :class:`pytest.UsageError` if that is not possible.
         """
         if self._cluster is None and self.settings.cluster is not None:
-            self._cluster = features.call_one("connect_cluster", self.config, self)
+            self._cluster = features.require(self.config, "cluster").pytest_accel_connect_cluster(session=self)
         return self._cluster
 
     @property

@@ -135,4 +135,7 @@ class XdistHooks:
         """
         if self._usage_error is not None:
             raise pytest.UsageError(self._usage_error)
-        features.call("workers_collected", self._session.config, self._session, ids, self._workers)
+        if self._session.started_pool is not None:
+            features.register(self._session.config, "marked")
+            hook = self._session.config.hook
+            hook.pytest_accel_workers_collected(session=self._session, ids=ids, workers=self._workers)

@@ -24,11 +24,11 @@ _LONGEST_DELAY = 0.02
 """Seconds of the longest random delay: much longer than a collective, and tests with hundreds of them still end."""
 
 
-def configure(session: AccelSession) -> None:
+def pytest_accel_configure(session: AccelSession) -> None:
     session.config.pluginmanager.register(_JitterHooks(session.config), "accel-jitter")
 
 
-def around_call(context: RankContext) -> AbstractContextManager[object]:
+def pytest_accel_around_call(context: RankContext) -> AbstractContextManager[object]:
     """Return a context manager in which this rank is delayed for a random time before each collective and message."""
     if "torch" not in modules:
         return nullcontext()
@@ -38,7 +38,7 @@ def around_call(context: RankContext) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def make_faults(context: RankContext) -> Iterator[Faults]:
+def pytest_accel_make_faults(context: RankContext) -> Iterator[Faults]:
     """Yield an object that has no announcements and plans no faults yet."""
     with ExitStack() as modes:
         yield Faults(context, modes)

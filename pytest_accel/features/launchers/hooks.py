@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
 
 
-def start(early_config: pytest.Config, args: list[str]) -> None:
+def pytest_accel_start(early_config: pytest.Config, args: list[str]) -> None:
     """Meet the other processes. In all of them but rank 0, raise ``SystemExit`` when the session has ended."""
     from pytest_accel.features.launchers import launched_session
 
@@ -31,14 +31,12 @@ def start(early_config: pytest.Config, args: list[str]) -> None:
     early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
 
 
-def configure(session: AccelSession) -> None:
-    from pytest_accel.features.launchers.hooks import LauncherHooks
-
+def pytest_accel_configure(session: AccelSession) -> None:
     config = session.config
     config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
 
 
-def start_job(
+def pytest_accel_start_job(
     spec: SessionSpec,
     callbacks: ServerCallbacks,
     lock: RLock,
@@ -51,7 +49,7 @@ def start_job(
     return MpiJob(spec, callbacks, lock, launcher, world, on_end)
 
 
-def why_no_launcher(launcher: str) -> str | None:
+def pytest_accel_why_no_launcher(launcher: str) -> str | None:
     from pytest_accel.features.launch.launch_api import missing
 
     return missing(launcher)
