@@ -383,7 +383,7 @@ _LOG_HELP = (
     "PYTEST_ACCEL_LOG does the same for agents on other machines"
 )
 _OTHER_VARIABLES = frozenset(
-    f"PYTEST_ACCEL_{name}" for name in ("ADDOPTS", "LOCK_DIR", "LOG", "SECRET", "SESSION", "TESTRUNUID")
+    f"PYTEST_ACCEL_{name}" for name in ("ADDOPTS", "HELD", "LOCK_DIR", "LOG", "SECRET", "SESSION", "TESTRUNUID")
 )
 """Variables of the plugin that are no settings; their modules have their meaning."""
 _WITHOUT_FLAG = (
