@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel import features, hooks
-from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import (
     MARKER_LINES,
     NEEDS,
@@ -22,8 +21,7 @@ from pytest_accel.core.marks import (
     has_marks,
     marks_in,
 )
-from pytest_accel.core.node_refs import PlaceRecorder
-from pytest_accel.core.source_files import record_conftest, record_file, text_of
+from pytest_accel.core.source_files import PlaceRecorder, record_conftest, record_file, text_of
 from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
     LAUNCHED,
@@ -115,7 +113,7 @@ def pytest_load_initial_conftests(
         features.register(early_config, "start")
         early_config.hook.pytest_accel_start(early_config=early_config, args=args)
     # Not in a worker: the controller may have begun to write the files.
-    if not launcher_env.is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+    if not _is_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         if LAUNCHED not in early_config.stash:
             from pytest_accel import early_start
 
@@ -131,12 +129,21 @@ def pytest_load_initial_conftests(
         raise
 
 
+def _is_worker() -> bool:
+    """Return whether this process is an xdist worker; there is no `pytest.Config` yet that says so."""
+    if "PYTEST_XDIST_TESTRUNUID" not in os.environ:
+        return False
+    from pytest_accel.core import launcher_env
+
+    return launcher_env.is_xdist_worker()
+
+
 def _start_log(early_config: pytest.Config, path: str | None) -> None:
     """Write the steps of this process to the file of ``--accel-log``; a rank has begun to do so earlier."""
-    from pytest_accel.core import log
+    from pytest_accel.core import launcher_env, log
 
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        alone = not launcher_env.is_xdist_worker() and launcher_env.find_here() is None
+        alone = not _is_worker() and launcher_env.find_here() is None
         if path is not None and alone and not log.is_on():
             options.remove_output(path, options.LOG)
         log.start_session(early_config, path)
@@ -440,7 +447,7 @@ class CollectionHooks:
         found = {item: marks for item in items if any(marks := finder.find(item))}
         wrong: dict[pytest.Item, str] = {}
         # Without any other mark of the plugin, `needs` may be a mark of a suite that does not use the plugin.
-        if NEEDS in finder.names and (found or options.has_resources(config)):
+        if NEEDS in finder.names and (found or options.find(config, options.RESOURCES) is not None):
             features.register(config, "needs")
             wrong = config.hook.pytest_accel_read_needs(session=self._session, items=items) or {}
         if wrong:

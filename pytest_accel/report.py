@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.launcher_env import find_here
 from pytest_accel.core.stash_keys import (
     DEVICE_ERROR,
     EXPECTED_DEVICE_ERROR,
@@ -22,7 +21,7 @@ from pytest_accel.core.stash_keys import (
     SKIPPED_FILES,
 )
 from pytest_accel.session import AccelSession
-from pytest_accel.settings.options import LAUNCHER, flag, is_distributed
+from pytest_accel.settings.options import LAUNCHER, Settings, flag, is_distributed
 
 _USED_AT_IMPORT = (
     "A conftest or test file that uses a device when it is imported keeps memory of it in each importing process until "
@@ -81,6 +80,8 @@ class ReportHooks:
 
     def _launcher(self) -> list[str]:
         """Return a line if this process is one of several that a launcher has started, and a session by itself."""
+        from pytest_accel.core.launcher_env import find_here
+
         process = find_here()  # None in a session of all these processes, which has removed the launcher's variables.
         if process is None or self._session.settings.cluster is not None:
             return []
@@ -89,7 +90,7 @@ class ReportHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
-        if self._session.settings.names_devices:
+        if self._session.settings[:3] != Settings()[:3]:  # They choose devices, or an order of devices.
             _ = self._session.machine  # Raises pytest.UsageError for settings that do not fit this machine.
         for kind, count in self._session.settings.require:
             from pytest_accel.hardware.inventory import skipped

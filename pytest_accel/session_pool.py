@@ -182,7 +182,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
         if machine.session.present
         else (),
         distributed=distributed,
-        debug=settings.check_collectives,
         leaks=settings.leaks,
         kept_processes=settings.keep_processes,
         logs=None if settings.output is None else os.path.join(config.invocation_params.dir, own_path(settings.output)),

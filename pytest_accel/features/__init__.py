@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import NEEDS, compares_arguments, registered
 from pytest_accel.core.stash_keys import SESSION
 from pytest_accel.settings import options
@@ -64,7 +63,11 @@ def _adopts(config: pytest.Config) -> bool:
 
 def _is_launched(config: pytest.Config) -> bool:
     """Return whether this process and others that a launcher has started are to be one session."""
-    return options.sees_launchers(config) and launcher_env.find_here() is not None
+    if not options.sees_launchers(config):
+        return False
+    from pytest_accel.core import launcher_env
+
+    return launcher_env.find_here() is not None
 
 
 def _orders(config: pytest.Config) -> bool:
@@ -89,17 +92,20 @@ def _selects(config: pytest.Config) -> bool:
 
 def _records(config: pytest.Config) -> bool:
     """Return whether the events of the session are recorded."""
-    in_ci = options.shows_in_ci(config.stash[SESSION].settings)
-    return in_ci or any(options.output_path(config, option) is not None for option in options.FILES)
+    return options.shows_in_ci() or any(options.output_path(config, option) is not None for option in options.FILES)
 
 
 def _has_jitter(config: pytest.Config) -> bool:
-    return options.jitter(config) is not None
+    return options.find(config, options.JITTER) is not None
+
+
+def _has_resources(config: pytest.Config) -> bool:
+    return options.find(config, options.RESOURCES) is not None
 
 
 def _owns_needs(config: pytest.Config) -> bool:
     """Return whether marks ``needs`` are the plugin's. Without ``accel_resources``, a registered one is not."""
-    return options.has_resources(config) or NEEDS not in registered(config.getini("markers"))
+    return _has_resources(config) or NEEDS not in registered(config.getini("markers"))
 
 
 FEATURES = (
@@ -122,7 +128,7 @@ FEATURES = (
     Feature("sizes", {"lists": _always}),
     Feature(
         "resources",
-        {"configure": options.has_resources, "configure_rank": options.has_resources, "needs": _owns_needs},
+        {"configure": _has_resources, "configure_rank": _has_resources, "needs": _owns_needs},
     ),
     Feature(
         "doctor",

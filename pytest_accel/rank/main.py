@@ -148,8 +148,6 @@ def _set_environment(context: RankContext, store_port: StorePort | None) -> None
     if spec.grouped:
         assert store_port is not None
         changes |= rank_environment.environment(spec, rank, store_port.port)
-        if context.session.debug:
-            changes["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
     changes |= worker_input.environment(spec.workers[rank])

@@ -1,7 +1,7 @@
 """The history of a session, while it runs and afterwards.
 
 It gives the record of a session's events (``--accel-record``), a page made of it (``--accel-report``), a summary for
-GitHub (``accel_ci``), and the commands ``trace``, ``report``, ``summary`` and ``census`` (which tests ran in no job),
+GitHub, and the commands ``trace``, ``report``, ``summary`` and ``census`` (which tests ran in no job),
 which also join the records of several sessions. While a session runs, it gives the status line, and the report on a
 signal (`live_hooks`).
 

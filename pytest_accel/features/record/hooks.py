@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def pytest_accel_configure(session: AccelSession) -> None:
     from pytest_accel.features.record import record_hooks
 
-    record_hooks.register(session, in_ci=options.shows_in_ci(session.settings))
+    record_hooks.register(session, in_ci=options.shows_in_ci())
 
 
 def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
