@@ -230,12 +230,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class DeviceErrorHooks:
-    """Finds a test that leaves a device unusable for this process, and ends an xdist worker after such a test."""
+    """Finds a test that leaves a device unusable for this process, and names it in the failures of later tests."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._unusable = False
-        """True after a test that has left a device unusable."""
+        self._unusable = ""
+        """The sentence about a test that has left a device unusable."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -247,16 +247,13 @@ class DeviceErrorHooks:
 
                 self._unusable = device_errors.record(item)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> Generator[None, object, object]:
-        result = yield
-        if self._unusable and nextitem is not None and self._session.is_worker:
-            from pytest_accel import device_errors
-
-            device_errors.end_worker(item, self._session)
-        return result
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        unusable = self._unusable
+        report = yield
+        if unusable and report.failed and MARKED not in item.stash:
+            report.sections.append(("accel: unusable device", unusable))
+        return report
 
 
 class UnmarkedFailureHooks:

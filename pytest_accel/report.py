@@ -233,14 +233,8 @@ class ReportHooks:
 
     def _show_unusable(self, terminalreporter: Any, lines: Sequence[str]) -> None:
         """Show which tests have left a device unusable for their process."""
-        from pytest_accel.device_errors import keeps_workers
-
         terminalreporter.section("accel: tests that left a device unusable for their process", sep="-")
         for line in lines:
             terminalreporter.write_line(line)
-        if not is_distributed(self._session.config):
-            terminalreporter.write_line("the tests after it ran in the same process; under -n, a new worker runs them")
-        elif keeps_workers(self._session.config):
-            terminalreporter.write_line("the workers were not replaced (--max-worker-restart 0)")
-        else:
-            terminalreporter.write_line("a worker ends after such a test if tests remain for it, and xdist replaces it")
+        text = "the tests after it ran in the same process; tests with marks run in ranks, which are replaced"
+        terminalreporter.write_line(text)
