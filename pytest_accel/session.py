@@ -136,7 +136,7 @@ class AccelSession:
             return PoolClient.over(self.worker_input["accel_channel"])
         from pytest_accel.pool.pool_service import client_here
 
-        return client_here(self.pool, self.show, self._made_session_pool.calls)
+        return client_here(self.pool, self.show)
 
     @property
     def driver(self) -> Driver:

@@ -64,11 +64,6 @@ def captured_log_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.records")
 
 
-def output_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of `config.workeroutput` of a rank that has ended its session."""
-    return os.path.join(directory, f"w{world}r{rank}.output")
-
-
 def log_file_path(directory: str, world: int, rank: int) -> str:
     """Return the path of what the ranks of a world on one machine write to the session's log file, in order of time.
 
@@ -102,7 +97,6 @@ RANK_FILES = (
     *CAPTURED_FILES.values(),
     log_file_path,
     terminal_path,
-    output_path,
 )
 """Functions that return the paths of all files of one rank in the session's folder."""
 

@@ -520,18 +520,6 @@ def number_of_new_worker(manager: Any) -> int:
         return int(spec.id.removeprefix("gw"))
 
 
-def wake_controller(config: pytest.Config, function: Callable[[], None]) -> Callable[[], None] | None:
-    """Return a callable by which any thread has xdist's controller call `function` in its loop.
-
-    Return None in a session without workers. xdist calls all its hooks for workers in this loop.
-    """
-    controller: Any = config.pluginmanager.get_plugin("dsession")
-    if controller is None:
-        return None
-    controller.worker_accel_calls = function
-    return functools.partial(controller.queue.put, ("accel_calls", {}))
-
-
 def worker_of_starting_test(config: pytest.Config) -> Callable[[], str]:
     """Return a function for the controller's `pytest_runtest_logstart`: it returns the name of the test's worker.
 

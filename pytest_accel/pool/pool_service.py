@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pickle import dumps, loads
 from traceback import format_exc
 
-from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import Channel, PoolClient, Value, waiting_line
 from pytest_accel.pool.pool_messages import (
@@ -135,7 +134,7 @@ def serve(
     return PoolService(pool, send, on_usage_error, show)
 
 
-def client_here(pool: Pool, show: Callable[[str], None], calls: MainThreadCalls) -> PoolClient:
+def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
     """Return the client of a driver in the controller, whose messages are calls of the pool."""
 
     def usage_error(text: str) -> None:
@@ -144,5 +143,5 @@ def client_here(pool: Pool, show: Callable[[str], None], calls: MainThreadCalls)
         raise pytest.UsageError(text)
 
     service = PoolService(lambda: pool, lambda message: client.handle(message), usage_error, show)
-    client = PoolClient(service.handle, calls)
+    client = PoolClient(service.handle)
     return client

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
 from traceback import format_exc
-from typing import Any, Protocol
+from typing import Protocol
 
 from pytest_accel.core import session_folder, shared_memory
 from pytest_accel.core.clock import monotonic
@@ -19,7 +19,7 @@ from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
-from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, Retire
+from pytest_accel.core.rank_messages import RETIRED, Retire
 from pytest_accel.core.record_events import Recorder
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.shared_memory import SharedFile
@@ -283,20 +283,9 @@ class WorldManager:
         killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
         world.gone()
         self._record("WorldGone", world=world.spec.world)
-        world.workers.end(world.exits, self._outputs(world))
         WorldInspector(self.directory, world.spec).remove_files()
         self._observer.on_gone(world, killed=killed)
         self._changed.notify_all()
-
-    def _outputs(self, world: PooledWorld) -> dict[int, dict[str, Any]]:
-        """Return `config.workeroutput` of the ranks that have ended their sessions; empty for those elsewhere.
-
-        The inspector of another machine may take seconds to answer.
-        """
-        ended = {rank for rank, end in world.exits.items() if end.status in (RETIRED, FAILED_BY_HOOK)}
-        here = {rank: None for rank in ended if not world.spec.is_remote(rank)}
-        found = MachineInspector(self.directory, world.spec.world).outputs(here)
-        return {rank: found.get(rank, {}) for rank in ended}
 
     def watch_exit(self, number: int, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
         """Call `on_exit` with the rank's exit status once it has ended; with None if the status is unknown."""
@@ -460,7 +449,7 @@ class WorldManager:
     def _tick(self) -> None:
         with self._lock:
             now = monotonic()
-            starting = [one for one in self.worlds.values() if one.state is WorldState.STARTING and one.begun]
+            starting = [one for one in self.worlds.values() if one.state is WorldState.STARTING]
             late = [one for one in starting if now - one.since > START_TIMEOUT]
             for world in late:
                 self._kill_servers(world, world.spec.server_numbers)

@@ -10,7 +10,6 @@ import struct
 import sys
 from multiprocessing import connection, process
 from os import getpid
-from pickle import dump
 from types import SimpleNamespace
 from typing import IO
 
@@ -19,7 +18,7 @@ import pytest
 
 from pytest_accel.core import log, plugin_roles, prctl, worker_input
 from pytest_accel.core.held_devices import HELD, HeldDevices
-from pytest_accel.core.paths import inner_lock_folder, output_path, stack_path
+from pytest_accel.core.paths import inner_lock_folder, stack_path
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.core.role import Role, StorePort
 from pytest_accel.core.session_spec import SessionSpec, with_options
@@ -90,9 +89,6 @@ def run(session: SessionSpec, role: Role) -> int:
         plugin.refuse(CannotRun(f"pytest ended with exit status {code} before it could run a test"))
     if not plugin.retired:
         return int(code)
-    path = output_path(session.directory, plugin.context.spec.world, plugin.context.rank)
-    with contextlib.suppress(OSError), open(path, "wb") as file:
-        dump(worker_input.only_plain(plugin.output), file)
     return _status(plugin, code)
 
 
