@@ -190,10 +190,6 @@ class ReportHooks:
                 terminalreporter.write_line(text)
             if any(USED_BY_SUITE in text for text in pool.summary.devices):
                 terminalreporter.write_line(_USED_AT_IMPORT)
-        if pool.summary.shared_files:
-            terminalreporter.section("accel: left in /dev/shm by an unknown process while ranks ran", sep="-")
-            for text in pool.summary.shared_files:
-                terminalreporter.write_line(text)
         if pool.summary.left_before:
             terminalreporter.section("accel: processes that killed sessions have left", sep="-")
             for text in pool.summary.left_before:
