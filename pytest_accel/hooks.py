@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from threading import RLock
-
     from pytest_accel.core.marks import Marks
-    from pytest_accel.core.session_spec import SessionSpec
-    from pytest_accel.core.world_spec import WorldSpec
     from pytest_accel.driver.item_plan import ItemPlan, Resources
     from pytest_accel.driver.items import MarkedItem
-    from pytest_accel.forkserver.server_client import ServerCallbacks
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.pool.world_leases import ClusterConnection
-    from pytest_accel.pool.world_manager import WorldStarter
+    from pytest_accel.pool.world_manager import StartJob
     from pytest_accel.rank.context import RankContext
     from pytest_accel.session import AccelSession
 
@@ -147,15 +142,8 @@ def pytest_accel_connect_cluster(session: AccelSession) -> ClusterConnection | N
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_accel_start_job(
-    spec: SessionSpec,
-    callbacks: ServerCallbacks,
-    lock: RLock,
-    launcher: str,
-    world: WorldSpec,
-    on_end: Callable[[], None],
-) -> WorldStarter | None:
-    """Start the ranks of a world with a launcher; see `StartJob` in ``pool/world_manager.py``."""
+def pytest_accel_job_starter() -> StartJob | None:
+    """Return the function that starts the ranks of a world with a launcher."""
 
 
 @pytest.hookspec(firstresult=True)

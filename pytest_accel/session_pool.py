@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec import structs
@@ -31,13 +31,9 @@ from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 
 if TYPE_CHECKING:
-    from threading import RLock
-
-    from pytest_accel.core.world_spec import WorldSpec
     from pytest_accel.forkserver.early_server import EarlyServer
-    from pytest_accel.forkserver.server_client import ServerCallbacks
     from pytest_accel.pool.world_leases import ClusterConnection, LaunchedMachines
-    from pytest_accel.pool.world_manager import WorldStarter
+    from pytest_accel.pool.world_manager import StartJob, WorldStarter
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
@@ -100,20 +96,10 @@ class SessionPool:
                     self._show(f"accel: coverage of ranks is incomplete: {problem}")
 
 
-def _start_job(
-    config: pytest.Config,
-    spec: SessionSpec,
-    callbacks: ServerCallbacks,
-    lock: RLock,
-    launcher: str,
-    world: WorldSpec,
-    on_end: Callable[[], None],
-) -> WorldStarter:
-    """Start a world with a launcher; a `StartJob` of `pool/world_manager.py` after its first argument."""
-    job: WorldStarter = features.require(config, "launcher").pytest_accel_start_job(
-        spec=spec, callbacks=callbacks, lock=lock, launcher=launcher, world=world, on_end=on_end
-    )
-    return job
+def _start_job(config: pytest.Config, *arguments: Any) -> WorldStarter:
+    """Start a world with a launcher; see `StartJob` in `pool/world_manager.py`."""
+    start: StartJob = features.require(config, "launcher").pytest_accel_job_starter()
+    return start(*arguments)
 
 
 def _explanation_options(config: pytest.Config) -> list[str]:

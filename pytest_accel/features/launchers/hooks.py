@@ -12,13 +12,7 @@ from pytest_accel.core.units import count_text
 from pytest_accel.features.launchers.launched_session import LaunchedSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from threading import RLock
-
-    from pytest_accel.core.session_spec import SessionSpec
-    from pytest_accel.core.world_spec import WorldSpec
     from pytest_accel.features.launchers.mpi import MpiJob
-    from pytest_accel.forkserver.server_client import ServerCallbacks
     from pytest_accel.session import AccelSession
 
 
@@ -36,17 +30,10 @@ def pytest_accel_configure(session: AccelSession) -> None:
     config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
 
 
-def pytest_accel_start_job(
-    spec: SessionSpec,
-    callbacks: ServerCallbacks,
-    lock: RLock,
-    launcher: str,
-    world: WorldSpec,
-    on_end: Callable[[], None],
-) -> MpiJob:
+def pytest_accel_job_starter() -> type[MpiJob]:
     from pytest_accel.features.launchers.mpi import MpiJob
 
-    return MpiJob(spec, callbacks, lock, launcher, world, on_end)
+    return MpiJob
 
 
 def pytest_accel_why_no_launcher(launcher: str) -> str | None:
