@@ -2,7 +2,7 @@
 
 If pytest-accel may not be installed, mark the implementation with ``@pytest.hookimpl(optionalhook=True)``.
 
-The hooks below `_INTERNAL` are no interface: the kernel calls its features by them, and each release may change them.
+All hooks after these two are internal: the kernel calls its features by them, and each release may change them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def pytest_accel_merge(item: pytest.Item, report: pytest.TestReport, rank_data: 
     """
 
 
-_INTERNAL = "Called by the kernel, for the features of this package alone."
+# Internal hooks, with which the kernel calls the features of this package
 
 
 def pytest_accel_start(early_config: pytest.Config, args: list[str]) -> None:
