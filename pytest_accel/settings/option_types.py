@@ -107,8 +107,7 @@ def time(value: object) -> float:
 
 def positive_time(value: object) -> float:
     """Return the same as `time`, but > 0."""
-    seconds = time(value)
-    _check(seconds > 0, value)
+    _check((seconds := time(value)) > 0, value)
     return seconds
 
 
@@ -223,6 +222,5 @@ def cluster(value: object) -> str:
             f"must be ray or ray:HOST:PORT, got {given!r}: ray:// is the address of Ray's client server, but this "
             "machine must be a node of the cluster; give the address of the cluster's head (--port of `ray start`)"
         )
-    is_address = re.fullmatch(r"ray:(\[[0-9A-Fa-f:.]+\]|[\w.-]+):[0-9]{1,5}", given, re.ASCII)
-    _check(given == "ray" or is_address is not None, value)
+    _check(re.fullmatch(r"ray(:(\[[0-9A-Fa-f:.]+\]|[\w.-]+):[0-9]{1,5})?", given, re.ASCII) is not None, value)
     return given

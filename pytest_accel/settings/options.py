@@ -428,9 +428,11 @@ def _read(definition: _Option, value: object, source: str) -> Any:
 
 def _convert(definition: _Option, value: object) -> Any:
     """Return the value of a setting. Raise ValueError with a text that says what is allowed."""
+    read = definition.read
+    if read == "text" and isinstance(value, str) and value.strip():
+        return value.strip()  # Without the import, which few sessions need.
     from pytest_accel.settings import option_types
 
-    read = definition.read
     try:
         return (getattr(option_types, read) if isinstance(read, str) else read)(value)
     except option_types.ExplainedError:
