@@ -232,14 +232,17 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
-    made: Launch = features.call_one("make_launch", request.config, request, tmp_path_factory)
+    made: Launch = features.require(request.config, "launch").pytest_accel_make_launch(
+        request=request, tmp_path_factory=tmp_path_factory
+    )
     return made
 
 
 @pytest.fixture
 def faults(request: pytest.FixtureRequest) -> Iterator[Faults]:
     """Return an object that announces how ranks of this test end on purpose, and plans faults; see `Faults`."""
-    with features.call_one("make_faults", request.config, _rank_context(request)) as made:
+    hook = features.require(request.config, "faults")
+    with hook.pytest_accel_make_faults(context=_rank_context(request)) as made:
         yield made
 
 

@@ -1,14 +1,28 @@
 """Hooks with which a plugin or a conftest sends data from ranks to the driver.
 
 If pytest-accel may not be installed, mark the implementation with ``@pytest.hookimpl(optionalhook=True)``.
+
+All hooks after these two are internal: the kernel calls its features by them, and each release may change them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
-    import pytest
+    from pytest_accel.core.marks import Marks
+    from pytest_accel.driver.item_plan import ItemPlan, Resources
+    from pytest_accel.driver.items import MarkedItem
+    from pytest_accel.item_redirection import Redirector
+    from pytest_accel.pool.world_leases import ClusterConnection
+    from pytest_accel.pool.world_manager import StartJob
+    from pytest_accel.rank.context import RankContext
+    from pytest_accel.session import AccelSession
 
 
 def pytest_accel_rank_data(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
@@ -37,3 +51,101 @@ def pytest_accel_merge(item: pytest.Item, report: pytest.TestReport, rank_data: 
     :param rank_data: the data of each rank, by rank. Ranks that sent nothing, or died, are absent. Keys that begin with
         ``pytest_accel:`` belong to pytest-accel.
     """
+
+
+# Internal hooks, with which the kernel calls the features of this package
+
+
+def pytest_accel_start(early_config: pytest.Config, args: list[str]) -> None:
+    """The command line is known, and no conftest has been imported. Not called in ranks."""
+
+
+def pytest_accel_configure(session: AccelSession) -> None:
+    """Pytest calls `pytest_configure`. Not called in ranks."""
+
+
+def pytest_accel_configure_rank(config: pytest.Config) -> None:
+    """Pytest calls `pytest_configure` in a rank."""
+
+
+def pytest_accel_marks_of_file(config: pytest.Config, path: Path, text: str) -> set[str]:  # type: ignore[empty-body]
+    """Return names of the plugin's marks that tests of a file may get although they are not in its `text`."""
+
+
+def pytest_accel_divide(config: pytest.Config, nodes: list[Any], selectable: bool) -> None:
+    """Put a test for each entry in place of each of the collected `nodes` that has lists in its marks.
+
+    `selectable` is True if the command line may select the new tests by their names.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_accel_plan_all(plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan | None:
+    """Return the plan for the largest number of devices or ranks that can run: a mark has "all".
+
+    ``plan(number)`` returns the plan for a number.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_accel_read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> dict[pytest.Item, str] | None:
+    """Store the `DriverLeases` of new items with the mark ``needs``; return the errors of those whose marks are wrong.
+
+    Plugins have modified the list of items, which may then be selected and redirected.
+    """
+
+
+def pytest_accel_select(
+    session: AccelSession,
+    items: list[pytest.Item],
+    found: dict[pytest.Item, Marks],
+    redirector: Redirector,
+    shard: tuple[int, int] | None,
+) -> None:
+    """Deselect items; `found` has those with marks."""
+
+
+def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
+    """New items run in worlds, and this process is to run tests. Raise ``pytest.UsageError`` if they cannot run."""
+
+
+def pytest_accel_collection_finished(session: AccelSession, items: Sequence[pytest.Item]) -> None:
+    """Marked tests were found, and `pytest_collection_finish` follows."""
+
+
+def pytest_accel_workers_collected(session: AccelSession, ids: Sequence[str], workers: int) -> None:
+    """A worker of xdist has collected marked tests. Called in the controller."""
+
+
+def pytest_accel_around_call(context: RankContext) -> AbstractContextManager[object] | None:
+    """Return a context manager for the call of a test in this rank."""
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_accel_make_launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Return the value of the fixture `launch`."""
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_accel_make_faults(context: RankContext) -> AbstractContextManager[object] | None:
+    """Return a context manager with the value of the fixture `faults` in a rank."""
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_accel_open_fake_group(context: RankContext) -> object:
+    """Return the store of the fake process group that this rank is about to open."""
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_accel_connect_cluster(session: AccelSession) -> ClusterConnection | None:
+    """Return the cluster whose machines run the tests."""
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_accel_job_starter() -> StartJob | None:
+    """Return the function that starts the ranks of a world with a launcher."""
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_accel_why_no_launcher(launcher: str) -> str | None:
+    """Return why ``launcher`` cannot start ranks on this machine; None if it can."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ class Redirector:
             session.settings,
             self._why_no_launcher,
             self._remote_inventory,
-            partial(features.call_one, "plan_all", session.config),
+            self._plan_all,
             hypothetical=planned_machine(session.config) is not None,
         )
         if launched is not None:
@@ -119,7 +119,15 @@ class Redirector:
 
     def _why_no_launcher(self, launcher: str) -> str | None:
         """Return why `launcher` cannot be used on this machine; None if it can."""
-        return next(iter(features.call("why_no_launcher", self._session.config, launcher)), None)
+        features.register(self._session.config, "launcher")
+        reason: str | None = self._session.config.hook.pytest_accel_why_no_launcher(launcher=launcher)
+        return reason
+
+    def _plan_all(self, plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan:
+        """Return the plan for the largest number that can run."""
+        hook = features.require(self._session.config, "lists")
+        largest: ItemPlan = hook.pytest_accel_plan_all(plan=plan, at_least=at_least, resources=resources)
+        return largest
 
 
 def _is_forked(item: pytest.Item) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel import features, hooks
-from pytest_accel.core import launcher_env
 from pytest_accel.core.marks import (
     MARKER_LINES,
     NEEDS,
@@ -22,8 +21,7 @@ from pytest_accel.core.marks import (
     has_marks,
     marks_in,
 )
-from pytest_accel.core.node_refs import PlaceRecorder
-from pytest_accel.core.source_files import record_conftest, record_file, text_of
+from pytest_accel.core.source_files import PlaceRecorder, record_conftest, record_file, text_of
 from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
     LAUNCHED,
@@ -112,9 +110,10 @@ def pytest_load_initial_conftests(
     if log is not None or "PYTEST_ACCEL_LOG" in os.environ:
         _start_log(early_config, log)
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        features.call("start", early_config, early_config, args)
+        features.register(early_config, "start")
+        early_config.hook.pytest_accel_start(early_config=early_config, args=args)
     # Not in a worker: the controller may have begun to write the files.
-    if not launcher_env.is_xdist_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+    if not _is_worker() and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
         if LAUNCHED not in early_config.stash:
             from pytest_accel import early_start
 
@@ -130,12 +129,21 @@ def pytest_load_initial_conftests(
         raise
 
 
+def _is_worker() -> bool:
+    """Return whether this process is an xdist worker; there is no `pytest.Config` yet that says so."""
+    if "PYTEST_XDIST_TESTRUNUID" not in os.environ:
+        return False
+    from pytest_accel.core import launcher_env
+
+    return launcher_env.is_xdist_worker()
+
+
 def _start_log(early_config: pytest.Config, path: str | None) -> None:
     """Write the steps of this process to the file of ``--accel-log``; a rank has begun to do so earlier."""
-    from pytest_accel.core import log
+    from pytest_accel.core import launcher_env, log
 
     if not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
-        alone = not launcher_env.is_xdist_worker() and launcher_env.find_here() is None
+        alone = not _is_worker() and launcher_env.find_here() is None
         if path is not None and alone and not log.is_on():
             options.remove_output(path, options.LOG)
         log.start_session(early_config, path)
@@ -178,7 +186,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CollectionHooks(_session(config)), "accel-collection")
     config.pluginmanager.register(PlaceRecorder(), "accel-places")  # After the hooks that divide what it records.
     if in_rank:
-        features.call("configure_rank", config, config)
+        features.register(config, "configure_rank")
+        config.hook.pytest_accel_configure_rank(config=config)
         return
     session = _session(config)
     config.pluginmanager.register(DeviceErrorHooks(session), "accel-device-errors")
@@ -192,7 +201,8 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_accel.xdist_hooks import XdistHooks
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")
-    features.call("configure", config, session)
+    features.register(config, "configure")
+    config.hook.pytest_accel_configure(session=session)
 
 
 @pytest.hookimpl(trylast=True)
@@ -220,12 +230,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class DeviceErrorHooks:
-    """Finds a test that leaves a device unusable for this process, and ends an xdist worker after such a test."""
+    """Finds a test that leaves a device unusable for this process, and names it in the failures of later tests."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
-        self._unusable = False
-        """True after a test that has left a device unusable."""
+        self._unusable = ""
+        """The sentence about a test that has left a device unusable."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -237,16 +247,13 @@ class DeviceErrorHooks:
 
                 self._unusable = device_errors.record(item)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> Generator[None, object, object]:
-        result = yield
-        if self._unusable and nextitem is not None and self._session.is_worker:
-            from pytest_accel import device_errors
-
-            device_errors.end_worker(item, self._session)
-        return result
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        unusable = self._unusable
+        report = yield
+        if unusable and report.failed and MARKED not in item.stash:
+            report.sections.append(("accel: unusable device", unusable))
+        return report
 
 
 class UnmarkedFailureHooks:
@@ -348,7 +355,7 @@ class CollectionHooks:
         """Return the marks that tests in the file seem to have, judged by its text."""
         text, config = text_of(path), self._session.config
         marks = marks_in(text) - self._owners.of_project
-        marks = marks.union(*features.call("marks_of_file", config, config, path, text))
+        marks = marks.union(*config.hook.pytest_accel_marks_of_file(config=config, path=path, text=text))
         return marks - self._deselected_marks
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -373,7 +380,6 @@ class CollectionHooks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
         self._divide(items)  # Marks may have been added after their collector had ended.
         collected = items.copy()
-        features.call("collected", self._session.config, self._session.config, items)
         result = yield
         self._note_use(collected)  # Hooks may have added marks.
         self._divide(items)
@@ -394,7 +400,7 @@ class CollectionHooks:
                 self._divide(session.items)
                 self._redirect(session.items, None)
         if self._redirector is not None or any(DRIVER_LEASES in item.stash for item in session.items):
-            features.call("collection_finished", session.config, self._session, session.items)
+            session.config.hook.pytest_accel_collection_finished(session=self._session, items=session.items)
         before = session.items.copy()
         result = yield
         if session.items != before:
@@ -425,7 +431,8 @@ class CollectionHooks:
         self._note_use(nodes)
         finder, config = MarkFinder(self._owners), self._session.config
         if any(has_list(finder.find(node).distributed) for node in nodes):
-            features.call("divide", config, config, nodes, selectable)
+            features.register(config, "lists")
+            config.hook.pytest_accel_divide(config=config, nodes=nodes, selectable=selectable)
 
     def _redirect(self, items: list[pytest.Item], shard: tuple[int, int] | None) -> None:
         """Make new marked items run in worlds, and register the hooks that run them.
@@ -437,22 +444,24 @@ class CollectionHooks:
         found = {item: marks for item in items if any(marks := finder.find(item))}
         wrong: dict[pytest.Item, str] = {}
         # Without any other mark of the plugin, `needs` may be a mark of a suite that does not use the plugin.
-        if NEEDS in finder.names and (found or options.has_resources(config)):
-            for errors in features.call("read_needs", config, self._session, items):
-                wrong |= errors
+        if NEEDS in finder.names and (found or options.find(config, options.RESOURCES) is not None):
+            features.register(config, "needs")
+            wrong = config.hook.pytest_accel_read_needs(session=self._session, items=items) or {}
         if wrong:
             from pytest_accel.item_redirection import make_fail
 
             for item, text in wrong.items():
                 make_fail(item, text)
                 found.pop(item, None)
-        if not found and not features.needed("select", config):
+        if not found and self._session.settings.select is None and self._session.settings.shard is None:
             return
         if self._redirector is None:
             from pytest_accel.item_redirection import Redirector
 
             self._redirector = Redirector(self._session)
-        features.call("select", config, self._session, items, found, self._redirector, shard)
+        config.hook.pytest_accel_select(
+            session=self._session, items=items, found=found, redirector=self._redirector, shard=shard
+        )
         redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return
@@ -461,8 +470,9 @@ class CollectionHooks:
         if not config.pluginmanager.has_plugin("accel-runtest"):
             config.pluginmanager.register(RuntestHooks(self._session), "accel-runtest")
             config.pluginmanager.register(MergedReportHooks(), "accel-merged-report")
+        features.register(config, "marked")
         try:
-            features.call("redirected", config, self._session, items, redirected)
+            config.hook.pytest_accel_redirected(session=self._session, items=items, redirected=redirected)
         except pytest.UsageError as error:
             runnable = [marked.item for marked in redirected if marked.missing is None]
             self._redirector.refuse(str(error), runnable)

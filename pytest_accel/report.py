@@ -6,13 +6,12 @@ Also the hooks that check ``--accel-require`` and end the session's processes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
 
-from pytest_accel.core.launcher_env import find_here
 from pytest_accel.core.stash_keys import (
     DEVICE_ERROR,
     EXPECTED_DEVICE_ERROR,
@@ -22,12 +21,15 @@ from pytest_accel.core.stash_keys import (
     SKIPPED_FILES,
 )
 from pytest_accel.session import AccelSession
-from pytest_accel.settings.options import LAUNCHER, flag, is_distributed
+from pytest_accel.settings.options import LAUNCHER, Settings, flag, is_distributed
 
 _USED_AT_IMPORT = (
     "A conftest or test file that uses a device when it is imported keeps memory of it in each importing process until "
     "the session ends. Use the device in fixtures, and ask for its properties with arguments of the mark."
 )
+
+
+_ERRORS = "accel: errors outside of any test"
 
 
 class ReportHooks:
@@ -81,6 +83,8 @@ class ReportHooks:
 
     def _launcher(self) -> list[str]:
         """Return a line if this process is one of several that a launcher has started, and a session by itself."""
+        from pytest_accel.core.launcher_env import find_here
+
         process = find_here()  # None in a session of all these processes, which has removed the launcher's variables.
         if process is None or self._session.settings.cluster is not None:
             return []
@@ -89,7 +93,7 @@ class ReportHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
-        if self._session.settings.names_devices:
+        if self._session.settings[:3] != Settings()[:3]:  # They choose devices, or an order of devices.
             _ = self._session.machine  # Raises pytest.UsageError for settings that do not fit this machine.
         for kind, count in self._session.settings.require:
             from pytest_accel.hardware.inventory import skipped
@@ -136,110 +140,70 @@ class ReportHooks:
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         reports = [report for reports in terminalreporter.stats.values() for report in reports]
-        missing = Counter(report.accel_missing for report in reports if hasattr(report, "accel_missing"))
-        if missing:
-            word = "failed" if self._session.settings.strict else "skipped"
-            terminalreporter.section(f"accel: {missing.total()} {word} for missing hardware", sep="-")
-            for reason, count in missing.most_common():
-                terminalreporter.write_line(f"{count:>5}  {reason}")
-        self._show_conditions(terminalreporter, reports)
-        unusable = {
-            f"{getattr(report, 'worker_id', '')} {report.nodeid}: {error}".lstrip()
-            for report in reports
-            for name, error in getattr(report, "user_properties", ())
-            if name == DEVICE_ERROR
-        }
-        if unusable:
-            self._show_unusable(terminalreporter, sorted(unusable))
-        if config.get_verbosity() > 0:
-            self._show_expected_errors(terminalreporter, reports)
-        if left_alone := config.stash[OWNERS].left_alone:
-            from pytest_accel.foreign_marks import summary_lines
-
-            terminalreporter.section("accel: tests with marks of the project", sep="-")
-            for line in summary_lines(left_alone):
-                terminalreporter.write_line(line)
-        reruns = [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
-        if reruns:
-            terminalreporter.section("rerun", sep="-")
-            for command in reruns:
-                terminalreporter.write_line(command)
+        for title, lines in (*self._sections_of_tests(reports, config), *self._sections_of_pool(config)):
+            if lines:
+                is_error = title == _ERRORS
+                terminalreporter.section(title, sep="=" if is_error else "-", **({"red": True} if is_error else {}))
+                for line in lines:
+                    terminalreporter.write_line(line)
         pool = self._session.started_pool
-        if pool is None:
-            return
-        for interrupted in pool.summary.interrupted:
-            from pytest_accel.core.frames import folders_of
-            from pytest_accel.verdict import sentences
-
-            name = f" of {interrupted.test}" if interrupted.test else ""
-            terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
-            for line in sentences.interrupted_lines(interrupted, folders_of(config)):
-                terminalreporter.write_line(line)
-        if pool.summary.errors:
-            from pytest_accel.verdict import sentences
-
-            terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
-            for problem in pool.summary.errors:
-                terminalreporter.write_line(sentences.problem_lines(problem))
-        if pool.summary.devices:
-            terminalreporter.section("accel: device memory that tests found in use", sep="-")
-            from pytest_accel.hardware.health import USED_BY_SUITE
-
-            for text in pool.summary.devices:
-                terminalreporter.write_line(text)
-            if any(USED_BY_SUITE in text for text in pool.summary.devices):
-                terminalreporter.write_line(_USED_AT_IMPORT)
-        if pool.summary.shared_files:
-            terminalreporter.section("accel: left in /dev/shm by an unknown process while ranks ran", sep="-")
-            for text in pool.summary.shared_files:
-                terminalreporter.write_line(text)
-        if pool.summary.left_before:
-            terminalreporter.section("accel: processes that killed sessions have left", sep="-")
-            for text in pool.summary.left_before:
-                terminalreporter.write_line(text)
-        if config.get_verbosity() > 0:
+        if pool is not None and config.get_verbosity() > 0:
             for note in pool.summary.notes:
                 terminalreporter.write_line(f"accel: {note}")
 
-    def _show_conditions(self, terminalreporter: Any, reports: Sequence[Any]) -> None:
-        """Show which conditions have skipped files and tests since only ranks have a variable."""
-        files = self._session.skipped_files
-        tests = Counter(report.accel_condition for report in reports if hasattr(report, "accel_condition"))
-        if not files and not tests:
-            return
-        from pytest_accel.core.units import count_text
-        from pytest_accel.driver.skip_conditions import ADVICE
-
+    def _sections_of_tests(self, reports: Sequence[Any], config: pytest.Config) -> Iterator[tuple[str, list[str]]]:
+        """Yield the title and the lines of each section that is made of reports."""
         word = "failed" if self._session.settings.strict else "skipped"
-        terminalreporter.section(f"accel: {word} by a condition on what only ranks have", sep="-")
-        for line in (*files, *(f"{text}: {count_text(count, 'test')}" for text, count in tests.most_common())):
-            terminalreporter.write_line(line)
-        terminalreporter.write_line(ADVICE)
+        missing = Counter(report.accel_missing for report in reports if hasattr(report, "accel_missing"))
+        lines = [f"{count:>5}  {reason}" for reason, count in missing.most_common()]
+        yield f"accel: {missing.total()} {word} for missing hardware", lines
+        files = self._session.skipped_files
+        if files or any(hasattr(report, "accel_condition") for report in reports):
+            from pytest_accel.core.units import count_text
+            from pytest_accel.driver.skip_conditions import ADVICE
 
-    def _show_expected_errors(self, terminalreporter: Any, reports: Sequence[Any]) -> None:
-        """Show which tests have left a device unusable for their ranks by an error that they have seen."""
-        lines = {
-            f"{report.nodeid}: {error}"
+            tests = Counter(report.accel_condition for report in reports if hasattr(report, "accel_condition"))
+            counts = [f"{text}: {count_text(count, 'test')}" for text, count in tests.most_common()]
+            yield f"accel: {word} by a condition on what only ranks have", [*files, *counts, ADVICE]
+        errors = [
+            (report, name.partition("[")[0], error)  # With several ranks, the name of each follows.
             for report in reports
             for name, error in getattr(report, "user_properties", ())
-            # With several ranks, the name of each follows.
-            if isinstance(name, str) and name.partition("[")[0] == EXPECTED_DEVICE_ERROR
+            if isinstance(name, str)
+        ]
+        unusable = {
+            f"{getattr(report, 'worker_id', '')} {report.nodeid}: {error}".lstrip()
+            for report, name, error in errors
+            if name == DEVICE_ERROR
         }
-        if lines:
-            terminalreporter.section("accel: ranks replaced after errors of devices that their tests expected", sep="-")
-            for line in sorted(lines):
-                terminalreporter.write_line(line)
+        after = "the tests after it ran in the same process; tests with marks run in ranks, which are replaced"
+        yield (
+            "accel: tests that left a device unusable for their process",
+            [*sorted(unusable), *[after][: len(unusable)]],
+        )
+        if config.get_verbosity() > 0:
+            seen = {f"{report.nodeid}: {error}" for report, name, error in errors if name == EXPECTED_DEVICE_ERROR}
+            yield "accel: ranks replaced after errors of devices that their tests expected", sorted(seen)
+        if left_alone := config.stash[OWNERS].left_alone:
+            from pytest_accel.foreign_marks import summary_lines
 
-    def _show_unusable(self, terminalreporter: Any, lines: Sequence[str]) -> None:
-        """Show which tests have left a device unusable for their process."""
-        from pytest_accel.device_errors import keeps_workers
+            yield "accel: tests with marks of the project", list(summary_lines(left_alone))
+        yield "rerun", [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
 
-        terminalreporter.section("accel: tests that left a device unusable for their process", sep="-")
-        for line in lines:
-            terminalreporter.write_line(line)
-        if not is_distributed(self._session.config):
-            terminalreporter.write_line("the tests after it ran in the same process; under -n, a new worker runs them")
-        elif keeps_workers(self._session.config):
-            terminalreporter.write_line("the workers were not replaced (--max-worker-restart 0)")
-        else:
-            terminalreporter.write_line("a worker ends after such a test if tests remain for it, and xdist replaces it")
+    def _sections_of_pool(self, config: pytest.Config) -> Iterator[tuple[str, list[str]]]:
+        """Yield the title and the lines of each section about the worlds and leases of the session."""
+        if (pool := self._session.started_pool) is None:
+            return
+        from pytest_accel.core.frames import folders_of
+        from pytest_accel.hardware.health import USED_BY_SUITE
+        from pytest_accel.verdict import sentences
+
+        for interrupted in pool.summary.interrupted:
+            name = f" of {interrupted.test}" if interrupted.test else ""
+            lines = sentences.interrupted_lines(interrupted, folders_of(config))
+            yield f"accel: the interrupted ranks{name}", list(lines)
+        yield _ERRORS, list(map(sentences.problem_lines, pool.summary.errors))
+        devices = pool.summary.devices
+        advice = [_USED_AT_IMPORT] if any(USED_BY_SUITE in text for text in devices) else []
+        yield "accel: device memory that tests found in use", [*devices, *advice]
+        yield "accel: processes that killed sessions have left", pool.summary.left_before

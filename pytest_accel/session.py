@@ -116,7 +116,7 @@ class AccelSession:
         The first access connects to the cluster, and raises :class:`pytest.UsageError` if that is not possible.
         """
         if self._cluster is None and self.settings.cluster is not None:
-            self._cluster = features.call_one("connect_cluster", self.config, self)
+            self._cluster = features.require(self.config, "cluster").pytest_accel_connect_cluster(session=self)
         return self._cluster
 
     @property
@@ -159,7 +159,7 @@ class AccelSession:
         from pytest_accel.pool.pool_service import client_here
 
         with _explaining_replaced_functions():
-            return client_here(self.pool, self.show, self._made_session_pool.calls)
+            return client_here(self.pool, self.show)
 
     @property
     def driver(self) -> Driver:

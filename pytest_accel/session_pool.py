@@ -19,13 +19,12 @@ from pytest_accel.core.paths import current_folder
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
-from pytest_accel.core.shims import base_temporary_directory, log_file_handler, wake_controller
+from pytest_accel.core.shims import base_temporary_directory, log_file_handler
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.suite_place import place_options
 from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.world_leases import ThisMachine
 from pytest_accel.rank_inputs import RankInputs
@@ -34,7 +33,7 @@ from pytest_accel.settings.options import Settings, is_distributed, own_path
 if TYPE_CHECKING:
     from pytest_accel.forkserver.early_server import EarlyServer
     from pytest_accel.pool.world_leases import ClusterConnection, LaunchedMachines
-    from pytest_accel.pool.world_manager import WorldStarter
+    from pytest_accel.pool.world_manager import StartJob, WorldStarter
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
@@ -58,8 +57,6 @@ class SessionPool:
         `show` writes a line to the terminal.
         """
         self._show = show
-        self.calls = MainThreadCalls()
-        self.calls.wake = wake_controller(config, self.calls.run) or self.calls.wake
         self._coverage: coverage_data.DriverCoverage | None = None
         left = session_folder.remove_dead()
         early: EarlyServer | None = config.stash.get(EARLY_SERVER, None)
@@ -81,7 +78,7 @@ class SessionPool:
             machine,
             spec,
             own_machine.slots,
-            workers=RankInputs(config, show, self.calls),
+            workers=RankInputs(config),
             waits_for_busy=waits,
             machines=launched or (here if cluster is None else cluster.machines),
             start_job=partial(_start_job, config),
@@ -93,7 +90,6 @@ class SessionPool:
         """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""
         try:
             self.pool.close(gracefully=gracefully)
-            self.calls.run()
         finally:
             if self._coverage is not None:
                 for problem in self._coverage.combine():
@@ -102,8 +98,8 @@ class SessionPool:
 
 def _start_job(config: pytest.Config, *arguments: Any) -> WorldStarter:
     """Start a world with a launcher; see `StartJob` in `pool/world_manager.py`."""
-    job: WorldStarter = features.call_one("start_job", config, *arguments)
-    return job
+    start: StartJob = features.require(config, "launcher").pytest_accel_job_starter()
+    return start(*arguments)
 
 
 def _explanation_options(config: pytest.Config) -> list[str]:
@@ -168,7 +164,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
         if machine.session.present
         else (),
         distributed=distributed,
-        debug=settings.check_collectives,
         leaks=settings.leaks,
         kept_processes=settings.keep_processes,
         logs=None if settings.output is None else os.path.join(config.invocation_params.dir, own_path(settings.output)),

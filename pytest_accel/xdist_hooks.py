@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,15 +19,12 @@ if TYPE_CHECKING:
 
 
 class XdistHooks:
-    """Gives each worker its mask and a channel to the pool, and completes what xdist's scheduler does."""
+    """Gives each worker its mask and a channel to the pool."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._usage_error: str | None = None
         """Message of a worker whose tests request something impossible."""
-        self._ended_after: dict[Any, int] = {}
-        """By worker that has ended because a device is unusable: the index of its last test."""
-        self._scheduler: Any = None
         self._workers = 1
         """The number of workers with which the session has begun."""
 
@@ -65,9 +61,9 @@ class XdistHooks:
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
         node.workerinput["accel_terminal"] = is_interactive(node.config)
-        self._serve_pool(channel, partial(self._ended_after.__setitem__, node))
+        self._serve_pool(channel)
 
-    def _serve_pool(self, channel: Channel, on_end_after_test: Callable[[int], None]) -> None:
+    def _serve_pool(self, channel: Channel) -> None:
         """Answer a worker's messages. The modules of the pool are imported at the first one."""
         service: PoolService | None = None
 
@@ -79,50 +75,10 @@ class XdistHooks:
                 from pytest_accel.pool.pool_service import serve
 
                 pool, show = lambda: self._session.pool, self._session.show
-                service = serve(channel, pool, self._on_usage_error, show, on_end_after_test)
+                service = serve(channel, pool, self._on_usage_error, show)
             service.receive(data)
 
         channel.setcallback(receive, endmarker=None)
-
-    @pytest.hookimpl(optionalhook=True, wrapper=True)
-    def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        scheduler = yield
-        self._scheduler = scheduler
-        if scheduler is not None:
-            scheduler.remove_node = partial(self._remove_node, scheduler, scheduler.remove_node)
-            scheduler.schedule = partial(self._schedule, scheduler.schedule)
-        return scheduler
-
-    def _remove_node(self, scheduler: Any, remove: Callable[[Any], str | None], node: Any) -> str | None:
-        """Remove a worker from the `scheduler`, and return the test in which it has crashed, or None.
-
-        A worker that ends after a test has reported that test. To the scheduler it still runs the test, because it has
-        not sent the message that follows the reports.
-        """
-        ended_after = self._ended_after.get(node)
-        if ended_after is None:
-            return remove(node)
-        from pytest_accel.core.shims import complete_last_test
-
-        complete_last_test(scheduler, node, ended_after)
-        remove(node)
-        return None
-
-    def _schedule(self, schedule: Callable[[], None]) -> None:
-        """Call the scheduler's `schedule` when a worker has collected.
-
-        Call it twice once a worker has ended because of an unusable device. ``--dist loadscope`` and similar ones send
-        a new worker one group of tests. If that is a single test, the worker does not run it until it gets another one.
-        """
-        schedule()
-        if self._ended_after:
-            schedule()
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Fail a session that has not run all its tests because xdist has replaced no more workers."""
-        if self._ended_after and self._scheduler.has_pending and exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _on_usage_error(self, text: str) -> None:
         self._usage_error = text
@@ -135,4 +91,7 @@ class XdistHooks:
         """
         if self._usage_error is not None:
             raise pytest.UsageError(self._usage_error)
-        features.call("workers_collected", self._session.config, self._session, ids, self._workers)
+        if self._session.started_pool is not None:
+            features.register(self._session.config, "marked")
+            hook = self._session.config.hook
+            hook.pytest_accel_workers_collected(session=self._session, ids=ids, workers=self._workers)

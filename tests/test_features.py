@@ -154,7 +154,7 @@ def test_a_test_that_needs_a_deleted_feature_says_so(
     folder = without(standing_on("launch"), tmp_path_factory.mktemp("without"))
     run = suite.start(environment={"PYTHONPATH": str(folder)}).finish()
     run.expect({"test_launch": "ERROR"})
-    assert "this installation of pytest-accel lacks the feature for 'make_launch'" in run.failure("test_launch")
+    assert "this installation of pytest-accel lacks the feature for 'launch'" in run.failure("test_launch")
 
 
 @pytest.mark.long
@@ -182,5 +182,5 @@ def test_marks_without_one_number_are_wrong_if_their_feature_is_deleted(
     assert run.outcomes() == {"test_list": "ERROR", "test_all": "ERROR"}
     text = "@pytest.mark.distributed(backend=['gloo', 'mpi']): no test was made for each"
     assert run.failure("test_list").startswith(text)
-    text = "this installation of pytest-accel lacks the feature for 'plan_all'"
+    text = "this installation of pytest-accel lacks the feature for 'lists'"
     assert run.failure("test_all").startswith(text)

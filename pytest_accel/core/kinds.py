@@ -180,10 +180,6 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _NO_KINDS = ("auto", "none")
 
 
-ALL_KINDS = "{kinds}"
-"""Placeholder for the names of all kinds, which `name_kinds` replaces, so that entry points are read only then."""
-
-
 def kinds() -> tuple[str, ...]:
     """Return all kinds in the order in which ``auto`` tries them: this package's own first."""
     return (*OWN_KINDS, *sorted(published()))
@@ -203,8 +199,8 @@ def published() -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def name_kinds(text: str) -> str:
-    """Return `text` with the names of all kinds in place of `ALL_KINDS`."""
-    return text.replace(ALL_KINDS, ", ".join(kinds()))
+    """Return `text` with the names of all kinds in place of ``{kinds}``. Entry points are read only then."""
+    return text.replace("{kinds}", ", ".join(kinds()))
 
 
 def check_kind(kind: str) -> None:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_accel.core.kinds import ALL_KINDS, check_kind, name_kinds
-
 if TYPE_CHECKING:
     from pytest_accel.core.device import Share
 
@@ -100,6 +98,8 @@ def _one_of(*words: str) -> Callable[[object], str]:
 
 def _kind(value: object) -> str:
     kind = _text(value)
+    from pytest_accel.core.kinds import check_kind  # Imported here, because not every session needs it.
+
     check_kind(kind)
     return kind
 
@@ -146,7 +146,7 @@ def _environment(value: object) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(value.items()))
 
 
-_KIND = _Argument(None, f"one of {ALL_KINDS}", _kind)
+_KIND = _Argument(None, "one of {kinds}", _kind)
 _FRESH = _Argument(False, "True or False", _boolean)
 _AT_LEAST = _Argument(1, "an int >= 1", _count)
 
@@ -260,6 +260,8 @@ def check(mark: pytest.Mark, resources: Collection[str] = ()) -> dict[str, Any]:
             is_resource = argument == "kind" and value in resources
             checked[argument] = value if is_resource else definition.read(value)
         except ValueError:
+            from pytest_accel.core.kinds import name_kinds
+
             allowed = name_kinds(definition.allowed) + (" or None" if definition.default is None else "")
             if argument == "kind" and resources:
                 allowed += f"; or a name of accel_resources: {', '.join(resources)}"

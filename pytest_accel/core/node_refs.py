@@ -8,13 +8,13 @@ collected and its place among the nodes that could be taken for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import pytest
 
+from pytest_accel.core.source_files import PLACE
 from pytest_accel.core.stash_keys import VARIANT
 
 
@@ -71,19 +71,6 @@ class NodeRef(NamedTuple):
         return (self.collector, *(place.digest or place.name for place in self.places))
 
 
-class _Children:
-    """The children of one collector as they were collected, before any plugin renames, reorders or selects them."""
-
-    def __init__(self, nodes: Sequence[pytest.Item | pytest.Collector]) -> None:
-        self._names = [node.name for node in nodes]
-        self._families = [getattr(node, "originalname", None) or node.name for node in nodes]
-
-    @cached_property
-    def places(self) -> list[NodePlace]:
-        """The place of each child, made when the first of them is asked for: most files have no test for ranks."""
-        return places(self._names, self._families)
-
-
 def places(names: Sequence[str], families: Sequence[str]) -> list[NodePlace]:
     """Return the places of all children of a collector, which have these `names` and are in these `families`."""
     members: dict[str, list[str]] = {}
@@ -98,27 +85,6 @@ def places(names: Sequence[str], families: Sequence[str]) -> list[NodePlace]:
     return found
 
 
-_PLACE: pytest.StashKey[tuple[_Children, int]] = pytest.StashKey()
-"""The children among which a collector has returned the node, and its index there. Copies of the node have it, too."""
-
-
-class PlaceRecorder:
-    """Pytest plugin that records the places of all nodes. Registered in every process that collects."""
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_make_collect_report(
-        self, collector: pytest.Collector
-    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Record the places before other wrappers, as that of ``--lf``, leave out some of the children."""
-        report = yield
-        if not isinstance(collector, pytest.Session | pytest.Directory):
-            nodes = report.result or ()
-            children = _Children(nodes)
-            for index, node in enumerate(nodes):
-                node.stash[_PLACE] = children, index
-        return report
-
-
 def reference(item: pytest.Item) -> NodeRef:
     """Return the reference to `item`."""
     chain: list[Any] = item.listchain()
@@ -131,24 +97,27 @@ def reference(item: pytest.Item) -> NodeRef:
 
 def are_copies(item: pytest.Item, other: pytest.Item) -> bool:
     """Return whether one of two items is a copy of the other one, as some plugins make them; False if unknown."""
-    place = item.stash.get(_PLACE, None)
-    return place is not None and place is other.stash.get(_PLACE, None)
+    place = item.stash.get(PLACE, None)
+    return place is not None and place is other.stash.get(PLACE, None)
 
 
 def give_new_stash(item: pytest.Item) -> None:
     """Replace the stash of a copied item, which it shares with the original, by one with its place and variant only."""
     shared, item.stash = item.stash, pytest.Stash()
-    for key in (_PLACE, VARIANT):
+    for key in (PLACE, VARIANT):
         if key in shared:
             item.stash[key] = shared[key]
 
 
 def _place(node: pytest.Item | pytest.Collector) -> NodePlace:
-    recorded = node.stash.get(_PLACE, None)
+    recorded = node.stash.get(PLACE, None)
     if recorded is None:
         return NodePlace(node.name)
     children, index = recorded
-    return children.places[index]
+    if children.places is None:
+        children.places = places(children.names, children.families)
+    found: NodePlace = children.places[index]
+    return found
 
 
 def _digest(family: str, names: list[str]) -> bytes:

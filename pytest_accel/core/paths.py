@@ -64,11 +64,6 @@ def captured_log_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.records")
 
 
-def output_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of `config.workeroutput` of a rank that has ended its session."""
-    return os.path.join(directory, f"w{world}r{rank}.output")
-
-
 def log_file_path(directory: str, world: int, rank: int) -> str:
     """Return the path of what the ranks of a world on one machine write to the session's log file, in order of time.
 
@@ -87,11 +82,6 @@ def store_folder(directory: str, world: int) -> str:
     return os.path.join(directory, f"w{world}.store")
 
 
-def held_path(directory: str, world: int | str, rank: int | str) -> str:
-    """Return the path of the record of the devices that a rank holds; `world` and `rank` may be glob patterns."""
-    return os.path.join(directory, f"w{world}r{rank}.held")
-
-
 def inner_lock_folder(directory: str, world: int, rank: int | None) -> str:
     """Return the path of the lock folder of the sessions inside a world's ranks, or inside one `rank` of it."""
     return os.path.join(directory, f"w{world}.locks" if rank is None else f"w{world}r{rank}.locks")
@@ -107,8 +97,6 @@ RANK_FILES = (
     *CAPTURED_FILES.values(),
     log_file_path,
     terminal_path,
-    held_path,
-    output_path,
 )
 """Functions that return the paths of all files of one rank in the session's folder."""
 

@@ -32,8 +32,6 @@ class SessionSpec(Struct, frozen=True):
     """Mask that hides the session's accelerators, for ranks that have no lease on any."""
     distributed: bool
     """True if xdist distributes the tests; its workers then are the drivers."""
-    debug: bool = False
-    """True if torch compares the ranks' collectives before it starts them."""
     logs: str | None = None
     """Folder in which the ranks' logs are kept; None: they are not kept."""
     leaks: str = "warn"

@@ -504,32 +504,6 @@ def _worker_plugin(config: pytest.Config) -> Any:
     raise RuntimeError("this release of pytest-xdist has no plugin of the class WorkerInteractor in its workers")
 
 
-def finish_lost_worker(session: pytest.Session) -> None:
-    """Call `pytest_sessionfinish` of all plugins of an xdist worker but xdist's own.
-
-    xdist's own hook would tell the controller that the worker has ended well. The controller would not replace it.
-    """
-    workers = [_worker_plugin(session.config)]
-    finish = session.config.pluginmanager.subset_hook_caller("pytest_sessionfinish", remove_plugins=workers)
-    finish(session=session, exitstatus=pytest.ExitCode.TESTS_FAILED)
-
-
-def complete_last_test(scheduler: Any, node: Any, index: int) -> None:
-    """Have an xdist scheduler that would run the last test of a dead worker again count that test as completed.
-
-    These are the schedulers of ``--dist loadscope``, ``loadfile`` and ``loadgroup``. They would also send the worker's
-    completed groups of tests to another worker, which waits forever if it gets no other group.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    if isinstance(scheduler, LoadScopeScheduling):
-        node.shutdown()  # Otherwise the scheduler may send the worker more tests.
-        scheduler.mark_test_complete(node, index)
-        groups = scheduler.assigned_work[node]
-        for name in [name for name, completed in groups.items() if all(completed.values())]:
-            del groups[name]
-
-
 def worker_manager(config: pytest.Config) -> Any:
     """Return the object that has started xdist's workers, in their controller; None in a session without workers."""
     return getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None)
@@ -544,18 +518,6 @@ def number_of_new_worker(manager: Any) -> int:
         except ValueError:  # The user has given this id to a worker (--tx popen//id=gw0).
             continue
         return int(spec.id.removeprefix("gw"))
-
-
-def wake_controller(config: pytest.Config, function: Callable[[], None]) -> Callable[[], None] | None:
-    """Return a callable by which any thread has xdist's controller call `function` in its loop.
-
-    Return None in a session without workers. xdist calls all its hooks for workers in this loop.
-    """
-    controller: Any = config.pluginmanager.get_plugin("dsession")
-    if controller is None:
-        return None
-    controller.worker_accel_calls = function
-    return functools.partial(controller.queue.put, ("accel_calls", {}))
 
 
 def worker_of_starting_test(config: pytest.Config) -> Callable[[], str]:

@@ -1,13 +1,13 @@
-"""The states of a suite's files at the time when a process has read them, so that another process can compare them."""
+"""The states of a suite's files when a process has read them, and their nodes, to compare with another process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -33,6 +33,37 @@ _FILE: pytest.StashKey[SourceState] = pytest.StashKey()
 """The state of a test file before it was imported, on its machine."""
 _SOURCES: pytest.StashKey[tuple[SourceState, ...]] = pytest.StashKey()
 """The states of a test file and of its conftests, on the machine of the file."""
+
+
+class Children:
+    """The children of one collector as they were collected, before any plugin renames, reorders or selects them."""
+
+    def __init__(self, nodes: Sequence[pytest.Item | pytest.Collector]) -> None:
+        self.names = [node.name for node in nodes]
+        self.families = [getattr(node, "originalname", None) or node.name for node in nodes]
+        self.places: Any = None
+        """The `NodePlace` of each child, made when the first is asked for: most files have no test for ranks."""
+
+
+PLACE: pytest.StashKey[tuple[Children, int]] = pytest.StashKey()
+"""The children among which a collector has returned the node, and its index there. Copies of the node have it, too."""
+
+
+class PlaceRecorder:
+    """Pytest plugin that records the places of all nodes. Registered in every process that collects."""
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Record the places before other wrappers, as that of ``--lf``, leave out some of the children."""
+        report = yield
+        if not isinstance(collector, pytest.Session | pytest.Directory):
+            nodes = report.result or ()
+            children = Children(nodes)
+            for index, node in enumerate(nodes):
+                node.stash[PLACE] = children, index
+        return report
 
 
 def text_of(path: Path) -> str:

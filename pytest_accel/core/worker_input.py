@@ -14,30 +14,16 @@ WorkerInput = Mapping[str, Any]
 """`config.workerinput` of one rank."""
 VARIABLES = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 """The variables that xdist sets in a worker."""
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class RankInput(dict[str, Any]):
-    """`config.workerinput` in a rank. The error for a missing entry says which hook has not added it."""
+    """`config.workerinput` in a rank. The error for a missing entry says why."""
 
     def __missing__(self, name: str) -> Any:
         raise KeyError(
-            f"{name} is missing in workerinput of this rank: the main process has no pytest_configure_node that adds "
-            "it; implement or register this hook without -n, too"
+            f"{name} is missing in workerinput of this rank: pytest_configure_node is not called for ranks; make the "
+            "value in a fixture, from the fixture worker_id"
         )
-
-
-def only_plain(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `entries` that xdist could send to a worker or back, without channels, which it can send, too."""
-    return {name: value for name, value in dict(entries).items() if _is_plain(value)}
-
-
-def _is_plain(value: object) -> bool:
-    if type(value) in (list, tuple, set, frozenset):
-        return all(map(_is_plain, value))  # type: ignore[call-overload]
-    if type(value) is dict:
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    return type(value) in _PLAIN
 
 
 def environment(given: WorkerInput) -> dict[str, str | None]:

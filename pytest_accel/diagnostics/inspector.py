@@ -12,7 +12,6 @@ from contextlib import suppress
 from os import kill, stat, truncate, unlink
 from os.path import exists
 from pathlib import Path
-from pickle import load
 from time import sleep
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -28,7 +27,6 @@ from pytest_accel.core.paths import (
     flight_path,
     log_file_path,
     log_path,
-    output_path,
     stack_path,
     terminal_path,
 )
@@ -130,17 +128,6 @@ class MachineInspector:
             with suppress(OSError), open(_PATHS[name](self._directory, self._world, rank), "rb", buffering=0) as file:
                 file.seek(offset)
                 found[rank] = file.read(limit)
-        return found
-
-    def outputs(self, ranks: Mapping[int, None]) -> dict[int, dict[str, Any]]:
-        """Return `config.workeroutput` of ranks that have ended their sessions; only for ranks of this machine.
-
-        Plugins put objects of any plain type into it, so it is pickled, in a file of the session's folder.
-        """
-        found = {}
-        for rank, path in self._paths(output_path, ranks).items():
-            with suppress(OSError), open(path, "rb") as file:
-                found[rank] = load(file)
         return found
 
     def truncate(self, files: Mapping[int, GrowingFile]) -> dict[int, None]:

@@ -200,7 +200,7 @@ def _in_fake_group(size: int | str, need: DeviceNeed | None, ranks: dict[str, An
 
 
 def _default_share(kind: str, resources: Resources) -> Share | None:
-    """Return the share of each device for tests that request none (``--accel-share``)."""
+    """Return the share of each device for tests that request none (``accel_share``)."""
     given = resources.settings.share
     if given is None or kind == "none":
         return None

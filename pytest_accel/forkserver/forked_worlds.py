@@ -12,7 +12,7 @@ from functools import cache
 
 import psutil
 
-from pytest_accel.core import shared_memory, unix_sockets
+from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT, children_of, cleans_up, kill_group, kill_tree, living, survivors
 from pytest_accel.core.log import step
@@ -22,7 +22,7 @@ from pytest_accel.core.rank_messages import RETIRED
 from pytest_accel.core.role import LOOPBACK, Role, StorePort, host_of, loopback_interface
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.forkserver.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
+from pytest_accel.forkserver.server_messages import RankExited, StartFailed, Survivors, WorldStarted
 
 _LOOK_INTERVAL = 0.1
 """Seconds between two looks at processes that were killed and live on."""
@@ -70,7 +70,6 @@ class ForkedWorlds:
 
         A plugin or the preloaded module may have started some before the first rank; ranks have left the others.
         """
-        self._earlier_files = shared_memory.files()
 
     def __len__(self) -> int:
         return len(self._worlds)
@@ -119,9 +118,6 @@ class ForkedWorlds:
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None
                 step("kills %d ranks of world %d", len(world.ranks), number)
-                files = shared_memory.opened_by(world.ranks, self._earlier_files)
-                if files and not self._session.remote:
-                    self._send(FilesOpened(tuple(files)))
                 for pid in world.ranks:
                     world.killed |= kill_tree(pid)
                 if world.look_at is None and not world.survivors:

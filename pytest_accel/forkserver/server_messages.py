@@ -20,7 +20,6 @@ from msgspec import Struct
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.world_spec import WorldSpec
 
 # To a new process
@@ -109,12 +108,6 @@ class Survivors(Struct, frozen=True):
     world: int
     server: int
     processes: tuple[Survivor, ...]
-
-
-class FilesOpened(Struct, frozen=True):
-    """Ranks that were killed had these files in shared memory open."""
-
-    files: tuple[SharedFile, ...]
 
 
 class ServerNote(Struct, frozen=True):

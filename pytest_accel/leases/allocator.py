@@ -68,8 +68,8 @@ class Allocator:
         self._guards: dict[str | None, Guard] = {}
         self._kinds: dict[int, str | None] = {}
         """The kind of each request and lease, by its number."""
-        self._outer: dict[str, dict[str, str]] = {}
-        """For each kind of named resource that is in use, those held by the test inside which this session runs."""
+        self._outer: dict[str, tuple[Path, dict[str, str]]] = {}
+        """What `_find_outer` has returned for each kind that is in use."""
 
     def submit(self, demand: MachineDemand, answer: Callable[[tuple[Device, ...] | Exception], None]) -> None:
         """Request a lease, see :meth:`LeaseSource.submit`. Raise any error that is known at once."""
@@ -172,28 +172,35 @@ class Allocator:
                 if isinstance(vendor, HealthVendor):
                     self._guards[kind] = Guard(vendor, devices, self._machine.main_pid, waits=self._waits_for_busy)
                 private = isinstance(vendor, PretendVendor) and not vendor.shared
-                locks = None if private else DeviceLocks(self._lock_folder(kind), partial(self._refuses, kind))
+                locks = None if private else DeviceLocks(self._find_outer(kind)[0], partial(self._refuses, kind))
                 names = [device.id for device in devices]
                 self._brokers[kind] = Broker(names, 0, locks, self._on_wanted, on_lost=self._on_lost)
         return self._brokers[kind]
 
-    def _lock_folder(self, kind: str) -> Path:
-        folder, held = default_folder(), self._machine.held
-        return folder if held is None else held.locks_for(kind, folder)
+    def _find_outer(self, kind: str) -> tuple[Path, dict[str, str]]:
+        """Return the folder for the locks of `kind`, and the devices that a test holds inside which this session runs.
+
+        If the test holds all that `HELD` names, this session leases them, with locks that only sessions inside the test
+        use. Otherwise it has none of them, because the test may wait for it, and it must not wait for the test.
+        """
+        if kind not in self._outer:
+            folder, held, vendor = default_folder(), self._machine.held, self._machine.vendor(kind)
+            private = isinstance(vendor, PretendVendor) and not vendor.shared
+            claimed = held.devices if held is not None and (held.kind, held.lock_folder) == (kind, str(folder)) else ()
+            names = () if private else {*claimed, *(device.id for device in self._machine.of(kind).devices)}
+            outer = {name: one for name in names if (one := who_holds(folder, name)) is not None and is_outer(one)}
+            why = "this session runs inside the test that holds it"
+            set_aside = {name: f"{why}: {one}" for name, one in outer.items()}
+            if held is not None and claimed and outer.keys() >= {*claimed}:
+                folder, set_aside = Path(held.inner_lock_folder), {}
+            self._outer[kind] = folder, set_aside
+        return self._outer[kind]
 
     def _refuses(self, kind: str | None, device: str) -> str | None:
         return self._guards[kind].refuses(device) if kind in self._guards else None
 
     def _set_aside(self, kind: str) -> Mapping[str, str]:
-        if kind not in self._machine.resources:
-            return self._guards[kind].aside if kind in self._guards else {}
-        if kind not in self._outer:  # This session has none of the kind yet.
-            names = [device.id for device in self._machine.of(kind).devices]
-            holders = {name: who_holds(self._lock_folder(kind), name) for name in names}
-            # The outer test may wait for this session, which must not wait for it.
-            why = "this session runs inside the test that holds it"
-            self._outer[kind] = {name: f"{why}: {one}" for name, one in holders.items() if one and is_outer(one)}
-        return self._outer[kind]
+        return {**self._find_outer(kind)[1], **(self._guards[kind].aside if kind in self._guards else {})}
 
     def _inventory(self, kind: str) -> Inventory:
         """Return the session's inventory of `kind` without the devices that were set aside since it started."""

@@ -9,7 +9,7 @@ from functools import partial
 from socket import gethostname
 from threading import RLock
 from traceback import format_exception
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
@@ -31,7 +31,7 @@ from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place, PlaceError, Seat
 from pytest_accel.pool.pool_events import device_found, world_starting
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
-from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState, WorldWorkers
+from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_leases import SessionMachines, WorldLeases
 from pytest_accel.pool.world_manager import StartJob, WorldManager, no_jobs
@@ -54,6 +54,16 @@ _NOTHING_WANTED = Wanted()
 _NOT_REUSABLE = "no further test can use it"
 
 
+class RankNumbers(Protocol):
+    """The identities of ranks as xdist's workers."""
+
+    def take(self, ranks: int) -> tuple[WorkerInput, ...]:
+        """Return those of the ranks of a new world."""
+
+    def give_back(self, inputs: tuple[WorkerInput, ...]) -> None:
+        """Let other ranks have them: the processes have ended."""
+
+
 class Pool:
     """The leases and worlds of one session.
 
@@ -67,15 +77,15 @@ class Pool:
         slots: int,
         *,
         waits_for_busy: bool = False,
-        workers: Callable[[int], WorldWorkers],
+        workers: RankNumbers,
         machines: SessionMachines,
         record: Recorder,
         start_job: StartJob = no_jobs,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        `waits_for_busy` is True for ``accel_busy = wait``. ``workers(ranks)`` makes what the suite's hooks see of the
-        ranks of a new world. The layout of `machines` is read whenever a world is placed. `record` gets the
+        `waits_for_busy` is True for ``accel_busy = wait``. `workers` numbers the ranks.
+        The layout of `machines` is read whenever a world is placed. `record` gets the
         events of the pool. `start_job` starts the worlds that a launcher starts.
         """
         self.summary = PoolSummary(spec.directory)
@@ -508,7 +518,7 @@ class Pool:
         left = {machine: iter(lease.devices) for machine, lease in leases.items()}
         ranks = range(spec.ranks) if leases else ()
         devices = tuple(next(left[spec.machine_of(rank)]) for rank in ranks for _ in range(key.devices_per_rank))
-        spec = replace(spec, devices=devices)
+        spec = replace(spec, devices=devices, workers=self._workers.take(spec.ranks))
         if place is not None:
             self._record_machines()
         for rank in range(spec.ranks):
@@ -516,21 +526,9 @@ class Pool:
                 self._record_device(device, spec.machine_of(rank))
         self._record("WorldStarting", **world_starting(spec, request.id))
         request.end_wait()
-        workers = self._workers(spec.ranks)
-        world = PooledWorld(spec, request, workers, leases, slots, place)
+        world = PooledWorld(spec, request, leases, slots, place)
         self._manager.add(world)
-        workers.configure(partial(self._begin, world))
-
-    def _begin(self, world: PooledWorld, inputs: tuple[WorkerInput, ...]) -> None:
-        """Start the processes of a world, whose ranks get these `inputs`, unless it has been killed meanwhile."""
-        with self._lock:
-            if world.state is not WorldState.STARTING:
-                return
-            if world.request is None or world.request.cancelled:
-                self._manager.kill(world, "its request was cancelled")
-                return
-            world.begin(inputs)
-            self._manager.start(world)
+        self._manager.start(world)
 
     def _placed(self, spec: WorldSpec, place: Place | None) -> WorldSpec:
         """Return `spec` with each rank's fork server, machine and address: those of `place`, else of the layout."""
@@ -612,6 +610,7 @@ class Pool:
 
     def on_gone(self, world: PooledWorld, *, killed: bool) -> None:
         """Return the leases of the world, whose processes have all ended."""
+        self._workers.give_back(world.spec.workers)
         self._release_slots(world)
         for lease in world.leases.values():
             lease.give_back(killed=killed)

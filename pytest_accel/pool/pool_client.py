@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pickle import dumps, loads
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -15,7 +14,6 @@ from typing import Any, Protocol
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool_messages import (
     CancelRequest,
     DriverMessage,
@@ -41,8 +39,7 @@ WAITING_SHOWN_AGAIN = 60.0
 
 Value = WorldGrant | PoolError | RankExit | None
 """The values of an :class:`Answer`."""
-_Answers = SimpleQueue[Value | MainThreadCalls]
-"""Queue of the answers to a request; in the controller also of calls to make while waiting for the answer."""
+_Answers = SimpleQueue[Value]
 
 
 class Channel(Protocol):
@@ -60,10 +57,9 @@ class PoolClient:
     call of the pool, and in a worker it goes over execnet's channel.
     """
 
-    def __init__(self, send: Callable[[DriverMessage], None], calls: MainThreadCalls | None = None) -> None:
-        """`send` sends a message to the pool. `calls` are made while the client waits for a world."""
+    def __init__(self, send: Callable[[DriverMessage], None]) -> None:
+        """`send` sends a message to the pool."""
         self._send = send
-        self._calls = calls
         self._lock = Lock()
         self._answers: dict[int, _Answers] = {}
         """The queue that gets the answer of each request; a request that was cancelled has none."""
@@ -87,9 +83,6 @@ class PoolClient:
         Raise :class:`PoolError` if the pool cannot provide that.
         """
         number, answers = self._expect()
-        if self._calls is not None:
-            self._calls.wake = partial(answers.put, self._calls)
-            self._calls.run()  # An interrupted wait may have left some.
         self._send(SubmitDemand(number, demand))
         return self._wait_for_world(number, answers, timeout)
 
@@ -148,10 +141,7 @@ class PoolClient:
             while True:
                 with suppress(Empty):
                     answer = answers.get(timeout=max(0.0, min(show_at, limit) - waited))
-                    if not isinstance(answer, MainThreadCalls):
-                        break
-                    answer.run()
-                    continue
+                    break
                 waited = monotonic() - began
                 if waited >= limit:
                     self._send(FailIfWaiting(number, f"no devices came free within {timeout:g} s (--accel-wait)"))
@@ -164,10 +154,9 @@ class PoolClient:
         except BaseException:
             self._cancel(number)
             with suppress(Empty):
-                while True:  # Calls for this thread may come before the answer. The next wait makes them.
-                    granted = answers.get_nowait()
-                    if isinstance(granted, WorldGrant):
-                        self._release_unused(granted)
+                granted = answers.get_nowait()
+                if isinstance(granted, WorldGrant):
+                    self._release_unused(granted)
             raise
         if isinstance(answer, PoolError):
             raise answer

@@ -104,12 +104,6 @@ class EndWithUsageError(Struct, frozen=True):
     text: str
 
 
-class EndAfterTest(Struct, frozen=True):
-    """The worker ends now, because the test `index` of its collection has left a device unusable."""
-
-    index: int
-
-
 DriverMessage = (
     WarmServer
     | SubmitDemand
@@ -121,7 +115,6 @@ DriverMessage = (
     | InterruptedTest
     | ShowLine
     | EndWithUsageError
-    | EndAfterTest
 )
 
 # Pool to driver

@@ -7,14 +7,12 @@ from contextlib import contextmanager, suppress
 from pickle import dumps, loads
 from traceback import format_exc
 
-from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import Channel, PoolClient, Value, waiting_line
 from pytest_accel.pool.pool_messages import (
     Answer,
     CancelRequest,
     DriverMessage,
-    EndAfterTest,
     EndWithUsageError,
     FailIfWaiting,
     InterruptedTest,
@@ -42,18 +40,15 @@ class PoolService:
         send: Callable[[PoolMessage], None],
         on_usage_error: Callable[[str], None],
         show: Callable[[str], None],
-        on_end_after_test: Callable[[int], None],
     ) -> None:
         """`pool` returns the pool, creating it at the first call, which is when a worker first needs it.
 
-        `send` sends a message to the driver. `show` writes a line to the terminal. `on_end_after_test` gets the index
-        of a test after which the worker ends.
+        `send` sends a message to the driver. `show` writes a line to the terminal.
         """
         self._get_pool = pool
         self._send = send
         self._on_usage_error = on_usage_error
         self._show = show
-        self._on_end_after_test = on_end_after_test
         self._used_pool: Pool | None = None
         """The pool; None if the worker has not needed it, or it could not be created."""
         self._requests: dict[int, int] = {}
@@ -118,8 +113,6 @@ class PoolService:
                 self._show(line)
             case EndWithUsageError(text):
                 self._on_usage_error(text)
-            case EndAfterTest(index):
-                self._on_end_after_test(index)
 
     def _answer(self, number: int, value: Value) -> None:
         self._requests.pop(number, None)
@@ -131,7 +124,6 @@ def serve(
     pool: Callable[[], Pool],
     on_usage_error: Callable[[str], None],
     show: Callable[[str], None],
-    on_end_after_test: Callable[[int], None],
 ) -> PoolService:
     """Return a service of the xdist worker at the other end of `channel`, whose messages go to `receive`."""
 
@@ -139,10 +131,10 @@ def serve(
         with suppress(OSError):  # The worker has ended; the end marker follows.
             channel.send(dumps(message))
 
-    return PoolService(pool, send, on_usage_error, show, on_end_after_test)
+    return PoolService(pool, send, on_usage_error, show)
 
 
-def client_here(pool: Pool, show: Callable[[str], None], calls: MainThreadCalls) -> PoolClient:
+def client_here(pool: Pool, show: Callable[[str], None]) -> PoolClient:
     """Return the client of a driver in the controller, whose messages are calls of the pool."""
 
     def usage_error(text: str) -> None:
@@ -150,6 +142,6 @@ def client_here(pool: Pool, show: Callable[[str], None], calls: MainThreadCalls)
 
         raise pytest.UsageError(text)
 
-    service = PoolService(lambda: pool, lambda message: client.handle(message), usage_error, show, lambda index: None)
-    client = PoolClient(service.handle, calls)
+    service = PoolService(lambda: pool, lambda message: client.handle(message), usage_error, show)
+    client = PoolClient(service.handle)
     return client

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
@@ -77,19 +76,6 @@ class WorldState(Enum):
     """The processes have ended, and the leases have been returned."""
 
 
-class WorldWorkers(Protocol):
-    """The ranks of one world as xdist's workers, to the hooks of the suite."""
-
-    def configure(self, then: Callable[[tuple[WorkerInput, ...]], None]) -> None:
-        """Call ``then`` with the `workerinput` of each rank, at once or later in another thread."""
-
-    def end(self, exits: Mapping[int, RankExit], outputs: Mapping[int, dict[str, Any]]) -> None:
-        """Note that all processes have ended.
-
-        `outputs` has `config.workeroutput` of the ranks that have ended their sessions.
-        """
-
-
 class PooledWorld:
     """One world: its state, the request that it serves, its leases, and the exits of its ranks.
 
@@ -107,7 +93,6 @@ class PooledWorld:
         self,
         spec: WorldSpec,
         request: WorldRequest,
-        workers: WorldWorkers,
         leases: Mapping[int, MachineLease] = MappingProxyType({}),
         slots: MachineLease | None = None,
         place: Place | None = None,
@@ -117,9 +102,6 @@ class PooledWorld:
         self.request: WorldRequest | None = request
         self.driver = request.driver
         """The last driver that has got the world."""
-        self.workers = workers
-        self.begun = False
-        """False as long as no process has been started, since `workers` are being configured."""
         self.leases = leases
         """The leases on devices, by the number of the machine; held as long as the world has processes."""
         self.slots = slots
@@ -148,8 +130,8 @@ class PooledWorld:
 
     @property
     def ended(self) -> bool:
-        """True if the world has no process, or every one has ended."""
-        return not self.begun or (len(self.exits) == self.spec.ranks and not self.survivors)
+        """True if every process of the world has ended."""
+        return len(self.exits) == self.spec.ranks and not self.survivors
 
     @property
     def ending(self) -> bool:
@@ -166,11 +148,6 @@ class PooledWorld:
     def alive(self) -> dict[int, int]:
         """The process id of each rank that has not ended."""
         return {rank: pid for rank, pid in enumerate(self.pids) if rank not in self.exits}
-
-    def begin(self, workers: tuple[WorkerInput, ...]) -> None:
-        """Record that the processes are being started, whose ranks have these inputs."""
-        self._change(WorldState.STARTING, WorldState.STARTING)
-        self.spec, self.begun, self.since = replace(self.spec, workers=workers), True, monotonic()
 
     def started(self, pids: tuple[int, ...]) -> None:
         """Record the process ids of the ranks. The world stays STARTING until it is handed over."""

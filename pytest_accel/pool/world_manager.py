@@ -11,18 +11,17 @@ from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
 from traceback import format_exc
-from typing import Any, Protocol
+from typing import Protocol
 
-from pytest_accel.core import session_folder, shared_memory
+from pytest_accel.core import session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
-from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, Retire
+from pytest_accel.core.rank_messages import RETIRED, Retire
 from pytest_accel.core.record_events import Recorder
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.threads import NoThreadError
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.unix_sockets import Connection
@@ -31,7 +30,6 @@ from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks, Spawn
 from pytest_accel.forkserver.server_messages import (
-    FilesOpened,
     KillWorld,
     PreloadFailed,
     RankExited,
@@ -153,8 +151,6 @@ class WorldManager:
         callbacks = ServerCallbacks(self._handle_message, self._server_ended, self._tick, self.fail)
         self._servers = ForkServerGroup(callbacks, lock)
         """The fork servers: the starter of all worlds that have none of their own."""
-        self._opened_files: set[SharedFile] = set()
-        """Files in shared memory that killed ranks had open."""
         self._own_starters: dict[int, WorldStarter] = {}
         """The starters that serve one world each, by its number."""
         self._next_server = _FIRST_JOB_SERVER
@@ -283,20 +279,9 @@ class WorldManager:
         killed = world.state is not WorldState.RETIRING  # Otherwise they were killed by the session, or died in a test.
         world.gone()
         self._record("WorldGone", world=world.spec.world)
-        world.workers.end(world.exits, self._outputs(world))
         WorldInspector(self.directory, world.spec).remove_files()
         self._observer.on_gone(world, killed=killed)
         self._changed.notify_all()
-
-    def _outputs(self, world: PooledWorld) -> dict[int, dict[str, Any]]:
-        """Return `config.workeroutput` of the ranks that have ended their sessions; empty for those elsewhere.
-
-        The inspector of another machine may take seconds to answer.
-        """
-        ended = {rank for rank, end in world.exits.items() if end.status in (RETIRED, FAILED_BY_HOOK)}
-        here = {rank: None for rank in ended if not world.spec.is_remote(rank)}
-        found = MachineInspector(self.directory, world.spec.world).outputs(here)
-        return {rank: found.get(rank, {}) for rank in ended}
 
     def watch_exit(self, number: int, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
         """Call `on_exit` with the rank's exit status once it has ended; with None if the status is unknown."""
@@ -349,8 +334,6 @@ class WorldManager:
             # Worlds with survivors last: the last holder of a shared device stays in its lock file.
             for world in sorted(self.worlds.values(), key=lambda world: bool(world.survivors)):
                 self._forget(world)
-            opened, self._opened_files = self._opened_files, set()
-        self._summary.shared_files += shared_memory.describe_left(opened)
         session_folder.remove(self.directory)
 
     # Callbacks of the starters, in their threads
@@ -367,8 +350,6 @@ class WorldManager:
                 self._break(message.text)
             elif isinstance(message, Survivors):
                 self._survived(message)
-            elif isinstance(message, FilesOpened):
-                self._opened_files.update(message.files)
             elif isinstance(message, ServerNote):
                 self._summary.add_note(message.text)
 
@@ -460,7 +441,7 @@ class WorldManager:
     def _tick(self) -> None:
         with self._lock:
             now = monotonic()
-            starting = [one for one in self.worlds.values() if one.state is WorldState.STARTING and one.begun]
+            starting = [one for one in self.worlds.values() if one.state is WorldState.STARTING]
             late = [one for one in starting if now - one.since > START_TIMEOUT]
             for world in late:
                 self._kill_servers(world, world.spec.server_numbers)

@@ -10,15 +10,15 @@ import struct
 import sys
 from multiprocessing import connection, process
 from os import getpid
-from pickle import dump
 from types import SimpleNamespace
 from typing import IO
 
+import msgspec
 import pytest
 
 from pytest_accel.core import log, plugin_roles, prctl, worker_input
-from pytest_accel.core.held_devices import HeldDevices
-from pytest_accel.core.paths import inner_lock_folder, output_path, stack_path
+from pytest_accel.core.held_devices import HELD, HeldDevices
+from pytest_accel.core.paths import inner_lock_folder, stack_path
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.core.role import Role, StorePort
 from pytest_accel.core.session_spec import SessionSpec, with_options
@@ -52,7 +52,6 @@ class _RankStart:
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
         context = RankContext(session, spec, rank)
-        _record_devices(context)
         _set_environment(context, store_port)
         torch_devices.limit_threads()
         coverage.start(session.coverage if session.shared else None, pluginmanager)
@@ -90,9 +89,6 @@ def run(session: SessionSpec, role: Role) -> int:
         plugin.refuse(CannotRun(f"pytest ended with exit status {code} before it could run a test"))
     if not plugin.retired:
         return int(code)
-    path = output_path(session.directory, plugin.context.spec.world, plugin.context.rank)
-    with contextlib.suppress(OSError), open(path, "wb") as file:
-        dump(worker_input.only_plain(plugin.output), file)
     return _status(plugin, code)
 
 
@@ -118,14 +114,12 @@ def _yield_to_driver() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
-def _record_devices(context: RankContext) -> None:
-    """Record which devices this rank holds, for the sessions that its tests start."""
+def _held(context: RankContext) -> str:
+    """Return in JSON which devices this rank holds, for the sessions that its tests start."""
     directory, spec = context.session.directory, context.spec
-    if not context.visible_devices:
-        return
     # The devices of kind cpu are parts of the cores to which this rank is confined.
     alone = spec.key.visible == "rank" or bool(context.cores)
-    HeldDevices(
+    held = HeldDevices(
         rank=getpid(),
         server=os.getppid(),
         kind=spec.key.kind,
@@ -133,13 +127,15 @@ def _record_devices(context: RankContext) -> None:
         fractions={one.id: part for one in context.visible_devices if (part := context.fraction(one)) < 1},
         lock_folder=str(default_folder()),
         inner_lock_folder=inner_lock_folder(directory, spec.world, context.rank if alone else None),
-    ).write(directory, spec.world, context.rank)
+    )
+    return msgspec.json.encode(held).decode()
 
 
 def _set_environment(context: RankContext, store_port: StorePort | None) -> None:
     """Set the mask, the rank's identity, its number of threads and the mark's ``env``; record all in the context."""
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
+    changes[HELD] = _held(context) if context.visible_devices else None
     if context.visible_devices or spec.key.kind != "cpu":
         # The mask of CPU slots sets threads and cores. A rank must not use those of other ranks, so name its own only.
         changes |= context.vendor.mask(context.own_devices if context.cores else context.visible_devices, os.environ)
@@ -148,8 +144,6 @@ def _set_environment(context: RankContext, store_port: StorePort | None) -> None
     if spec.grouped:
         assert store_port is not None
         changes |= rank_environment.environment(spec, rank, store_port.port)
-        if context.session.debug:
-            changes["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
     changes |= worker_input.environment(spec.workers[rank])

@@ -65,7 +65,7 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     device = torch_devices.select(context)
     fake_store: Store | None = None
     if spec.key.fake_size is not None:  # Call this before the check, since it registers the backend.
-        fake_store = features.call_one("open_fake_group", context.config, context)
+        fake_store = features.require(context.config, "fake_group").pytest_accel_open_fake_group(context=context)
     backend = None
     if spec.key.init:
         backend = spec.key.backend or context.vendor.backend or torch_api.default_backend(device.type)

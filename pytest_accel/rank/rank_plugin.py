@@ -72,8 +72,6 @@ class RankPlugin:
         self.retired = False
         self.exit_status: int | None = None
         """Exit status of the session before the hooks for its end; None: it has not ended."""
-        self.output: dict[str, Any] = {}
-        """`config.workeroutput`."""
         self._listener = listener
         self._store_port = store_port
         self._collector = RankCollector(late_variables)
@@ -108,7 +106,7 @@ class RankPlugin:
         config.option.log_file = os.devnull  # With None, pytest would use the setting in the ini file.
         # As in an xdist worker, before any hook `pytest_cmdline_main`.
         given = RankInput(self.context.spec.workers[self.context.rank])
-        vars(config).update(workerinput=given, workeroutput=self.output)
+        vars(config).update(workerinput=given, workeroutput={})
         return config
 
     @pytest.hookimpl(tryfirst=True)
@@ -167,9 +165,6 @@ class RankPlugin:
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
         self.exit_status = exitstatus
-        self.output.update(  # As in an xdist worker.
-            exitstatus=int(exitstatus), shouldfail=session.shouldfail, shouldstop=session.shouldstop
-        )
         try:
             return (yield)
         finally:

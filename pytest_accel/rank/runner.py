@@ -305,7 +305,8 @@ class TestRunner:
         self._context.in_call = "call" not in self._test.reported
         try:
             with ExitStack() as stack:
-                for context in features.call("around_call", self._config, self._context):
+                features.register(self._config, "call")
+                for context in self._config.hook.pytest_accel_around_call(context=self._context):
                     stack.enter_context(context)
                 if self._test.interruption is not None:
                     raise self._test.interruption

@@ -1,6 +1,6 @@
 """Functions that convert text, or an ini value that pytest has converted, to the value of a setting.
 
-Each function raises ``ValueError`` for a value that is not allowed.
+Each function raises ``ValueError`` for a value that is not allowed. Imported when a session has the first setting.
 """
 
 from __future__ import annotations
@@ -20,27 +20,22 @@ UNFORKABLE = {
     "cupy": "its CUDA runtime does not survive a fork",
     "paddle": "its import starts a device runtime, which does not survive a fork",
 }
-"""Packages that the fork server never imports, each with the reason.
-
-Importing one may start its runtime or not: that depends on the release, on the machine, and on what other packages do
-with it when they are imported. The fork server can only see threads and the runtimes that torch has started.
-"""
-
-
-TIMES = "300 (seconds), 90s, 5min or 1.5h"
-"""Examples of times, for help and errors."""
+"""Packages that the fork server never imports, each with the reason. Whether an import starts the runtime depends on
+the release and the machine, and the fork server only sees threads and the runtimes that torch has started."""
 _MOST_PLANNED = 256
 """Maximum number of devices of ``--accel-plan``."""
-MOST_RESOURCES = 512
-"""Maximum number of a named resource. Each of them is a lock file, which is open while a test has it. A process may
-open 1,024 files unless its user is allowed more, and the test and pytest need some, too."""
+_MOST_RESOURCES = 512
+"""Maximum number of a named resource. Each is a lock file, open while a test has it; a process may open 1,024 files."""
 _RESOURCE = re.compile(r"[a-z][a-z0-9_-]*", re.ASCII)
-_MARKS = ("devices", "distributed")
-_OWNERS = ("own", "project")
 
 
 class ExplainedError(ValueError):
     """Raised for a value that is not allowed, with a message that shows the value and says what is allowed."""
+
+
+def _check(is_allowed: bool, value: object) -> None:
+    if not is_allowed:
+        raise ValueError(value)
 
 
 def text(value: object) -> str:
@@ -68,7 +63,7 @@ def device_names(value: object) -> str:
 
 def texts(value: str | list[str]) -> tuple[str, ...]:
     """Return a tuple of non-empty texts; a string is split as a shell does."""
-    return tuple(text(word) for word in (shlex.split(value) if isinstance(value, str) else value))
+    return tuple(map(text, shlex.split(value) if isinstance(value, str) else value))
 
 
 def boolean(value: object) -> bool:
@@ -76,37 +71,30 @@ def boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
     word = text(value).lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(value)
+    _check(word in ("1", "true", "yes", "on", "0", "false", "no", "off"), value)
+    return word in ("1", "true", "yes", "on")
 
 
-def one_of(*words: str) -> Callable[[object], str]:
+def _one_of(*words: str) -> Callable[[object], str]:
     """Return a function that accepts only `words`."""
 
     def read(value: object) -> str:
-        if (word := text(value)) not in words:
-            raise ValueError(value)
+        _check((word := text(value)) in words, value)
         return word
 
     return read
 
 
-def count(value: str | int) -> int:
-    """Return an int >= 1."""
-    number = int(value)
-    if number < 1:
-        raise ValueError(value)
-    return number
+busy = _one_of("ignore", "skip", "wait")
+leaks = _one_of("warn", "fail", "off")
+schedule = _one_of("on", "off", "always")
+launcher = _one_of("on", "off", "spread")
 
 
-def rank(value: str | int) -> int:
-    """Return an int >= 0."""
+def rank(value: str | int, least: int = 0) -> int:
+    """Return an int that is at least `least`."""
     number = int(value)
-    if number < 0:
-        raise ValueError(value)
+    _check(number >= least, value)
     return number
 
 
@@ -119,16 +107,13 @@ def time(value: object) -> float:
 
 def positive_time(value: object) -> float:
     """Return the same as `time`, but > 0."""
-    seconds = time(value)
-    if seconds == 0:
-        raise ValueError(value)
+    _check((seconds := time(value)) > 0, value)
     return seconds
 
 
 def share(value: object) -> str:
     """Return the text of a share: a fraction such as ``0.25``, or a size such as ``8GiB``."""
-    given = text(value)
-    parse_share(given)
+    parse_share(given := text(value))
     return given
 
 
@@ -141,40 +126,31 @@ def parse_share(given: str) -> Share:
         fraction = float(given)
     except ValueError:
         return Share(bytes=parse_memory(given))
-    if not 0 < fraction <= 1:
-        raise ValueError(given)
+    _check(0 < fraction <= 1, given)
     return Share(fraction=fraction)
-
-
-def kind_and_count(value: str) -> tuple[str, int]:
-    """Return kind and number of ``KIND:N``."""
-    kind, _, number = (word.strip() for word in value.partition(":"))
-    check_kind(kind)
-    return kind, count(number)
 
 
 def planned_machine(value: str) -> tuple[str, int]:
     """Return kind and number of ``KIND:N`` with N up to `_MOST_PLANNED`."""
     try:
-        machine = kind_and_count(value)
-        if machine[1] > _MOST_PLANNED:
-            raise ValueError(value)
+        ((kind, number),) = require(value)
+        _check(number <= _MOST_PLANNED, value)
     except ValueError:
         raise ExplainedError(
             f"must be nothing (this machine) or KIND:N such as cuda:8, with N an int from 1 to {_MOST_PLANNED} and "
             f"KIND one of {', '.join(kinds())}, got {value!r} (a path goes before the option)"
         ) from None
-    return machine
+    return kind, number
 
 
 def require(value: object) -> tuple[tuple[str, int], ...]:
     """Return pairs of kind and number from text such as ``cuda:4, cpu:2``."""
     needs: dict[str, int] = {}
     for part in text(value).split(","):
-        kind, number = kind_and_count(part)
-        if kind in needs:
-            raise ValueError(value)
-        needs[kind] = number
+        kind, _, number = (word.strip() for word in part.partition(":"))
+        check_kind(kind)
+        _check(kind not in needs, value)
+        needs[kind] = rank(number, 1)
     return tuple(needs.items())
 
 
@@ -190,17 +166,15 @@ def resources(value: str) -> tuple[tuple[str, int], ...]:
     found: dict[str, int] = {}
     for part in filter(None, map(str.strip, re.split(r"[,\n]", text(value)))):
         name, _, given = (word.strip() for word in part.partition(":"))
-        if name in found or _RESOURCE.fullmatch(name) is None or name in ("auto", "none", *kinds()):
-            raise ValueError(value)
+        is_name = _RESOURCE.fullmatch(name) is not None and name not in ("auto", "none", *kinds())
+        _check(is_name and name not in found, value)
         if name == "memory":
             found[name] = max(usable_memory(), SMALLEST_MEMORY) if given == "auto" else parse_memory(given)
         else:
             auto = (name, given) == ("cores", "auto")
-            found[name] = min(cpu_slots(), MOST_RESOURCES) if auto else count(given)
-            if found[name] > MOST_RESOURCES:
-                raise ValueError(value)
-    if not found or found.get("memory", SMALLEST_MEMORY) < SMALLEST_MEMORY:
-        raise ValueError(value)
+            found[name] = min(cpu_slots(), _MOST_RESOURCES) if auto else rank(given, 1)
+            _check(found[name] <= _MOST_RESOURCES, value)
+    _check(bool(found) and found.get("memory", SMALLEST_MEMORY) >= SMALLEST_MEMORY, value)
     return tuple(found.items())
 
 
@@ -209,30 +183,25 @@ def preload(value: str | list[str]) -> tuple[str, ...] | Literal["none"]:
     names = (value if isinstance(value, str) else " ".join(value)).replace(",", " ").split()
     if names == ["none"]:
         return "none"
-    if not names or "none" in names or not all(part.isidentifier() for name in names for part in name.split(".")):
-        raise ValueError(value)
-    if any(name.partition(".")[0] in UNFORKABLE for name in names):
-        raise ValueError(value)
+    _check(bool(names) and "none" not in names, value)
+    _check(all(part.isidentifier() for name in names for part in name.split(".")), value)
+    _check(not any(name.partition(".")[0] in UNFORKABLE for name in names), value)
     return tuple(dict.fromkeys(names))
 
 
 def rank_plugins(value: str | list[str]) -> tuple[tuple[str, bool], ...]:
     """Return pairs of a plugin's name and True for ``+name``, False for ``-name`` (ranks run without the plugin)."""
     words = value.split() if isinstance(value, str) else value
-    if not words or not all(re.fullmatch(r"[-+][\w.-]+", word) for word in words):
-        raise ValueError(value)
+    _check(bool(words) and all(re.fullmatch(r"[-+][\w.-]+", word) for word in words), value)
     return tuple({word[1:]: word[0] == "+" for word in words}.items())
 
 
 def mark_owners(value: object) -> tuple[tuple[str, str], ...]:
     """Return pairs of a mark and its owner from ``own``, ``project``, or text such as ``distributed:project``."""
-    given = text(value)
-    parts = [f"{mark}:{given}" for mark in _MARKS] if given in _OWNERS else given.split(",")
-    owners: dict[str, str] = {}
-    for part in parts:
+    given, marks, owners = text(value), ("devices", "distributed"), dict[str, str]()
+    for part in [f"{mark}:{given}" for mark in marks] if given in ("own", "project") else given.split(","):
         mark, _, owner = (word.strip() for word in part.partition(":"))
-        if mark not in _MARKS or owner not in _OWNERS or mark in owners:
-            raise ValueError(value)
+        _check(mark in marks and owner in ("own", "project") and mark not in owners, value)
         owners[mark] = owner
     return tuple(owners.items())
 
@@ -241,8 +210,7 @@ def shard(value: object) -> tuple[int, int]:
     """Return the two numbers of ``I/N``."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text(value), re.ASCII)
     number, parts = map(int, match.groups()) if match is not None else (0, 0)
-    if not 1 <= number <= parts:
-        raise ValueError(value)
+    _check(1 <= number <= parts, value)
     return number, parts
 
 
@@ -254,6 +222,5 @@ def cluster(value: object) -> str:
             f"must be ray or ray:HOST:PORT, got {given!r}: ray:// is the address of Ray's client server, but this "
             "machine must be a node of the cluster; give the address of the cluster's head (--port of `ray start`)"
         )
-    if given != "ray" and not re.fullmatch(r"ray:(\[[0-9A-Fa-f:.]+\]|[\w.-]+):[0-9]{1,5}", given, re.ASCII):
-        raise ValueError(value)
+    _check(re.fullmatch(r"ray(:(\[[0-9A-Fa-f:.]+\]|[\w.-]+):[0-9]{1,5})?", given, re.ASCII) is not None, value)
     return given

@@ -2,40 +2,22 @@
 
 Each setting has one name in three forms: ``--accel-order`` on the command line, ``PYTEST_ACCEL_ORDER`` in the
 environment, ``accel_order`` in the ini file. If several are given, the first in this order counts. Some settings have
-no command line option (`_WITHOUT_FLAG`). pytest's ``-o accel_order=pci`` counts as one.
+no command line option, and some none in the ini file. pytest's ``-o accel_order=pci`` counts as the former.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_accel.core import launcher_env
-from pytest_accel.core.kinds import ALL_KINDS, name_kinds
-from pytest_accel.settings import option_types
-
 ACCEL = "accel"
 IDS = "accel_ids"
 ORDER = "accel_order"
-REQUIRE = "accel_require"
-STRICT = "accel_strict"
-SHARE = "accel_share"
-BUSY = "accel_busy"
-WAIT = "accel_wait"
-TIMEOUT = "accel_timeout"
-FRESH = "accel_fresh"
-CHECK_COLLECTIVES = "accel_check_collectives"
-LEAKS = "accel_leaks"
-KEEP_PROCESSES = "accel_keep_processes"
-SCHEDULE = "accel_schedule"
 PRELOAD = "accel_preload"
-RANK_PLUGINS = "accel_rank_plugins"
-OUTPUT = "accel_output"
-PDB_RANK = "accel_pdb_rank"
 LAUNCHER = "accel_launcher"
 CLUSTER = "accel_cluster"
 INFO = "accel_info"
@@ -45,67 +27,38 @@ LOG = "accel_log"
 REPORT = "accel_report"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
-MARKS = "accel_marks"
-SELECT = "accel_select"
-SHARD = "accel_shard"
-DURATIONS = "accel_durations"
-CI = "accel_ci"
 JITTER = "accel_jitter"
 RESOURCES = "accel_resources"
 
 
 class Settings(NamedTuple):
-    """The values of all settings of one session. A dataclass takes pytest's start a millisecond more to define."""
+    """The values of all settings of one session (no dataclass, which takes a millisecond to define): see the help."""
 
     accel: str = "auto"
-    """``auto``, ``none``, a kind, or a kind with an argument (``sim:8``, ``cpu:4``)."""
     ids: str | None = None
-    """Indices or ids of the devices that the session may use, as given; None: all devices in the inherited mask."""
     order: str = "fastest"
     require: tuple[tuple[str, int], ...] = ()
-    """Pairs of a kind and the minimum number of its devices. The session fails if there are fewer."""
+    """Pairs of a kind and the minimum number of its devices."""
     strict: bool = False
-    """True if a test that would be skipped for missing hardware fails instead."""
     share: str | None = None
-    """The ``share`` of marks that have none, as given (`option_types.parse_share`); None: devices are exclusive."""
+    """As given (`option_types.parse_share`); None: devices are exclusive."""
     busy: Literal["ignore", "skip", "wait"] = "ignore"
-    """Treatment of devices that processes outside the session use."""
     wait: float | None = None
-    """Timeout in seconds for a test that waits for its devices; None: no timeout."""
     timeout: float = 300.0
-    """Timeout in seconds of each phase of a test in a world, unless its mark has a ``timeout``."""
     fresh: bool = False
-    """True if each test gets new processes."""
-    check_collectives: bool = False
-    """True if torch compares the ranks' collectives before it starts them."""
     output: str | None = None
-    """Folder in which the output of each rank is kept; None: output is not kept."""
     pdb_rank: int | None = None
-    """Rank to debug; None: the first that fails or reaches a breakpoint (rank 0 with ``--trace``)."""
     leaks: Literal["warn", "fail", "off"] = "warn"
-    """Treatment of a test that leaks something in its ranks."""
     keep_processes: tuple[str, ...] = ()
-    """Parts of command lines. Tests may leave processes with a matching command line running in their ranks."""
+    """Parts of command lines."""
     schedule: Literal["on", "off", "always"] = "on"
-    """``off`` if xdist assigns tests to its workers, and not the devices that they need. ``always`` if, without xdist,
-    tests that can share a world run one after the other, too."""
     launcher: Literal["on", "off", "spread"] = "off"
-    """``on`` if the processes that a launcher has started together form one session. ``spread`` if they also take turns
-    at tests that only need devices; otherwise all of these run in rank 0."""
     select: str | None = None
-    """Condition on what a test needs; tests that do not meet it are deselected. None: all tests are selected."""
     shard: tuple[int, int] | None = None
-    """Number of the part of the selected tests that this session runs (from 1), and number of parts; None: all."""
+    """Number of the part that this session runs (from 1), and number of parts."""
     durations: str | None = None
-    """Path of a file with the times of tests, as given; None: pytest's cache has them."""
     cluster: str | None = None
-    """Cluster whose nodes run the tests that need devices: ``ray`` or ``ray:HOST:PORT``; None: this machine."""
-    info: bool = False
-    """True to show the devices and stop."""
     preload: tuple[str, ...] | Literal["none"] = ()
-    """Modules that the fork server imports besides torch and pytest; ``none``: it imports neither torch nor plugins."""
-    ci: bool = True
-    """True if GitHub shows a summary of the session, in a job of GitHub Actions."""
     marks: tuple[tuple[str, str], ...] = ()
     """Pairs of a mark's name, ``devices`` or ``distributed``, and its owner, ``own`` (the plugin) or ``project``."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
@@ -113,262 +66,160 @@ class Settings(NamedTuple):
     resources: tuple[tuple[str, int], ...] = ()
     """Pairs of a named resource and how many there are; bytes of ``memory``."""
     jitter: int | None = None
-    """Seed of random delays before collectives, and of the hash seeds of ranks; None: there are none."""
-
-    @property
-    def names_devices(self) -> bool:
-        """True if the settings choose other devices, or another order of devices, than the defaults."""
-        default = type(self)()
-        return (self.accel, self.ids, self.order) != (default.accel, default.ids, default.order)
 
 
 class _Option(NamedTuple):
     """Definition of one setting."""
 
-    field: str
-    """Name of its field in `Settings`."""
-    ini_type: Literal["string", "bool", "int", "float", "args"]
+    read: str | Callable[[Any], Any]
+    """Converts text, or an ini value that pytest has converted; a name is that of a function in `option_types`."""
+    metavar: str | None
+    """None: the setting has no command line option, or it is a switch without a value."""
+    ini: Literal["string", "bool", "args"] | None
+    """Type of its ini setting; None: it has none, since it is about one session (``addopts`` can give it)."""
     allowed: str
     """Allowed values, for error messages."""
-    read: Callable[[Any], Any]
-    """Converts text, or an ini value that pytest has converted; raises ValueError for a value that is not allowed."""
     help: str
-    metavar: str | None = None
 
 
-_IN_TOML = {"bool": " (true or false in TOML)", "string": " (a string in TOML)"}
-"""The form that an ini value must have in native TOML, by the type of the setting."""
-
-
-def _switch(field: str, help_text: str) -> _Option:
-    """Return the definition of a setting that is on or off."""
-    return _Option(field, "bool", "on or off", option_types.boolean, help_text)
-
-
-def _select(value: object) -> str:
+def _condition(value: object) -> str:
     """Return a condition on what tests need."""
-    from pytest_accel.settings import select_expression
+    from pytest_accel.settings import option_types, select_expression
 
-    condition = option_types.text(value)
-    select_expression.parse(condition)
+    select_expression.parse(condition := option_types.text(value))
     return condition
 
 
+_TIMES = "300 (seconds), 90s, 5min or 1.5h"
+_IN_TOML = {"bool": " (true or false in TOML)", "string": " (a string in TOML)"}
+"""The form that an ini value must have in native TOML, by the type of the setting."""
 _OPTIONS: dict[str, _Option] = {
     ACCEL: _Option(
-        "accel",
-        "string",
-        "auto, none, or a kind such as cuda, cpu:4 or sim:8",
-        option_types.text,
+        *("text", "KIND", "string", "auto, none, or a kind such as cuda, cpu:4 or sim:8"),
         "the accelerators that the session uses: auto (default), none, a kind, cpu:4, sim:8, sim:topology.toml",
-        "KIND",
     ),
     IDS: _Option(
-        "ids",
-        "string",
-        "indices or ids of devices with commas between them",
-        option_types.device_names,
+        *("device_names", "IDS", None, "indices or ids of devices with commas between them"),
         "the devices that the session may use: 0,2 or ids (default: all that it can see)",
-        "IDS",
     ),
     ORDER: _Option(
-        "order",
-        "string",
-        "fastest, pci, free, near, or ids with commas between them",
-        option_types.order,
+        *("order", "ORDER", "string", "fastest, pci, free, near, or ids with commas between them"),
         "the order in which devices are numbered: fastest (default), pci, free, near, or ids with commas",
-        "ORDER",
     ),
-    REQUIRE: _Option(
-        "require",
-        "string",
-        f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {ALL_KINDS}",
-        option_types.require,
+    "accel_require": _Option(
+        *("require", "KIND:N", "string"),
+        "KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {kinds}",
         "fail the session at once if there are fewer devices: cuda:4, or several kinds with commas",
-        "KIND:N",
     ),
-    STRICT: _switch(
-        "strict",
+    "accel_strict": _Option(
+        *("boolean", None, "bool", "on or off"),
         "make a skip for missing hardware a failure",
     ),
-    SHARE: _Option(
-        "share",
-        "string",
-        "a fraction > 0 and <= 1 such as 0.25, or a positive size such as 8GiB",
-        option_types.share,
-        "the share of each device that a test takes if its mark has no share=: 0.25 for four tests on a device, or "
-        "8GiB (default: whole devices)",
-        "SHARE",
+    "accel_wait": _Option(
+        *("time", "TIME", "string", f"a time >= 0 such as {_TIMES}"),
+        f"how long a test may wait for its devices, before it is an error: {_TIMES} (default: no limit)",
     ),
-    BUSY: _Option(
-        "busy",
-        "string",
-        "ignore, skip or wait",
-        option_types.one_of("ignore", "skip", "wait"),
-        "for devices that processes outside the session use: ignore that (default), skip the devices, or wait until "
-        "they are free",
-        "WHAT",
+    "accel_timeout": _Option(
+        *("positive_time", "TIME", "string", f"a time > 0 such as {_TIMES}"),
+        f"how long each phase of a test in a world may take: {_TIMES} (default: 300)",
     ),
-    WAIT: _Option(
-        "wait",
-        "string",
-        f"a time >= 0 such as {option_types.TIMES}",
-        option_types.time,
-        f"how long a test may wait for its devices, before it is an error: {option_types.TIMES} (default: no limit)",
-        "TIME",
-    ),
-    TIMEOUT: _Option(
-        "timeout",
-        "string",
-        f"a time > 0 such as {option_types.TIMES}",
-        option_types.positive_time,
-        f"how long each phase of a test in a world may take: {option_types.TIMES} (default: 300)",
-        "TIME",
-    ),
-    FRESH: _switch(
-        "fresh",
-        "start new processes for each test",
-    ),
-    CHECK_COLLECTIVES: _switch(
-        "check_collectives",
-        "have torch compare the ranks' collectives before they begin (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
-    ),
-    OUTPUT: _Option(
-        "output",
-        "string",
-        "the path of a folder",
-        option_types.text,
+    "accel_output": _Option(
+        *("text", "DIR", "string", "the path of a folder"),
         "keep what each rank writes in this folder, one file for each world and rank",
-        "DIR",
     ),
-    PDB_RANK: _Option(
-        "pdb_rank",
-        "int",
-        "an int >= 0",
-        option_types.rank,
-        "the rank that --pdb, --trace and breakpoint() debug (default: the first that fails or comes to a breakpoint; "
-        "0 under --trace)",
-        "N",
-    ),
-    LEAKS: _Option(
-        "leaks",
-        "string",
-        "warn, fail or off",
-        option_types.one_of("warn", "fail", "off"),
-        "a test that leaves something behind in its ranks: warn (default), fail it, or say nothing (off)",
-        "WHAT",
-    ),
-    SCHEDULE: _Option(
-        "schedule",
-        "string",
-        "on, off or always",
-        option_types.one_of("on", "off", "always"),
-        "on (default): under xdist's --dist load and worksteal, choose the worker of each test by the devices that "
-        "tests need; off: xdist chooses; always: as on, and without -n run tests that can share a world one after the "
-        "other",
-        "WHAT",
+    "accel_pdb_rank": _Option(
+        *("rank", "N", None, "an int >= 0"),
+        "the rank that --pdb, --trace and breakpoint() debug (default: the first that fails or comes to a "
+        "breakpoint; 0 under --trace)",
     ),
     LAUNCHER: _Option(
-        "launcher",
-        "string",
-        "on, off or spread",
-        option_types.one_of("on", "off", "spread"),
+        *("launcher", "WHAT", "string", "on, off or spread"),
         "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: each process runs all tests by itself "
-        "(off, default), the processes are the ranks of one session (on), or they also take turns at tests that need "
-        "only devices (spread)",
-        "WHAT",
-    ),
-    SELECT: _Option(
-        "select",
-        "string",
-        "a condition such as 'devices >= 2'",
-        _select,
-        'run only the tests whose needs meet this condition: "devices >= 2", "not marked", "fits"',
-        "CONDITION",
-    ),
-    SHARD: _Option(
-        "shard",
-        "string",
-        "I/N with ints 1 <= I <= N",
-        option_types.shard,
-        "run part I of N parts of the selected tests, which take about as long on equal machines: 2/4",
-        "I/N",
-    ),
-    DURATIONS: _Option(
-        "durations",
-        "string",
-        "the path of a file",
-        option_types.text,
-        "read the times of tests from this file, if it exists, and add those of this session to it",
-        "FILE",
+        "(off, default), the processes are the ranks of one session (on), or they also take turns at tests that "
+        "need only devices (spread)",
     ),
     CLUSTER: _Option(
-        "cluster",
-        "string",
-        "ray or ray:HOST:PORT",
-        option_types.cluster,
+        *("cluster", "CLUSTER", "string", "ray or ray:HOST:PORT"),
         "run the tests that need devices or several machines on a Ray cluster: this machine's (ray), or the one "
         "whose head listens there (ray:HOST:PORT; needs Ray: pytest-accel[ray])",
-        "CLUSTER",
     ),
-    CI: _switch(
-        "ci",
-        "in a job of GitHub Actions, show a summary of the session there: on (default) or off",
+    "accel_select": _Option(
+        *(_condition, "CONDITION", None, "a condition such as 'devices >= 2'"),
+        'run only the tests whose needs meet this condition: "devices >= 2", "not marked", "fits"',
     ),
-    MARKS: _Option(
-        "marks",
-        "string",
+    "accel_shard": _Option(
+        *("shard", "I/N", None, "I/N with ints 1 <= I <= N"),
+        "run part I of N parts of the selected tests, which take about as long on equal machines: 2/4",
+    ),
+    "accel_durations": _Option(
+        *("text", "FILE", "string", "the path of a file"),
+        "read the times of tests from this file, if it exists, and add those of this session to it",
+    ),
+    JITTER: _Option(
+        *("rank", "SEED", None, "an int >= 0"),
+        "delay each rank for a random time of up to 20 ms before each collective and message, and give each rank a "
+        "hash seed of its own, to find races; a failure names this seed",
+    ),
+    "accel_fresh": _Option(
+        *("boolean", None, "bool", "on or off"),
+        "start new processes for each test",
+    ),
+    "accel_share": _Option(
+        *("share", None, "string", "a fraction > 0 and <= 1 such as 0.25, or a positive size such as 8GiB"),
+        "the share of each device that a test takes if its mark has no share=: 0.25 for four tests on a device, or "
+        "8GiB (default: whole devices)",
+    ),
+    "accel_busy": _Option(
+        *("busy", None, "string", "ignore, skip or wait"),
+        "for devices that processes outside the session use: ignore that (default), skip the devices, or wait "
+        "until they are free",
+    ),
+    "accel_leaks": _Option(
+        *("leaks", None, "string", "warn, fail or off"),
+        "a test that leaves something behind in its ranks: warn (default), fail it, or say nothing (off)",
+    ),
+    "accel_schedule": _Option(
+        *("schedule", None, "string", "on, off or always"),
+        "on (default): under xdist's --dist load and worksteal, choose the worker of each test by the devices that "
+        "tests need; off: xdist chooses; always: as on, and without -n run tests that can share a world one after "
+        "the other",
+    ),
+    "accel_marks": _Option(
+        *("mark_owners", None, "string"),
         "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma",
-        option_types.mark_owners,
         "the owner of the marks devices and distributed if the project registers marks of these names: the plugin "
         "(own) or the project; also for one mark: distributed:project (default: the project, unless its tests use "
         "fixtures of the plugin)",
-        "OWNER",
-    ),
-    JITTER: _Option(
-        "jitter",
-        "int",
-        "an int >= 0",
-        option_types.rank,
-        "delay each rank for a random time of up to 20 ms before each collective and message, and give each rank a "
-        "hash seed of its own, to find races; a failure names this seed",
-        "SEED",
     ),
     PRELOAD: _Option(
-        "preload",
-        "args",
-        f"none, or names of modules (none of {', '.join(option_types.UNFORKABLE)}, which do not survive a fork)",
-        option_types.preload,
+        *("preload", None, "args"),
+        "none, or names of modules (none of jax, jaxlib, tensorflow, cupy, paddle, which do not survive a fork)",
         "names of modules that the fork server imports besides torch and pytest; none: not even torch",
     ),
-    RANK_PLUGINS: _Option(
-        "rank_plugins",
-        "args",
-        "-NAME or +NAME, or several with spaces",
-        option_types.rank_plugins,
+    "accel_rank_plugins": _Option(
+        *("rank_plugins", None, "args", "-NAME or +NAME, or several with spaces"),
         "plugins that ranks do not load (-NAME), or whose hooks they all call (+NAME)",
     ),
     RESOURCES: _Option(
-        "resources",
-        "string",
-        "NAME: COUNT, several with commas or on lines of their own, where NAME is of lower-case letters, digits, - and "
-        f"_, and no kind of device, and COUNT an int from 1 to {option_types.MOST_RESOURCES}; cores may also be auto, "
-        "and memory is auto or a size of 1GiB or more",
-        option_types.resources,
+        *("resources", None, "string"),
+        "NAME: COUNT, several with commas or on lines of their own, where NAME is of lower-case letters, digits, - "
+        "and _, and no kind of device, and COUNT an int from 1 to 512; cores may also be auto, and memory is auto "
+        "or a size of 1GiB or more",
         "resources besides devices that tests need, each with its number: license: 2, port-9000: 1, memory: auto, "
         "cores: auto",
     ),
-    KEEP_PROCESSES: _Option(
-        "keep_processes",
-        "args",
-        "texts that are not empty",
-        option_types.texts,
-        "texts in the command lines of processes that tests may leave running in their ranks, because a library keeps "
-        "them and ends them itself",
+    "accel_keep_processes": _Option(
+        *("texts", None, "args", "texts that are not empty"),
+        "texts in the command lines of processes that tests may leave running in their ranks, because a library "
+        "keeps them and ends them itself",
     ),
 }
-
-
+"""The settings of a session, then those of a suite, which have no command line option (``-o accel_leaks=fail``)."""
+_PLAN = _Option(
+    *("planned_machine", "KIND:N", None, ""),
+    "show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with how many "
+    "workers, then stop",
+)
 FILES = {
     RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices; `python -m "
     "pytest_accel trace`, `report`, `summary` and `census` read such files",
@@ -382,17 +233,8 @@ _LOG_HELP = (
     "write the steps of all processes to this file: joining, starting, leasing, forking, connecting, running, ending; "
     "PYTEST_ACCEL_LOG does the same for agents on other machines"
 )
-_OTHER_VARIABLES = frozenset(
-    f"PYTEST_ACCEL_{name}" for name in ("ADDOPTS", "LOCK_DIR", "LOG", "SECRET", "SESSION", "TESTRUNUID")
-)
-"""Variables of the plugin that are no settings; their modules have their meaning."""
-_WITHOUT_FLAG = (
-    *(BUSY, SCHEDULE, LEAKS, CI, MARKS),
-    *(PRELOAD, RANK_PLUGINS, KEEP_PROCESSES, RESOURCES),
-)
-"""Settings without a command line option of their own: they describe a suite or its CI (``-o accel_leaks=fail``)."""
-_REPORTING = (OUTPUT, CHECK_COLLECTIVES, PDB_RANK)
-"""Settings whose options are in the second group of the help."""
+_OTHER_VARIABLES = ("ADDOPTS", "HELD", "LOCK_DIR", "LOG", "SECRET", "SESSION", "TESTRUNUID")
+"""Variables of the plugin, after ``PYTEST_ACCEL_``, that are no settings; their modules have their meaning."""
 
 
 def environment_variable(option: str) -> str:
@@ -404,81 +246,33 @@ def flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-def _argument_type(read: Callable[[Any], Any], allowed: str) -> Callable[[str], Any]:
-    """Return a function for the argument ``type`` of argparse."""
-
-    def convert(value: str) -> Any:
-        try:
-            return read(value)
-        except option_types.ExplainedError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be {name_kinds(allowed)}, got {value!r}") from None
-
-    return convert
-
-
 def add_options(parser: pytest.Parser) -> None:
     """Add every option and ini name of the plugin to `parser`."""
     group = parser.getgroup("accel", "accelerators and ranks: what runs on what")
     reports = parser.getgroup("accel-reports", "accelerators and ranks: reports and debugging")
     for option, definition in _OPTIONS.items():
-        if option not in _WITHOUT_FLAG:
-            kwargs: dict[str, Any] = (
-                {"action": "store_const", "const": True}
-                if definition.ini_type == "bool"
-                else {"type": _argument_type(definition.read, definition.allowed), "metavar": definition.metavar}
-            )
-            its_group = reports if option in _REPORTING else group
-            its_group.addoption(flag(option), dest=option, default=None, help=definition.help, **kwargs)
-        parser.addini(option, definition.help, type=definition.ini_type, default=None)
-    reports.addoption(
-        flag(INFO),
-        dest=INFO,
-        action="store_true",
-        default=False,
-        help="show the devices, their order, their masks and who holds what, then stop",
-    )
-    reports.addoption(
-        flag(PLAN),
-        dest=PLAN,
-        nargs="?",
-        type=_argument_type(option_types.planned_machine, ""),
-        const=(),
-        default=None,
-        metavar="KIND:N",
-        help="show how long the tests would take on this machine, or on one with N devices of KIND (cuda:8), and with "
-        "how many workers, then stop",
-    )
+        if definition.metavar is not None:
+            its_group = reports if option in ("accel_output", "accel_pdb_rank") else group
+            _add_argument(its_group.addoption, option, definition)
+        if definition.ini is not None:
+            parser.addini(option, definition.help, type=definition.ini, default=None)
+    strict, info = "accel_strict", "show the devices, their order, their masks and who holds what, then stop"
+    group.addoption(flag(strict), dest=strict, action="store_const", const=True, help=_OPTIONS[strict].help)
+    reports.addoption(flag(INFO), dest=INFO, action="store_true", default=False, help=info)
+    _add_argument(reports.addoption, PLAN, _PLAN, nargs="?", const=())
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
     for option, help_text in {**FILES, LOG: _LOG_HELP}.items():
-        reports.addoption(
-            flag(option),
-            dest=option,
-            type=_argument_type(option_types.text, "the path of a file"),
-            default=None,
-            metavar="FILE",
-            help=help_text,
-        )
+        _add_argument(reports.addoption, option, _Option("text", "FILE", None, "the path of a file", help_text))
     # These describe the suite rather than one session, so they can only be set in the ini file.
-    parser.addini(
-        RULES,
-        "marks for tests whose files have none, one on a line: tests/gpu/*: devices(1)",
-        type="linelist",
-        default=[],
-    )
-    parser.addini(
-        ADOPT,
-        "the harness whose tests run in warm worlds as they are: torch (its MultiProcessTestCase)",
-        type="string",
-        default="",
-    )
+    rules = "marks for tests whose files have none, one on a line: tests/gpu/*: devices(1)"
+    parser.addini(RULES, rules, type="linelist", default=[])
+    harness = "the harness whose tests run in warm worlds as they are: torch (its MultiProcessTestCase)"
+    parser.addini(ADOPT, harness, type="string", default="")
 
 
 def is_distributed(config: pytest.Config) -> bool:
     """Return whether xdist distributes the tests of the session; `config` is that of the controller or of a worker."""
-    # xdist sets `dist` to "no" in its workers.
-    return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
+    return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")  # Workers have dist "no".
 
 
 def plans(config: pytest.Config) -> bool:
@@ -486,20 +280,30 @@ def plans(config: pytest.Config) -> bool:
     return config.getoption(PLAN, None) is not None
 
 
-def jitter(config: pytest.Config) -> int | None:
-    """Return the seed of ``--accel-jitter``; None without this option. For a driver or a rank."""
-    seed: int | None = _find(config, JITTER, _OPTIONS[JITTER])
-    return seed
+def find(config: pytest.Config, option: str) -> Any:
+    """Return the value of `option` from the first source that sets it, or None. For a driver or a rank."""
+    definition = _OPTIONS[option]
+    if (value := config.getoption(option, None)) is not None:
+        return value
+    overridden = getattr(config.known_args_namespace, "override_ini", None) or ()
+    is_overridden = any(text.partition("=")[0] == option for text in overridden)
+    if not is_overridden and (value := _from_environment(option)) is not None:
+        return value
+    if definition.ini is None:
+        return None
+    source = f"ini option {option}"
+    try:
+        value = config.getini(option)
+    except (ValueError, TypeError, pytest.UsageError) as error:
+        # pytest cannot convert the value. The class of the error depends on pytest's version; its text has the value.
+        toml = _IN_TOML.get(definition.ini, "")
+        raise pytest.UsageError(f"{source}: must be {_allowed(definition)}{toml}: {error}") from None
+    return None if value is None else _read(definition, value, source)
 
 
-def has_resources(config: pytest.Config) -> bool:
-    """Return whether the project names resources (``accel_resources``). For a driver or a rank."""
-    return _find(config, RESOURCES, _OPTIONS[RESOURCES]) is not None
-
-
-def shows_in_ci(settings: Settings) -> bool:
+def shows_in_ci() -> bool:
     """Return True if GitHub should show the session's summary: not that of a session which a test has started."""
-    return settings.ci and bool(os.environ.get("GITHUB_STEP_SUMMARY")) and "PYTEST_CURRENT_TEST" not in os.environ
+    return bool(os.environ.get("GITHUB_STEP_SUMMARY")) and "PYTEST_CURRENT_TEST" not in os.environ
 
 
 def planned_machine(config: pytest.Config) -> tuple[str, int] | None:
@@ -532,6 +336,8 @@ def own_path(path: str) -> str:
     If a launcher has started several processes, and each is a session, they have one command line. All but the first
     get the rank into the name, so that none overwrites the file of another.
     """
+    from pytest_accel.core import launcher_env
+
     process = launcher_env.find_here()  # None in a session of all these processes, whose rank 0 has no such variables.
     if process is None or process.rank == 0:
         return path
@@ -541,12 +347,18 @@ def own_path(path: str) -> str:
 
 def settings(config: pytest.Config) -> Settings:
     """Return the settings of the session. Raise ``pytest.UsageError`` for a value that is not allowed."""
-    values: dict[str, Any] = {
-        definition.field: _find(config, option, definition) for option, definition in _OPTIONS.items()
-    }
-    _check_variables()
-    explicit = {field: value for field, value in values.items() if value is not None}
-    return Settings(info=config.getoption(INFO), **explicit)
+    values = {option: find(config, option) for option in _OPTIONS}
+    # A misspelt requirement must not be silent.
+    for variable in os.environ:
+        if variable.startswith("PYTEST_ACCEL_") and variable.removeprefix("PYTEST_ACCEL_") not in _OTHER_VARIABLES:
+            known = list(map(environment_variable, _OPTIONS))
+            if variable not in known:
+                from difflib import get_close_matches
+
+                close = get_close_matches(variable, known, 1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise pytest.UsageError(f"environment variable {variable}: there is no such setting{hint}")
+    return _made_of(values)
 
 
 def sees_launchers(early_config: pytest.Config) -> bool:
@@ -555,7 +367,7 @@ def sees_launchers(early_config: pytest.Config) -> bool:
     They do not on a cluster: a launcher such as srun may have started the cluster, and pytest in only one process.
     """
     launcher, cluster = (
-        getattr(early_config.known_args_namespace, option, None) or _find(early_config, option, _OPTIONS[option])
+        getattr(early_config.known_args_namespace, option, None) or find(early_config, option)
         for option in (LAUNCHER, CLUSTER)
     )
     return launcher in ("on", "spread") and cluster is None
@@ -565,29 +377,26 @@ def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
     """Return command line arguments for those of `options` that the command line or the environment sets."""
     words: list[str] = []
     for option in options:
-        value = config.getoption(option, None)
-        if value is None:
-            value = _from_environment(option, _OPTIONS[option])
-        if value is not None and value is not False:
-            words += (
-                [flag(option)]
-                if value is True
-                else [flag(option), f"{value:g}" if isinstance(value, float) else str(value)]
-            )
+        if (value := config.getoption(option, None)) is not None or (value := _from_environment(option)) is not None:
+            text = f"{value:g}" if isinstance(value, float) else str(value).lower() if value is True else str(value)
+            words += [flag(option), text] if _OPTIONS[option].metavar else ["-o", f"{option}={text}"]
     return words
 
 
 def add_arguments(parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
     """Add `options` to a parser that is not pytest's, in the same form as in pytest."""
     for option in options:
-        definition = _OPTIONS[option]
-        parser.add_argument(
-            flag(option),
-            dest=option,
-            type=_argument_type(definition.read, definition.allowed),
-            metavar=definition.metavar,
-            help=definition.help,
-        )
+        _add_argument(parser.add_argument, option, _OPTIONS[option])
+
+
+def _add_argument(add: Callable[..., object], option: str, definition: _Option, **more: object) -> None:
+    def convert(value: str) -> Any:
+        try:
+            return _convert(definition, value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    add(flag(option), dest=option, type=convert, metavar=definition.metavar, help=definition.help, **more)
 
 
 def settings_without_pytest(arguments: argparse.Namespace) -> Settings:
@@ -595,55 +404,44 @@ def settings_without_pytest(arguments: argparse.Namespace) -> Settings:
 
     Raise ``pytest.UsageError`` for a value that is not allowed.
     """
-    values: dict[str, Any] = {}
-    for option, definition in _OPTIONS.items():
-        value = getattr(arguments, option, None)
-        values[definition.field] = _from_environment(option, definition) if value is None else value
-    return Settings(**{field: value for field, value in values.items() if value is not None})
+    values = {option: getattr(arguments, option, None) for option in _OPTIONS}
+    return _made_of({one: _from_environment(one) if value is None else value for one, value in values.items()})
 
 
-def _find(config: pytest.Config, option: str, definition: _Option) -> Any:
-    """Return the value of `option` from the first source that sets it, or None."""
-    if (value := config.getoption(option, None)) is not None:
-        return value
-    overridden = getattr(config.known_args_namespace, "override_ini", None) or ()
-    is_overridden = any(text.partition("=")[0] == option for text in overridden)
-    if not is_overridden and (value := _from_environment(option, definition)) is not None:
-        return value
-    source = f"ini option {option}"
-    try:
-        value = config.getini(option)
-    except (ValueError, TypeError, pytest.UsageError) as error:
-        # pytest cannot convert the value. The class of the error depends on pytest's version; its text has the value.
-        toml = _IN_TOML.get(definition.ini_type, "")
-        raise pytest.UsageError(f"{source}: must be {name_kinds(definition.allowed)}{toml}: {error}") from None
-    return None if value is None else _read(definition, value, source)
+def _made_of(values: Mapping[str, Any]) -> Settings:
+    return Settings(**{one.removeprefix("accel_"): value for one, value in values.items() if value is not None})
 
 
-def _check_variables() -> None:
-    """Raise ``pytest.UsageError`` for a variable that sets nothing: a misspelt requirement must not be silent."""
-    for variable in os.environ:
-        if variable.startswith("PYTEST_ACCEL_") and variable not in _OTHER_VARIABLES:
-            known = list(map(environment_variable, _OPTIONS))
-            if variable not in known:
-                from difflib import get_close_matches
-
-                close = get_close_matches(variable, known, 1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise pytest.UsageError(f"environment variable {variable}: there is no such setting{hint}")
-
-
-def _from_environment(option: str, definition: _Option) -> Any:
+def _from_environment(option: str) -> Any:
     variable = environment_variable(option)
     # An empty variable counts as unset, because CI files often set variables without a value.
     text = os.environ.get(variable, "").strip()
-    return _read(definition, text, f"environment variable {variable}") if text else None
+    return _read(_OPTIONS[option], text, f"environment variable {variable}") if text else None
 
 
 def _read(definition: _Option, value: object, source: str) -> Any:
     try:
-        return definition.read(value)
-    except option_types.ExplainedError as error:
+        return _convert(definition, value)
+    except ValueError as error:
         raise pytest.UsageError(f"{source}: {error}") from None
+
+
+def _convert(definition: _Option, value: object) -> Any:
+    """Return the value of a setting. Raise ValueError with a text that says what is allowed."""
+    read = definition.read
+    if read == "text" and isinstance(value, str) and value.strip():
+        return value.strip()  # Without the import, which few sessions need.
+    from pytest_accel.settings import option_types
+
+    try:
+        return (getattr(option_types, read) if isinstance(read, str) else read)(value)
+    except option_types.ExplainedError:
+        raise
     except ValueError:
-        raise pytest.UsageError(f"{source}: must be {name_kinds(definition.allowed)}, got {value!r}") from None
+        raise ValueError(f"must be {_allowed(definition)}, got {value!r}") from None
+
+
+def _allowed(definition: _Option) -> str:
+    from pytest_accel.core.kinds import name_kinds  # Imported here, because few sessions need it.
+
+    return name_kinds(definition.allowed)

@@ -678,7 +678,7 @@ def _wait_lines(records: Mapping[int, Record], places: Mapping[int, str]) -> lis
     lines: list[str] = []
     for wait in waits(records):
         if wait.difference is not None:
-            hint = "with --accel-check-collectives, such a call raises an error on every rank"
+            hint = "with TORCH_DISTRIBUTED_DEBUG=DETAIL, such a call raises an error on every rank"
             lines += [_describe_difference(wait.difference), hint]
         complete = not wait.missing and not wait.unknown and len(wait.inside) == 1
         suffix = f"{_of_group(wait.group)}{'; all ranks of the group have reached it' if complete else ''}"

@@ -387,9 +387,12 @@ def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:
 
 
 @pytest.mark.long
-def test_torch_names_collectives_that_differ_in_debug_mode(suite: BackgroundSuite) -> None:
+def test_torch_names_collectives_that_differ_in_debug_mode(
+    suite: BackgroundSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     suite.write("test_unlike.py", UNLIKE)
-    run = suite.run("--accel-check-collectives")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    run = suite.run()
     failing_tests = ("test_of_the_option", "test_of_the_mark", "test_of_its_own_group")
     run.expect(dict.fromkeys(failing_tests, "FAILED") | {"test_alike": "PASSED"})
     for test in failing_tests:

@@ -73,7 +73,7 @@ def test_retires_and_leaves_a_file(rank):
 """
 
 
-def test_files_that_a_rank_had_open_are_named_and_not_removed(suite: BackgroundSuite) -> None:
+def test_files_that_a_rank_had_open_are_not_removed(suite: BackgroundSuite) -> None:
     (suite.path / "test_it.py").write_text(SUITE.replace("RUN_ID", suite.run_id))
     run = suite.run("-p", "no:randomly", "-W", "ignore::pytest_accel.LeftoverWarning")
     left = {name.removeprefix(f"{suite.run_id}_") for name in os.listdir("/dev/shm") if suite.run_id in name}
@@ -83,8 +83,4 @@ def test_files_that_a_rank_had_open_are_named_and_not_removed(suite: BackgroundS
     assert left == {"earlier", "used", "closed", "made_0", "made_1", "retired_0", "retired_1"}
     torchs = tuple((suite.path / f"torch_{rank}").read_text() for rank in range(2))
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(torchs)]
-    _, title, text = run.text.partition("accel: left in /dev/shm by an unknown process while ranks ran")
-    assert title, run.text
-    named = [line.removeprefix(f"{suite.run_id}_") for line in text.splitlines() if suite.run_id in line]
-    assert named == ["closed (4096 bytes)", "made_0 (4096 bytes)", "made_1 (4096 bytes)"]
     suite.expect_nothing_left()

@@ -11,11 +11,9 @@ from tests.features.conftest import Suite
 from tests.run import Run
 
 CONFTEST = """
-    import itertools, json, os, threading
+    import json, os
     import pytest
     from pytest_accel import is_rank
-
-    PORTS = itertools.count(7000)
 
 
     def note(**facts):
@@ -30,37 +28,8 @@ CONFTEST = """
         config.workers = getattr(config, "workerinput", {})
 
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(node):
-        assert threading.current_thread() is threading.main_thread()
-        assert not hasattr(node.config, "workerinput")
-        node.workerinput["name"] = f"db-{node.gateway.id}"
-        node.workerinput["port"] = next(PORTS)
-        node.workerinput["object"] = object() if is_a_rank(node) else None
-
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(node, error):
-        assert threading.current_thread() is threading.main_thread()
-        output = getattr(node, "workeroutput", {})
-        note(
-            what="down",
-            rank=is_a_rank(node),
-            name=node.workerinput["name"],
-            pid=output.get("pid"),
-            status=output.get("exitstatus"),
-            error=str(error),
-        )
-
-
-    def is_a_rank(node):
-        return type(node).__name__ == "RankNode"
-
-
     def pytest_sessionfinish(session):
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["pid"] = os.getpid()
-        else:
+        if not hasattr(session.config, "workeroutput"):
             note(what="finished")
 
 
@@ -87,15 +56,12 @@ CONFTEST = """
         assert os.environ["PYTEST_XDIST_WORKER"] == worker_id
         assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == str(given["workercount"])
         assert os.environ["PYTEST_XDIST_TESTRUNUID"] == testrun_uid
-        assert given["name"] == f"db-{worker_id}"
-        assert given.get("object") is None
         note(
             what="worker",
             rank=is_rank(config),
             number=int(worker_id[2:]),
             count=given["workercount"],
             run=testrun_uid,
-            port=given["port"],
             folder=str(tmp_path_factory.getbasetemp().parent),
             pid=os.getpid(),
         )
@@ -143,14 +109,6 @@ def check(suite: Suite, run: Run) -> list[dict[str, Any]]:
     seen = facts(suite, "worker")
     assert len({one["run"] for one in seen}) == len({one["folder"] for one in seen}) == 1
     assert all(one["number"] < one["count"] for one in seen if one["rank"])
-    # xdist's hooks have been called for each rank, before its start and after its end.
-    assert len({one["port"] for one in seen}) == len({one["pid"] for one in seen})
-    pids = {one["pid"] for one in seen if one["rank"]}
-    down = [one for one in facts(suite, "down") if one["rank"]]
-    assert {one["pid"] for one in down} == pids
-    assert len(down) == len(pids)
-    assert {(one["error"], one["status"]) for one in down} == {("None", 0)}
-    assert {one["name"] for one in down} == {f"db-gw{one['number']}" for one in seen if one["rank"]}
     return seen
 
 
@@ -196,40 +154,7 @@ def test_ranks_have_other_numbers_than_xdists_workers_and_their_replacements(sui
     assert {one["count"] for one in seen if not one["rank"]} == {2}
 
 
-def test_a_hook_that_needs_more_than_a_rank_has_breaks_no_test(suite: Suite) -> None:
-    suite.write(
-        "conftest.py",
-        """
-        import pytest
-
-        @pytest.hookimpl(optionalhook=True)
-        def pytest_configure_node(node):
-            node.workerinput["first"] = 1
-            node.workerinput["answer"] = node.gateway.remote_exec("pass")
-        """,
-    )
-    suite.write(
-        "test_it.py",
-        """
-        import os, subprocess, sys
-        import pytest
-
-        @pytest.mark.distributed(2)
-        def test_it(pytestconfig):
-            assert pytestconfig.workerinput["first"] == 1
-            assert "answer" not in pytestconfig.workerinput
-            assert pytestconfig.workerinput.get("answer") is None
-            with pytest.raises(KeyError, match="answer is missing in workerinput of this rank: .* without -n, too"):
-                pytestconfig.workerinput["answer"]
-        """,
-    )
-    run = suite.run()
-    assert run.outcomes() == {"test_it": "PASSED"}
-    assert run.text.count("accel: pytest_configure_node raised AttributeError for a rank in ") == 1
-    assert "ranks get only what it had added to node.workerinput" in run.text
-
-
-def test_ranks_are_workers_without_xdist(suite: Suite) -> None:
+def test_ranks_are_workers_without_xdist_and_without_its_hooks(suite: Suite) -> None:
     suite.ini("addopts = -p no:xdist")
     suite.write(
         "conftest.py",
@@ -249,7 +174,9 @@ def test_ranks_are_workers_without_xdist(suite: Suite) -> None:
 
         @pytest.mark.distributed(2)
         def test_it(pytestconfig, rank):
-            assert pytestconfig.workerinput["workerid"] == pytestconfig.workerinput["mine"] == f"gw{rank}"
+            assert pytestconfig.workerinput["workerid"] == f"gw{rank}"
+            with pytest.raises(KeyError, match="mine is missing in workerinput of this rank: pytest_configure_node is"):
+                pytestconfig.workerinput["mine"]
 
         def test_plain(pytestconfig):
             assert not hasattr(pytestconfig, "workerinput")
@@ -259,85 +186,3 @@ def test_ranks_are_workers_without_xdist(suite: Suite) -> None:
     run = suite.run()
     assert set(run.count()) == {"PASSED"}
     assert len(run.outcomes()) == 2
-
-
-def test_a_hook_that_takes_long_holds_up_only_the_ranks_for_which_it_is_called(suite: Suite) -> None:
-    """The main thread, in which xdist's hooks are called, holds no lock of the pool meanwhile."""
-    suite.write(
-        "conftest.py",
-        """
-        import os
-        import pathlib
-
-        import pytest
-
-
-        def pytest_sessionstart(session):
-            if not hasattr(session.config, "workerinput"):
-                for name in ("first", "in_hook", "second"):
-                    os.mkfifo(name)
-
-
-        def signal(name):
-            open(name, "w").close()
-
-
-        def wait_for(name):
-            open(name).close()
-
-
-        @pytest.fixture
-        def pipe():
-            return signal, wait_for
-
-
-        @pytest.hookimpl(optionalhook=True)
-        def pytest_configure_node(node):
-            if pathlib.Path("slow").exists():
-                pathlib.Path("slow").unlink()
-                signal("in_hook")
-                wait_for("second")
-        """,
-    )
-    suite.write(
-        "test_a.py",
-        """
-        import pytest
-
-
-        @pytest.mark.devices(1)
-        def test_first(pipe):
-            pipe[0]("first")
-
-
-        def test_between(pipe):
-            pipe[1]("in_hook")
-
-
-        @pytest.mark.devices(1)
-        def test_second(pipe):
-            pipe[0]("second")
-        """,
-    )
-    suite.write(
-        "test_b.py",
-        """
-        import pathlib
-
-        import pytest
-
-
-        def test_before(pipe):
-            pipe[1]("first")
-            pathlib.Path("slow").touch()
-
-
-        @pytest.mark.devices(2)
-        def test_ranks():
-            pass
-        """,
-    )
-    run = suite.run("-n2", "--dist=loadfile")
-    assert set(run.count()) == {"PASSED"}
-    assert len(run.outcomes()) == 5
-    assert "pytest_configure_node" not in run.text

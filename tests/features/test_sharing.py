@@ -46,8 +46,22 @@ def waiting_tests(mark: str) -> str:
     [
         ("@pytest.mark.devices(share=0.5)", ()),
         pytest.param('@pytest.mark.devices(share="8GiB")', (), marks=pytest.mark.long),
-        pytest.param("@pytest.mark.devices", ("--accel-share=8GiB",), marks=pytest.mark.long),
-        pytest.param("@pytest.mark.distributed(1)", ("--accel-share=0.5",), marks=pytest.mark.long),
+        pytest.param(
+            "@pytest.mark.devices",
+            (
+                "-o",
+                "accel_share=8GiB",
+            ),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "@pytest.mark.distributed(1)",
+            (
+                "-o",
+                "accel_share=0.5",
+            ),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, options: tuple[str, ...]) -> None:
@@ -143,7 +157,7 @@ def test_ranks_share_a_device_under_gloo(suite: Suite) -> None:
             assert len(devices) == 2
         """,
     )
-    run = suite.run("--accel=sim:2", "--accel-share=0.25")
+    run = suite.run("--accel=sim:2", "-o", "accel_share=0.25")
     assert run.count() == {"PASSED": 3}, run.text
 
 
@@ -169,7 +183,7 @@ def test_ranks_under_nccl_do_not_share_a_device(suite: Suite) -> None:
         def test_groups_of_its_own(): ...
         """,
     )
-    run = suite.run("--accel=sim:1", "--accel-share=0.5", "-rs")
+    run = suite.run("--accel=sim:1", "-o", "accel_share=0.5", "-rs")
     assert run.count() == {"PASSED": 1, "SKIPPED": 2}, run.text
     reason = "needs 0.5 of each of 2 sim devices; there is 1: sim; ranks share a device under backend='gloo' only"
     assert reason in run.text
@@ -185,7 +199,7 @@ def test_a_device_that_has_too_little_memory_is_not_shared(suite: Suite) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [("--accel=cpu:2",), ("--accel=cpu:2", "--accel-share=0.5")])
+@pytest.mark.parametrize("options", [("--accel=cpu:2",), ("--accel=cpu:2", "-o", "accel_share=0.5")])
 def test_a_share_of_a_cpu_slot_is_the_whole_slot(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write(
         "test_it.py",

@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-MAX_MODULES = 18
+MAX_MODULES = 14
 """Modules and packages of the plugin. Each import costs at least half a millisecond in every session."""
 HEAVY_MODULES = {"psutil", "pynvml", "multiprocessing", "torch"}
 _CONFTEST = """

@@ -10,17 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_accel.core import shared_memory
 from pytest_accel.core.kill import KILL_TIMEOUT, Survivor
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import RETIRED
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.shared_memory import SharedFile
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver import forked_worlds
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
-from pytest_accel.forkserver.server_messages import FilesOpened, RankExited, StartFailed, Survivors, WorldStarted
+from pytest_accel.forkserver.server_messages import RankExited, StartFailed, Survivors, WorldStarted
 
 OTHER = 99
 HELPER = 98
@@ -214,15 +212,3 @@ def test_what_a_dead_rank_has_left_is_killed_if_another_one_retires_at_the_same_
     assert processes.killed == [100, 101, 8]
     assert [(message.world, message.rank) for message in processes.sent[2:]] == [(1, 0), (2, 0)]
     assert not processes.worlds
-
-
-def test_the_files_of_a_killed_rank_are_reported_before_its_exit(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = SharedFile("nccl-1", 5)
-    monkeypatch.setattr(shared_memory, "opened_by", lambda ranks, before: frozenset({file}))
-    processes.start(1, ranks=1)
-    processes.worlds.kill(1)
-    processes.exits = [(100, 9)]
-    processes.worlds.reap()
-    assert processes.sent[1:] == [FilesOpened((file,)), RankExited(1, 0, exited(-9))]

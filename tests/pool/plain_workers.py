@@ -1,24 +1,15 @@
-"""The identities of ranks for tests of the pool: numbered in each world, and without hooks."""
+"""The identities of ranks for tests of the pool: numbered in each world."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.worker_input import WorkerInput
 
 
 class PlainWorkers:
-    """The ranks of one world."""
+    """A `RankNumbers`."""
 
-    def __init__(self, ranks: int) -> None:
-        self._given = tuple(
-            {"workerid": f"gw{rank}", "workercount": ranks, "testrunuid": "run"} for rank in range(ranks)
-        )
+    def take(self, ranks: int) -> tuple[WorkerInput, ...]:
+        return tuple({"workerid": f"gw{rank}", "workercount": ranks, "testrunuid": "run"} for rank in range(ranks))
 
-    def configure(self, then: Callable[[tuple[WorkerInput, ...]], None]) -> None:
-        then(self._given)
-
-    def end(self, exits: Mapping[int, RankExit], outputs: Mapping[int, dict[str, Any]]) -> None:
+    def give_back(self, inputs: tuple[WorkerInput, ...]) -> None:
         pass

@@ -98,7 +98,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     nodes = ThreeNodes()
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
     machine = machine_for(Settings(accel="none", resources=(("license", 1),)))
-    pool = Pool(machine, spec, 2, machines=nodes, workers=PlainWorkers, record=Recorders())  # type: ignore[arg-type]
+    pool = Pool(machine, spec, 2, machines=nodes, workers=PlainWorkers(), record=Recorders())  # type: ignore[arg-type]
     use_instant_worlds(pool, monkeypatch)
     yield PooledCluster(pool, nodes)
     pool.close(gracefully=False)

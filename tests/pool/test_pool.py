@@ -73,7 +73,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
         spec,
         2,
         machines=ThisMachine(),
-        workers=PlainWorkers,
+        workers=PlainWorkers(),
         record=Recorders(),
     )
     use_instant_worlds(made, monkeypatch)

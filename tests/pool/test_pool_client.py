@@ -70,7 +70,7 @@ def send(channel: FakeChannel, message: DriverMessage) -> None:
 
 def test_an_error_in_a_request_fails_the_pool_and_all_waiting_requests() -> None:
     channel, pool = FakeChannel(), BrokenPool()
-    channel.setcallback(serve(channel, lambda: cast(Pool, pool), print, print, print).receive, endmarker=None)
+    channel.setcallback(serve(channel, lambda: cast(Pool, pool), print, print).receive, endmarker=None)
     send(channel, SubmitDemand(7, DEMAND))
     answer = channel.sent.get(timeout=30)
     assert isinstance(answer, Answer)
@@ -91,7 +91,7 @@ def test_each_request_fails_if_the_pool_cannot_be_created() -> None:
         raise OSError("no space for the session's folder")
 
     channel = FakeChannel()
-    channel.setcallback(serve(channel, create, print, print, print).receive, endmarker=None)
+    channel.setcallback(serve(channel, create, print, print).receive, endmarker=None)
     send(channel, WarmServer())
     for number in (1, 2):
         send(channel, SubmitDemand(number, DEMAND))

@@ -15,7 +15,6 @@ from pytest_accel.leases.demand import LeaseSource, MachineDemand, WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.lease_request import MachineLease
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WantedObserver, WorldRequest, WorldState
-from tests.pool.plain_workers import PlainWorkers
 
 KEY = WorldKey("cpu", None, 2, grouped=True)
 DEMAND = WorldDemand(KEY, Holder.here("a test"))
@@ -28,9 +27,7 @@ def make_request() -> WorldRequest:
 
 
 def make_world(number: int = 7) -> PooledWorld:
-    world = PooledWorld(WorldSpec(number, KEY), make_request(), PlainWorkers(2))
-    world.begin(({}, {}))
-    return world
+    return PooledWorld(WorldSpec(number, KEY), make_request())
 
 
 def in_use() -> PooledWorld:
@@ -77,7 +74,6 @@ IN_STATE: dict[WorldState, Callable[[], PooledWorld]] = {
 STARTING, IN_USE, IDLE, RETIRING, KILLED, GONE = WorldState
 ALIVE = set(WorldState) - {GONE}
 TRANSITIONS: dict[str, tuple[Callable[[PooledWorld], object], set[WorldState], WorldState]] = {
-    "begin": (lambda world: world.begin(({}, {})), {STARTING}, STARTING),
     "started": (lambda world: world.started((1, 2)), {STARTING}, STARTING),
     "hand_over": (lambda world: world.hand_over(make_request()), {STARTING, IDLE}, IN_USE),
     "take_slots": (lambda world: world.take_slots(SLOTS), {IDLE}, IDLE),
@@ -114,13 +110,6 @@ def test_a_started_world_knows_its_processes() -> None:
     assert world.pids == (71, 72)
     world.rank_exited(0, exited(3))
     assert world.alive == {1: 72}
-
-
-def test_a_world_that_has_not_begun_has_no_process_to_wait_for() -> None:
-    world = PooledWorld(WorldSpec(7, KEY), make_request(), PlainWorkers(2))
-    assert world.ended
-    world.begin(({}, {}))
-    assert not world.ended
 
 
 def test_a_world_knows_the_request_that_it_serves() -> None:
@@ -220,9 +209,9 @@ def test_the_ranks_of_a_revoked_world_exit_for_the_reason_of_the_revocation() ->
 
 def test_a_world_is_wanted_if_one_of_its_leases_was_before_it_had_them() -> None:
     lease = MachineLease(cast(LeaseSource, None), 0, MachineDemand(2, DEMAND, None))
-    assert not PooledWorld(WorldSpec(7, KEY), make_request(), PlainWorkers(2), {0: lease}, SLOTS).wanted
+    assert not PooledWorld(WorldSpec(7, KEY), make_request(), {0: lease}, SLOTS).wanted
     lease.wanted = True
-    assert PooledWorld(WorldSpec(7, KEY), make_request(), PlainWorkers(2), {0: lease}, SLOTS).wanted
+    assert PooledWorld(WorldSpec(7, KEY), make_request(), {0: lease}, SLOTS).wanted
     world = idle()
     world.take_slots(lease)
     assert world.wanted

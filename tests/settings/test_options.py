@@ -15,35 +15,17 @@ from pytest_accel.settings import options as accel_config
 from pytest_accel.settings.options import Settings, environment_variable
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "options.md"
-NAMES = [
-    "accel",
-    *(
-        f"accel_{name}"
-        for name in (
-            "ids",
-            "order",
-            "require",
-            "strict",
-            "share",
-            "wait",
-            "timeout",
-            "fresh",
-            "check_collectives",
-            "launcher",
-            "select",
-        )
-    ),
-]
-"""The settings that have an option, and that the environment and an ini file can give."""
-WITHOUT_FLAG = [
-    *("accel_busy", "accel_leaks", "accel_schedule", "accel_ci", "accel_marks"),
+WITHOUT_INI = {f"accel_{name}" for name in ("ids", "pdb_rank", "select", "shard", "jitter")}
+"""The settings that an ini file cannot give: they are about one session."""
+WITHOUT_FLAG = {
+    *("accel_fresh", "accel_share", "accel_busy", "accel_leaks", "accel_schedule", "accel_marks"),
     *("accel_preload", "accel_rank_plugins", "accel_keep_processes", "accel_resources"),
-]
-"""The settings that have no option of their own."""
-MOST_OPTIONS = 24  # More are a wall. Settings that describe a suite or its CI need no option.
+}
+"""The settings that have no option of their own: they are about a suite."""
+MOST_FLAGS, MOST_INI = 20, 22
 OLD_OPTIONS = (
     *("devices", "debug", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
-    *("within", "logs", "trace", "census"),
+    *("within", "logs", "trace", "census", "share", "fresh", "check-collectives"),
 )
 KINDS = ", ".join(kinds())
 REQUIRE = f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {KINDS}"
@@ -57,7 +39,7 @@ PRELOAD = "none, or names of modules (none of jax, jaxlib, tensorflow, cupy, pad
 
 # Option, its text, the field of the settings and its value. The text is the same on the command line, in the
 # environment and in an ini file.
-GOOD = [
+GOOD: list[tuple[str, str, str, Any]] = [
     ("accel", "sim:8", "accel", "sim:8"),
     ("accel_ids", "0,2", "ids", "0,2"),
     ("accel_order", "pci", "order", "pci"),
@@ -83,6 +65,12 @@ GOOD = [
     ("accel_wait", "90 s", "wait", 90.0),
     ("accel_wait", "1.5h", "wait", 5400.0),
     ("accel_select", "devices >= 2", "select", "devices >= 2"),
+    ("accel_shard", "2/4", "shard", (2, 4)),
+    ("accel_jitter", "7", "jitter", 7),
+    ("accel_preload", "none", "preload", "none"),
+    ("accel_preload", "numpy, torch.nn numpy", "preload", ("numpy", "torch.nn")),
+    ("accel_keep_processes", "helper 'java -jar it.jar'", "keep_processes", ("helper", "java -jar it.jar")),
+    ("accel_rank_plugins", "-timeout +my.own", "rank_plugins", (("timeout", False), ("my.own", True))),
     ("accel_resources", "license: 2,port-9000:1", "resources", (("license", 2), ("port-9000", 1))),
     (
         "accel_resources",
@@ -97,19 +85,23 @@ GOOD = [
         (("memory", max(2**30, usable_memory())), ("cores", cpu_slots())),
     ),
 ]
-SWITCHES = [
-    ("accel_strict", "strict"),
-    ("accel_ci", "ci"),
-    ("accel_fresh", "fresh"),
-    ("accel_check_collectives", "check_collectives"),
-]
+SWITCHES = [("accel_strict", "strict"), ("accel_fresh", "fresh")]
 RESOURCES = (
     "NAME: COUNT, several with commas or on lines of their own, where NAME is of lower-case letters, digits, - and _, "
     "and no kind of device, and COUNT an int from 1 to 512; cores may also be auto, and memory is auto or a size of "
     "1GiB or more"
 )
 MARKS = "own, project, or a mark with one of these, such as distributed:project, or both marks with a comma"
+RANK_PLUGINS = "-NAME or +NAME, or several with spaces"
 BAD = [
+    *(
+        ("accel_preload", text, PRELOAD)
+        for text in ("none numpy", "my-package", "a..b", "a/b.py", "numpy jax", "cupy.cuda")
+    ),
+    *(("accel_rank_plugins", text, RANK_PLUGINS) for text in ("timeout", "-", "- timeout", "-a,+b")),
+    ("accel_keep_processes", "''", "texts that are not empty"),
+    ("accel_pdb_rank", "1.5", "an int >= 0"),
+    *((option, "maybe", SWITCH) for option in ("accel_strict", "accel_fresh")),
     ("accel_marks", "theirs", MARKS),
     ("accel_marks", "distributed:own,distributed:project", MARKS),
     ("accel_marks", "distributed:project,", MARKS),
@@ -133,8 +125,6 @@ BAD = [
     ),
     *(("accel_resources", text, RESOURCES) for text in ("auto: 1", "license: auto", "memory: 1MiB", "memory: 4", ",")),
 ]
-# Texts that pytest itself cannot convert from an ini file. Part of the error is then pytest's own text.
-UNCONVERTIBLE = [("accel_pdb_rank", "1.5", "an int >= 0")]
 EMPTY = [
     ("accel", ACCEL),
     ("accel_ids", IDS),
@@ -184,77 +174,28 @@ def write_ini(pytester: pytest.Pytester, option: str, text: str) -> None:
     pytester.makeini(f"[pytest]\n{option} = {text}\n")
 
 
-def test_without_options_the_settings_have_their_defaults(pytester: pytest.Pytester) -> None:
-    assert settings(pytester) == Settings(
-        accel="auto",
-        ids=None,
-        order="fastest",
-        require=(),
-        strict=False,
-        busy="ignore",
-        wait=None,
-        timeout=300.0,
-        fresh=False,
-        info=False,
-        preload=(),
-    )
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(AttributeError):
-        Settings().strict = True  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
-def test_the_command_line_sets_the_field(
-    pytester: pytest.Pytester, option: str, text: str, field: str, value: Any
-) -> None:
-    words = ["-o", f"{option}={text}"] if option in WITHOUT_FLAG else [flag(option), text]
-    assert settings(pytester, *words) == Settings(**{field: value})
-
-
-@pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
-def test_the_environment_variable_sets_the_field(
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-    option: str,
-    text: str,
-    field: str,
-    value: Any,
-) -> None:
-    monkeypatch.setenv(environment_variable(option), text)
-    assert settings(pytester) == Settings(**{field: value})
-
-
-@pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
-def test_the_ini_option_sets_the_field(
-    pytester: pytest.Pytester, option: str, text: str, field: str, value: Any
-) -> None:
-    write_ini(pytester, option, text)
-    assert settings(pytester) == Settings(**{field: value})
-
-
-def test_variables_are_named_after_their_options() -> None:
-    assert environment_variable(accel_config.ACCEL) == "PYTEST_ACCEL"
-    assert environment_variable(accel_config.PDB_RANK) == "PYTEST_ACCEL_PDB_RANK"
-
-
-@pytest.mark.parametrize(("option", "field"), SWITCHES)
-def test_switches_can_be_set_by_flag_variable_and_ini_file(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, field: str
-) -> None:
-    if option not in WITHOUT_FLAG:
-        assert getattr(settings(pytester, flag(option)), field) is True
-    write_ini(pytester, option, "true")
-    assert getattr(settings(pytester), field) is True
-    monkeypatch.setenv(environment_variable(option), "No")
-    assert getattr(settings(pytester), field) is False
-    monkeypatch.setenv(environment_variable(option), "ON")
-    assert getattr(settings(pytester), field) is True
-
-
-def test_the_info_flag_sets_its_field(pytester: pytest.Pytester) -> None:
-    assert settings(pytester, "--accel-info").info is True
+def test_each_form_sets_the_field(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings(pytester) == Settings()
+    for option, text, field, value in GOOD:
+        expected = Settings(**{field: value})
+        words = ["-o", f"{option}={text}"] if option in WITHOUT_FLAG else [flag(option), text]
+        assert settings(pytester, *words) == expected
+        with monkeypatch.context() as patched:
+            patched.setenv(environment_variable(option), text)
+            assert settings(pytester) == expected
+        if option not in WITHOUT_INI:
+            write_ini(pytester, option, text)
+            assert settings(pytester) == expected
+            (pytester.path / "tox.ini").unlink()
+    for option, field in SWITCHES:
+        words = ["-o", f"{option}=on"] if option in WITHOUT_FLAG else [flag(option)]
+        assert getattr(settings(pytester, *words), field) is True
+        write_ini(pytester, option, "true")
+        assert getattr(settings(pytester), field) is True
+        for text, value in ("No", False), ("ON", True):
+            with monkeypatch.context() as patched:
+                patched.setenv(environment_variable(option), text)
+                assert getattr(settings(pytester), field) is value
 
 
 def test_the_command_line_overrides_the_environment_which_overrides_the_ini_file(
@@ -262,64 +203,14 @@ def test_the_command_line_overrides_the_environment_which_overrides_the_ini_file
 ) -> None:
     write_ini(pytester, "accel_order", "pci")
     assert settings(pytester).order == "pci"
+    monkeypatch.setenv("PYTEST_ACCEL_ORDER", " ")
+    assert settings(pytester).order == "pci", "an empty variable is unset"
     monkeypatch.setenv("PYTEST_ACCEL_ORDER", "free")
     assert settings(pytester).order == "free"
     assert settings(pytester, "-o", "accel_order=fastest").order == "fastest"
     assert settings(pytester, "-o", "accel_order=fastest", "--accel-order", "near").order == "near"
-
-
-def test_an_empty_variable_is_unset(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_ini(pytester, "accel_order", "pci")
-    monkeypatch.setenv("PYTEST_ACCEL_ORDER", " ")
-    assert settings(pytester).order == "pci"
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("none", "none"),
-        ("numpy", ("numpy",)),
-        ("numpy, torch.nn numpy", ("numpy", "torch.nn")),
-    ],
-)
-def test_preload_is_a_list_of_module_names(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...] | str
-) -> None:
-    write_ini(pytester, "accel_preload", text)
-    assert settings(pytester).preload == value
-    write_ini(pytester, "accel_preload", "json")
-    monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
-    assert settings(pytester).preload == value
-
-
-def test_kept_processes_are_split_like_shell_words(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_ini(pytester, "accel_keep_processes", "helper 'java -jar it.jar'")
-    assert settings(pytester).keep_processes == ("helper", "java -jar it.jar")
-    monkeypatch.setenv("PYTEST_ACCEL_KEEP_PROCESSES", "'one word' other")
-    assert settings(pytester).keep_processes == ("one word", "other")
-    monkeypatch.setenv("PYTEST_ACCEL_KEEP_PROCESSES", "''")
-    assert usage_error(pytester) == (
-        "environment variable PYTEST_ACCEL_KEEP_PROCESSES: must be texts that are not empty, got \"''\""
-    )
-
-
-@pytest.mark.parametrize("text", ["none numpy", "my-package", "a..b", "a/b.py", "numpy jax", "cupy.cuda"])
-def test_invalid_names_of_modules_to_preload_are_errors(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
-    assert usage_error(pytester) == f"environment variable PYTEST_ACCEL_PRELOAD: must be {PRELOAD}, got {text!r}"
-
-
-def test_rank_plugins_are_names_with_plus_or_minus(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_ini(pytester, "accel_rank_plugins", "-timeout +my.own -pytest-html")
-    assert settings(pytester).rank_plugins == (("timeout", False), ("my.own", True), ("pytest-html", False))
-    for text in ("timeout", "-", "- timeout", "-a,+b"):
-        monkeypatch.setenv("PYTEST_ACCEL_RANK_PLUGINS", text)
-        assert usage_error(pytester) == (
-            "environment variable PYTEST_ACCEL_RANK_PLUGINS: must be -NAME or +NAME, or several with spaces, "
-            f"got {text!r}"
-        )
+    monkeypatch.setenv("PYTEST_ACCEL_ORDER", "nowhere!")
+    assert settings(pytester, "--accel-order", "near").order == "near", "what is overridden is not checked"
 
 
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")
@@ -332,7 +223,6 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
         accel_strict = true
         accel_wait = "5"
         accel_timeout = "2.5min"
-        accel_pdb_rank = 2
         accel_preload = ["numpy", "torch.nn"]
         """
     )
@@ -342,62 +232,29 @@ def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
         strict=True,
         wait=5.0,
         timeout=150.0,
-        pdb_rank=2,
         preload=("numpy", "torch.nn"),
     )
 
 
-@pytest.mark.parametrize(("option", "text", "allowed"), [one for one in BAD if one[0] not in WITHOUT_FLAG])
-def test_an_invalid_value_on_the_command_line_is_an_error(
-    pytester: pytest.Pytester, option: str, text: str, allowed: str
+def test_a_value_that_is_not_allowed_is_an_error_that_names_its_source(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = usage_error(pytester, f"{flag(option)}={text}").splitlines()
-    assert any(line.endswith(f"error: argument {flag(option)}: must be {allowed}, got {text!r}") for line in lines)
-
-
-@pytest.mark.parametrize(("option", "text", "allowed"), [*BAD, *UNCONVERTIBLE, ("accel_strict", "maybe", SWITCH)])
-def test_an_invalid_value_in_the_environment_is_an_error(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, text: str, allowed: str
-) -> None:
-    variable = environment_variable(option)
-    monkeypatch.setenv(variable, text)
-    assert usage_error(pytester) == f"environment variable {variable}: must be {allowed}, got {text!r}"
-
-
-@pytest.mark.parametrize(("option", "text", "allowed"), BAD)
-def test_an_invalid_value_in_an_ini_file_is_an_error(
-    pytester: pytest.Pytester, option: str, text: str, allowed: str
-) -> None:
-    write_ini(pytester, option, text)
-    message = usage_error(pytester)
-    assert message.startswith(f"ini option {option}: must be {allowed}, got ")
-    # The message has a number as pytest has read it: -1.0.
-    assert text in message
-
-
-@pytest.mark.parametrize(("option", "text", "allowed"), [*UNCONVERTIBLE, ("accel_fresh", "maybe", SWITCH)])
-def test_an_ini_value_that_pytest_cannot_convert_is_an_error(
-    pytester: pytest.Pytester, option: str, text: str, allowed: str
-) -> None:
-    write_ini(pytester, option, text)
-    message = usage_error(pytester)
-    toml = " (true or false in TOML)" if option == "accel_fresh" else ""
-    assert message.startswith(f"ini option {option}: must be {allowed}{toml}: ")
-    assert text in message
-
-
-@pytest.mark.parametrize(("option", "allowed"), EMPTY)
-def test_an_empty_value_is_an_error(pytester: pytest.Pytester, option: str, allowed: str) -> None:
-    if option not in WITHOUT_FLAG:
-        lines = usage_error(pytester, f"{flag(option)}=").splitlines()
-        assert any(line.endswith(f"error: argument {flag(option)}: must be {allowed}, got ''") for line in lines)
-    write_ini(pytester, option, "")
-    assert usage_error(pytester) == f"ini option {option}: must be {allowed}, got ''"
-
-
-def test_an_overridden_value_is_not_checked(pytester: pytest.Pytester) -> None:
-    write_ini(pytester, "accel_timeout", "0")
-    assert settings(pytester, "--accel-timeout", "7").timeout == 7.0
+    for option, text, allowed in [*BAD, *((option, "", allowed) for option, allowed in EMPTY)]:
+        if option not in WITHOUT_FLAG and (option, "bool") not in [(name, "bool") for name, _ in SWITCHES]:
+            lines = usage_error(pytester, f"{flag(option)}={text}").splitlines()
+            error = f"error: argument {flag(option)}: must be {allowed}, got {text!r}"
+            assert any(line.endswith(error) for line in lines), lines
+        if text:
+            with monkeypatch.context() as patched:
+                patched.setenv(variable := environment_variable(option), text)
+                assert usage_error(pytester) == f"environment variable {variable}: must be {allowed}, got {text!r}"
+        if option not in WITHOUT_INI:
+            write_ini(pytester, option, text)
+            message = usage_error(pytester)
+            toml = " (true or false in TOML): " if option in dict(SWITCHES) else ", got "
+            assert message.startswith(f"ini option {option}: must be {allowed}{toml}")
+            assert text in message or option in ("accel_preload", "accel_rank_plugins", "accel_keep_processes")
+            (pytester.path / "tox.ini").unlink()
 
 
 @pytest.fixture
@@ -432,31 +289,26 @@ def test_bad_values_end_a_run_as_a_usage_error(
     result.stderr.fnmatch_lines(f"ERROR: environment variable PYTEST_ACCEL_TIMEOUT: must be a time > 0 {TIME}, got '0'")
 
 
-def test_the_help_shows_all_options(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
+def test_a_name_of_an_earlier_release_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    for name in OLD_OPTIONS:
+        assert f"error: unrecognized arguments: --accel-{name}=1" in usage_error(pytester, f"--accel-{name}=1")
+
+
+def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
     shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
     assert re.findall(r"^accelerators and ranks: (.*):$", shown, re.MULTILINE) == [
         "what runs on what",
         "reports and debugging",
     ]
-    assert len(re.findall(r"^  --accel", shown, re.MULTILINE)) <= MOST_OPTIONS
-    for option in [*map(flag, NAMES), "--accel-info"]:
-        assert f"\n  {option}" in shown
-    for name in [*NAMES, *WITHOUT_FLAG]:
-        assert f"\n  {name} (" in shown
-
-
-@pytest.mark.parametrize("name", OLD_OPTIONS)
-def test_a_name_of_an_earlier_release_is_a_usage_error(pytester: pytest.Pytester, name: str) -> None:
-    assert f"error: unrecognized arguments: --accel-{name}=1" in usage_error(pytester, f"--accel-{name}=1")
-
-
-def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
-    shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
     flags = set(re.findall(r"^  (--accel[\w-]*)", shown, re.MULTILINE))
     ini_types = dict(re.findall(r"^  (accel\w*) \((\w+)\):", shown, re.MULTILINE))
-    table = REFERENCE.read_text(encoding="utf-8").partition("\n| Command line |")[2].partition("\n\n")[0]
+    assert (len(flags), len(ini_types)) == (MOST_FLAGS, MOST_INI), "more are a wall"
+    text = REFERENCE.read_text(encoding="utf-8")
+    table = text.partition("\n| Command line |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line[1:-1].split(" |")] for line in table.splitlines()[2:]]
     assert {name for row in rows for name in re.findall(r"`(--[\w-]+)", row[0])} == flags
+    for name in [*flags, *(name for name in ini_types if flag(name) not in flags)]:
+        assert f"\n## `{name}`\n\n*Set by " in text
     documented = {}
     for command_line, environment, ini_name, _, default in rows:
         if not ini_name:

@@ -206,7 +206,7 @@ def test_other_reasons_to_kill_a_rank() -> None:
     assert sentences.kill_reason(unusable) == "the test left a device unusable: device-side assert"
 
 
-HINT = "with --accel-check-collectives, such a call raises an error on every rank"
+HINT = "with TORCH_DISTRIBUTED_DEBUG=DETAIL, such a call raises an error on every rank"
 OPEN = record(entry(3), entry(4, done=False))
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _PLUGIN = "accel-adoption"
 
 
-def configure(session: AccelSession) -> None:
+def pytest_accel_configure(session: AccelSession) -> None:
     _register(session.config, lambda: len(session.machine.session.devices))
 
 
-def configure_rank(config: pytest.Config) -> None:
+def pytest_accel_configure_rank(config: pytest.Config) -> None:
     from pytest_accel.features.adoption.torch_harness import HarnessInRank
 
     harness = HarnessInRank(config.stash[RANK])
@@ -31,7 +31,7 @@ def configure_rank(config: pytest.Config) -> None:
         config.pluginmanager.register(harness, "accel-harness")
 
 
-def marks_of_file(config: pytest.Config, path: Path, text: str) -> set[str]:
+def pytest_accel_marks_of_file(config: pytest.Config, path: Path, text: str) -> set[str]:
     adoption: Adoption | None = config.pluginmanager.get_plugin(_PLUGIN)
     return set() if adoption is None else adoption.marks_in(path, text)
 

@@ -2,7 +2,7 @@
 
 It gives ``pytest --accel-info``, and the commands ``info`` and ``doctor`` of ``python -m pytest_accel``.
 
-It uses the moment `configure`. It reads the kernel's inventory, vendors and lock folder, and changes nothing: it
+It reads the kernel's inventory, vendors and lock folder, and changes nothing: it
 imports no torch, initializes no device runtime and creates no file.
 
 - The doctor: `facts` are gathered, those about launchers and the `network` too; `checks` judges them (pure), and

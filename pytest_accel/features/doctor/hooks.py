@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
 
 
-def configure(session: AccelSession) -> None:
+def pytest_accel_configure(session: AccelSession) -> None:
     if not session.is_worker:
         session.config.pluginmanager.register(_InfoHooks(session), "accel-info")
 

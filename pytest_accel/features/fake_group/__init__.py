@@ -3,7 +3,7 @@
 The process group is torch's fake one. Its collectives exchange nothing, so a test in such a group sees shapes,
 placements and memory of sizes that no machine has, and never values. What needs another rank fails the test.
 
-It uses the moment `open_fake_group`: `hooks` fails tests that call functions which would hang, or return uninitialised
+`hooks` fails tests that call functions which would hang, or return uninitialised
 memory or this rank's data as that of others. The kernel opens the group as any other, with a size of its own
 (`core.world_key.WorldKey.fake_size`), and knows which arguments of the marks and which fixtures have no meaning in it
 (`driver/item_plan.py`, `core/missing_mark.py`). The world key has the backend, so the process runs no other tests, and

@@ -84,7 +84,7 @@ class _RefusedCalls:
             raise pytest.fail.Exception(texts[0], pytrace=False) from None
 
 
-def open_fake_group(context: RankContext) -> Store:
+def pytest_accel_open_fake_group(context: RankContext) -> Store:
     """Have torch refuse what needs other ranks, from now on; return a store for fake process groups.
 
     Raise :class:`BackendError` if torch lacks the backend.

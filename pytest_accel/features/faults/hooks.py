@@ -14,7 +14,7 @@ import pytest
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.features.faults.announcements import Faults
 from pytest_accel.features.faults.injection import watch
-from pytest_accel.settings.options import JITTER, flag, jitter
+from pytest_accel.settings.options import JITTER, find, flag
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -24,21 +24,21 @@ _LONGEST_DELAY = 0.02
 """Seconds of the longest random delay: much longer than a collective, and tests with hundreds of them still end."""
 
 
-def configure(session: AccelSession) -> None:
+def pytest_accel_configure(session: AccelSession) -> None:
     session.config.pluginmanager.register(_JitterHooks(session.config), "accel-jitter")
 
 
-def around_call(context: RankContext) -> AbstractContextManager[object]:
+def pytest_accel_around_call(context: RankContext) -> AbstractContextManager[object]:
     """Return a context manager in which this rank is delayed for a random time before each collective and message."""
     if "torch" not in modules:
         return nullcontext()
     # The delays of a test do not depend on the tests before it: its rerun alone has the same.
-    random = Random(f"{jitter(context.config)}/{context.rank}")
+    random = Random(f"{find(context.config, JITTER)}/{context.rank}")
     return watch(lambda function: sleep(random.uniform(0, _LONGEST_DELAY)))
 
 
 @contextmanager
-def make_faults(context: RankContext) -> Iterator[Faults]:
+def pytest_accel_make_faults(context: RankContext) -> Iterator[Faults]:
     """Yield an object that has no announcements and plans no faults yet."""
     with ExitStack() as modes:
         yield Faults(context, modes)
@@ -48,7 +48,7 @@ class _JitterHooks:
     """Names the seed of delays and hash seeds in the header, and in each failure of a test that has run with them."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._text = f"random delays before collectives, and hash seeds: {flag(JITTER)} {jitter(config)}"
+        self._text = f"random delays before collectives, and hash seeds: {flag(JITTER)} {find(config, JITTER)}"
 
     def pytest_report_header(self) -> str:
         return f"accel: {self._text}"

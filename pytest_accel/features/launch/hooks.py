@@ -17,7 +17,7 @@ from pytest_accel.rank.device_memory import empty_cache
 from pytest_accel.settings import options
 
 
-def make_launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def pytest_accel_make_launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Return a `Launch` for the test of `request`; skip the test if its parameter names a launcher that is absent."""
     context = request.config.stash.get(RANK, None)
     leased = LeasedDevices()

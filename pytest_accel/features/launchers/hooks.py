@@ -12,17 +12,11 @@ from pytest_accel.core.units import count_text
 from pytest_accel.features.launchers.launched_session import LaunchedSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from threading import RLock
-
-    from pytest_accel.core.session_spec import SessionSpec
-    from pytest_accel.core.world_spec import WorldSpec
     from pytest_accel.features.launchers.mpi import MpiJob
-    from pytest_accel.forkserver.server_client import ServerCallbacks
     from pytest_accel.session import AccelSession
 
 
-def start(early_config: pytest.Config, args: list[str]) -> None:
+def pytest_accel_start(early_config: pytest.Config, args: list[str]) -> None:
     """Meet the other processes. In all of them but rank 0, raise ``SystemExit`` when the session has ended."""
     from pytest_accel.features.launchers import launched_session
 
@@ -31,27 +25,18 @@ def start(early_config: pytest.Config, args: list[str]) -> None:
     early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
 
 
-def configure(session: AccelSession) -> None:
-    from pytest_accel.features.launchers.hooks import LauncherHooks
-
+def pytest_accel_configure(session: AccelSession) -> None:
     config = session.config
     config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
 
 
-def start_job(
-    spec: SessionSpec,
-    callbacks: ServerCallbacks,
-    lock: RLock,
-    launcher: str,
-    world: WorldSpec,
-    on_end: Callable[[], None],
-) -> MpiJob:
+def pytest_accel_job_starter() -> type[MpiJob]:
     from pytest_accel.features.launchers.mpi import MpiJob
 
-    return MpiJob(spec, callbacks, lock, launcher, world, on_end)
+    return MpiJob
 
 
-def why_no_launcher(launcher: str) -> str | None:
+def pytest_accel_why_no_launcher(launcher: str) -> str | None:
     from pytest_accel.features.launch.launch_api import missing
 
     return missing(launcher)

@@ -3,9 +3,8 @@
 It gives the order over xdist's workers (``accel_schedule``), the order in one process (``always``), and the
 times of tests that both need (pytest's cache, ``--accel-durations``, the command ``durations``).
 
-It uses the moments `configure`, `redirected` and `collection_finished`, and xdist's hook for schedulers. A worker sends
-the needs of its tests (`test_demand`); the controller's `scheduler` sends each worker the tests that the `rule` (pure)
-chooses, with their `stored_durations`.
+A worker sends the needs of its tests (`test_demand`); the controller's `scheduler` sends each worker the tests that the
+`rule` (pure) chooses, with their `stored_durations`.
 
 Tests: ``tests/features/order``. Page: ``docs/how-to/xdist.md``.
 """

@@ -24,7 +24,7 @@ _CHANNEL = "accel_order"
 """Key of xdist's `workerinput` for the channel through which a worker sends the :class:`Demand` of its tests."""
 
 
-def configure(session: AccelSession) -> None:
+def pytest_accel_configure(session: AccelSession) -> None:
     config = session.config
     if session.settings.durations is not None:
         stored_durations.check_file(config)
@@ -34,7 +34,7 @@ def configure(session: AccelSession) -> None:
         config.pluginmanager.register(OrderHooks(session), PLUGIN)
 
 
-def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
+def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
     """Without xdist, have the times of tests stored, and bring tests of one world together if that is wanted."""
     if not session.is_worker:
         stored_durations.record_times(session.config)
@@ -42,7 +42,7 @@ def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequ
             items[:] = by_world(items)
 
 
-def collection_finished(session: AccelSession, items: list[pytest.Item]) -> None:
+def pytest_accel_collection_finished(session: AccelSession, items: list[pytest.Item]) -> None:
     """In an xdist worker, send the needs of the tests to the controller, if it may order the tests.
 
     They arrive before xdist's list of the tests, which follows on the same connection.

@@ -1,8 +1,7 @@
 """The choice of the tests of a session, and the plan of a session, made without running it.
 
 It gives the choice of tests (``--accel-select``, ``--accel-shard``, ``-m`` with the arguments of marks) and the plan
-(``--accel-plan``). It uses the moments `start`, `configure`, `collected` and `select`, and pytest's hooks. It stands on
-`order`: a `forecast` simulates its rule, with the times that it has stored.
+(``--accel-plan``). It stands on `order`: a `forecast` simulates its rule, with the times that it has stored.
 
 Choice: `selection`; `shards` divides a suite (pure). Plan: `plan`, `forecast` (pure).
 

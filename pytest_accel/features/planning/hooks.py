@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.core.marks import compares_arguments
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.settings import options
 
@@ -20,11 +20,14 @@ _PARTITIONS = (("--splits", "splits"), ("--num-shards", "num_shards"), ("--test-
 and argparse's `dest`."""
 
 
-def start(early_config: pytest.Config, args: list[str]) -> None:
-    early_config.pluginmanager.register(_CollectOnly(), "accel-collect-only")
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Have a session with ``--accel-plan`` only collect tests. xdist then starts no workers."""
+    if options.plans(config):
+        config.option.collectonly = True
 
 
-def configure(session: AccelSession) -> None:
+def pytest_accel_configure(session: AccelSession) -> None:
     config = session.config
     if session.settings.shard is not None:
         _refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
@@ -34,30 +37,26 @@ def configure(session: AccelSession) -> None:
         config.pluginmanager.register(PlanHooks(session), "accel-plan")
 
 
-def collected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    from pytest_accel.features.planning.selection import name_arguments
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let ``-m`` compare arguments of marks."""
+    if compares_arguments(getattr(config.option, "markexpr", "")):
+        from pytest_accel.features.planning.selection import name_arguments
 
-    name_arguments(items, config.stash[OWNERS])
+        name_arguments(items, config.stash[OWNERS])
 
 
-def select(
+def pytest_accel_select(
     session: AccelSession,
     items: list[pytest.Item],
     found: dict[pytest.Item, Marks],
     redirector: Redirector,
     shard: tuple[int, int] | None,
 ) -> None:
-    from pytest_accel.features.planning import selection
+    if shard is not None or session.settings.select is not None:
+        from pytest_accel.features.planning import selection
 
-    selection.select(session, items, found, redirector, shard)
-
-
-class _CollectOnly:
-    """Has a session with ``--accel-plan`` only collect tests. xdist then starts no workers."""
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_cmdline_main(self, config: pytest.Config) -> None:
-        config.option.collectonly = True
+        selection.select(session, items, found, redirector, shard)
 
 
 def _refuse_second_partition(config: pytest.Config, option: str) -> None:

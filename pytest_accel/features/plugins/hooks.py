@@ -53,11 +53,11 @@ _warned: set[str] = set()
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
 
 
-def configure_rank(config: pytest.Config) -> None:
+def pytest_accel_configure_rank(config: pytest.Config) -> None:
     config.pluginmanager.register(_RankHooks(), "accel-plugins")
 
 
-def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
+def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
     """Register what receives other plugins' data from ranks, unless that has been done.
 
     Refuse plugins that do not work with ranks, unless this machine can run none of the `redirected` tests.

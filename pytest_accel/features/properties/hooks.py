@@ -52,7 +52,7 @@ class _Stop(BaseException):
 
 
 @contextmanager
-def around_call(context: RankContext) -> Iterator[None]:
+def pytest_accel_around_call(context: RankContext) -> Iterator[None]:
     """Run the same examples on all ranks, and tell the other ranks if the test fails on this one."""
     global _running
     if context.spec.ranks == 1:

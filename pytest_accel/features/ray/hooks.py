@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
 
 
-def connect_cluster(session: AccelSession) -> RaySession:
+def pytest_accel_connect_cluster(session: AccelSession) -> RaySession:
     """Connect to the cluster. Raise ``pytest.UsageError`` if that is not possible."""
     try:
         return RaySession(session.settings, session.own_machine, str(session.config.rootpath))

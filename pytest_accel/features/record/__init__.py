@@ -1,12 +1,12 @@
 """The history of a session, while it runs and afterwards.
 
 It gives the record of a session's events (``--accel-record``), a page made of it (``--accel-report``), a summary for
-GitHub (``accel_ci``), and the commands ``trace``, ``report``, ``summary`` and ``census`` (which tests ran in no job),
+GitHub, and the commands ``trace``, ``report``, ``summary`` and ``census`` (which tests ran in no job),
 which also join the records of several sessions. While a session runs, it gives the status line, and the report on a
 signal (`live_hooks`).
 
-It uses the moments `configure`, `redirected` and `workers_collected`, and the events of the pool
-(`core/record_events.py`). It stands on `order` and `planning` for the remaining time on the status line.
+It receives the events of the pool (`core/record_events.py`). It stands on `order` and `planning` for the remaining time
+on the status line.
 
 From hooks to the file: `record_hooks` and `record_file`. From the file to sessions: `timeline` (pure). From sessions to
 text: `chrome_trace`, `github_summary`, `census` and `report_page` with its `page_*`.

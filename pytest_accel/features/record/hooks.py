@@ -14,25 +14,24 @@ if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
 
 
-def configure(session: AccelSession) -> None:
+def pytest_accel_configure(session: AccelSession) -> None:
     from pytest_accel.features.record import record_hooks
 
-    record_hooks.register(session, in_ci=options.shows_in_ci(session.settings))
+    record_hooks.register(session, in_ci=options.shows_in_ci())
 
 
-def redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
+def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
     if not session.is_worker and any(marked.missing is None for marked in redirected):
         from pytest_accel.features.record import live_hooks
 
         live_hooks.register(session)
 
 
-def workers_collected(session: AccelSession, ids: Sequence[str], workers: int) -> None:
-    if session.started_pool is not None:
-        from pytest_accel.features.order.hooks import PLUGIN
-        from pytest_accel.features.record import live_hooks
+def pytest_accel_workers_collected(session: AccelSession, ids: Sequence[str], workers: int) -> None:
+    from pytest_accel.features.order.hooks import PLUGIN
+    from pytest_accel.features.record import live_hooks
 
-        live = live_hooks.register(session)
-        demand = getattr(session.config.pluginmanager.get_plugin(PLUGIN), "demand", None)
-        if live is not None and demand is not None:
-            live.expect(ids, demand, workers)
+    live = live_hooks.register(session)
+    demand = getattr(session.config.pluginmanager.get_plugin(PLUGIN), "demand", None)
+    if live is not None and demand is not None:
+        live.expect(ids, demand, workers)

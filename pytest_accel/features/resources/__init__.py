@@ -5,8 +5,8 @@ which a test leases some of them and stays in its process, and the fixture `acce
 project without the setting may have a mark and a fixture of these names of its own.
 
 To the kernel, a named resource is a kind of device (`hardware/vendors/named.py`) with the usual leases, locks and
-queue: ``devices(1, kind="license")`` needs nothing of this feature. It uses the moments `configure`, `configure_rank`
-and `read_needs`, leaves `DriverLeases` on items, and gets each lease through the pool client.
+queue: ``devices(1, kind="license")`` needs nothing of this feature. It leaves `DriverLeases` on items, and gets each
+lease through the pool client.
 
 Tests: ``tests/features/resources``. Page: ``docs/how-to/xdist.md``.
 """

@@ -19,7 +19,7 @@ _PLUGIN = "accel-resources"
 """Name of the plugin with the hooks."""
 
 
-def configure(session: AccelSession) -> None:
+def pytest_accel_configure(session: AccelSession) -> None:
     session.config.addinivalue_line(
         "markers",
         "needs(*names, **counts): lease these resources of accel_resources while the test runs, as in "
@@ -29,11 +29,11 @@ def configure(session: AccelSession) -> None:
     session.config.pluginmanager.register(_LeaseHooks(session), _PLUGIN)
 
 
-def configure_rank(config: pytest.Config) -> None:
+def pytest_accel_configure_rank(config: pytest.Config) -> None:
     config.pluginmanager.register(_Fixture(), _PLUGIN)
 
 
-def read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
+def pytest_accel_read_needs(session: AccelSession, items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
     """Store the leases of each test with the mark; return the errors of those whose marks are wrong."""
     errors: dict[pytest.Item, str] = {}
     for item in items:

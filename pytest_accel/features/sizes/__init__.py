@@ -5,7 +5,7 @@ stash (`VARIANT`). Pytest's own parametrization knows functions only, and no mar
 collect the test as it is, and run it by the name that the driver sends. "all" becomes a number in each plan of a test,
 since ``--accel-plan`` also plans for other machines.
 
-It uses the moments `divide` and `plan_all`. The kernel checks the arguments (`core/marks.py`), and plans with the
+The kernel checks the arguments (`core/marks.py`), and plans with the
 chosen entries (`driver/item_plan.py`).
 
 Tests: ``tests/features/sizes``. Page: ``docs/reference/marks.md``.

@@ -19,7 +19,7 @@ from pytest_accel.driver.item_plan import ItemPlan, Resources
 from pytest_accel.hardware.shares import WHOLE, parts
 
 
-def divide(config: pytest.Config, nodes: list[Any], selectable: bool) -> None:
+def pytest_accel_divide(config: pytest.Config, nodes: list[Any], selectable: bool) -> None:
     """Put a copy for each entry of the lists in a mark in place of each test that was not divided before.
 
     Adjacent tests of one function are ordered by entry: tests in worlds of one size are best run one after the other.
@@ -62,7 +62,7 @@ def _variants(node: Any, mark: pytest.Mark | None, selectable: bool) -> Iterator
         yield variant, copied
 
 
-def plan_all(plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan:
+def pytest_accel_plan_all(plan: Callable[[int], ItemPlan], at_least: int, resources: Resources) -> ItemPlan:
     """Return the plan for the largest number that the session can run; if it can run none, the plan for `at_least`.
 
     Without devices, the launched processes are the limit, or else the CPU cores: more ranks would be slower.

@@ -9,6 +9,8 @@ from tests.run import CAUSES
 from tests.torch_release import needs_torch
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.features.conftest import Suite
 
 _HEAD = """
@@ -101,7 +103,7 @@ def test_ranks_without_processes_shard_and_train_a_model(suite: Suite) -> None:
     run.expect(dict.fromkeys(("test_shards", "test_training_step", "test_tensor_parallel_step"), "PASSED"))
 
 
-def test_a_fake_group_beside_real_ranks(suite: Suite) -> None:
+def test_a_fake_group_beside_real_ranks(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.write(
         "test_groups.py",
         _HEAD
@@ -198,7 +200,8 @@ def test_a_fake_group_beside_real_ranks(suite: Suite) -> None:
         """,
     )
     ignored = ("-W", "ignore::FutureWarning", "-W", "ignore:DTensor random operators")  # Of some releases of torch.
-    run = suite.run(CAUSES, *ignored, "--accel-check-collectives")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    run = suite.run(CAUSES, *ignored)
     passed = ["test_identity", "test_placements", "test_collectives_and_fixtures", "test_real_ranks", "test_method"]
     passed += ["test_destroyed_group", "test_fresh_process[world_size=1]", "test_fresh_process[world_size=3]"]
     passed += [f"test_other_ranks[{view}]" for view in (0, 65, 4095)]

@@ -548,12 +548,8 @@ def test_random_delays_come_with_a_hash_seed_for_each_rank(suite: Suite) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["environment", "ini"])
-def test_the_seed_of_random_delays_has_three_forms(suite: Suite, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    if way == "ini":
-        suite.ini("accel_jitter = 7")
-    else:
-        monkeypatch.setenv("PYTEST_ACCEL_JITTER", "7")
+def test_the_environment_gives_the_seed_of_random_delays(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_ACCEL_JITTER", "7")
     suite.write(
         "test_it.py",
         """

@@ -83,7 +83,7 @@ def test_a_condition_combines_with_other_selections_and_with_xdist(suite: Suite)
     assert run.outcomes() == {"test_plain": "PASSED", "test_cpu": "PASSED"}
     assert run.ret == 0
     suite.write("test_it.py", SUITE.replace("def test_two():\n        pass", "def test_two():\n        assert False"))
-    suite.ini("accel_select = devices == 2")
+    suite.ini("addopts = --accel-select 'devices == 2'")
     run = suite.run()
     assert run.outcomes() == {"test_two": "FAILED", "test_sizes[world_size=2]": "PASSED"}
     assert "collected 7 items / 5 deselected / 2 selected" in run.text

@@ -15,7 +15,7 @@ from pytest_accel.features.order.test_demand import Demand
 from pytest_accel.features.planning.forecast import SuiteOnMachine
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, RayMachine, RayNode
-from pytest_accel.features.sizes.hooks import plan_all
+from pytest_accel.features.sizes.hooks import pytest_accel_plan_all
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.settings.options import Settings
@@ -46,7 +46,9 @@ def test_all_nodes_are_one_machine() -> None:
 
 
 def test_all_ranks_fit_on_the_nodes_when_distributed_evenly() -> None:
-    resources = Resources(machine("sim:4"), Settings(), lambda launcher: None, lambda node, kind: "not asked", plan_all)
+    resources = Resources(
+        machine("sim:4"), Settings(), lambda launcher: None, lambda node, kind: "not asked", pytest_accel_plan_all
+    )
 
     def number(marks: Marks) -> int:
         key = plan_item(marks, {}, resources).key

@@ -1,4 +1,4 @@
-"""Tests of ``accel_ci`` and ``python -m pytest_accel summary``: job summaries and annotations for GitHub Actions."""
+"""Tests of the summary and annotations in GitHub Actions, and of ``python -m pytest_accel summary``."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_only_the_session_of_a_job_that_has_marked_tests_writes_a_summary(job: G
             assert subprocess.run(command).returncode == 0
         """,
     )
-    for options in (("-o", "accel_ci=off", "test_it.py"), ("--collect-only",), ("test_plain.py",)):
+    for options in (("--collect-only",), ("test_plain.py",)):
         assert job.run(*options).ret == 0
         assert not job.summary.exists()
     assert job.run("--accel=none", "inner").ret == 0

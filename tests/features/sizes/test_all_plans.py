@@ -8,7 +8,7 @@ import pytest
 
 from pytest_accel.core.device import Device
 from pytest_accel.driver.item_plan import ItemPlan, Resources
-from pytest_accel.features.sizes.hooks import plan_all
+from pytest_accel.features.sizes.hooks import pytest_accel_plan_all
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory
 from tests.driver.test_item_plan import TWO_NODES, devices, distributed, plan, resources
@@ -26,7 +26,7 @@ def having(found: tuple[Device, ...]) -> Resources:
 
 
 def plan_of(*decorators: pytest.MarkDecorator, of: Resources) -> ItemPlan:
-    return plan(*decorators, of=replace(of, plan_all=plan_all))
+    return plan(*decorators, of=replace(of, plan_all=pytest_accel_plan_all))
 
 
 @pytest.mark.parametrize(
