@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.run import CAUSES, OUTER_VARIABLES
+from tests.run import OUTER_VARIABLES
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -306,75 +306,3 @@ def test_the_process_of_an_asynchronous_checkpoint_stays_alive(suite: Suite) -> 
 
     assert run.count() == {"PASSED": 3}, run.text
     assert _plain(suite).count(" 3 passed") == 2
-
-
-def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None:
-    """A default group does not wait for the end of a wider fixture: the next test could not make one."""
-    suite.write(
-        "own/conftest.py",
-        "import pytest\n\n\n@pytest.fixture(scope='session', autouse=True)\ndef policy():\n    return object()\n",
-    )
-    suite.write(
-        "own/test_own_group.py",
-        """
-        import pytest
-        import torch.distributed as dist
-
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        @pytest.mark.parametrize("n", range(2))
-        def test_init(n):
-            dist.init_process_group("gloo")
-        """,
-    )
-    suite.write("unimportable.py", "raise RuntimeError('imported')\n")
-    suite.write(
-        "test_it.py",
-        """
-        import importlib.util
-        import os
-        import sys
-
-        import pytest
-        import torch.distributed as dist
-
-        spec = importlib.util.find_spec("unimportable")
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        module = sys.modules["unimportable"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        del module  # pytest would look at it, and so import it.
-
-
-        class Meta(type):
-            def __eq__(cls, other):
-                raise RuntimeError
-
-
-        class Odd(metaclass=Meta):
-            __module__ = property()
-
-
-        ODD = Odd()
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_leaves_a_group():
-            odd = Odd()
-            odd.group = dist.new_group()
-            odd.itself = odd
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_leaves_a_process():
-            os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
-        """,
-    )
-    run = suite.run("-o", "accel_leaks=fail", CAUSES)
-    run.expect(
-        {
-            "test_leaves_a_group": "PASSED ERROR leaked: process group; ranks 0-1",
-            "test_leaves_a_process": "PASSED ERROR leaked: process; ranks 0-1",
-            "test_init[0]": "PASSED ERROR leaked: process group; ranks 0-1",
-            "test_init[1]": "PASSED ERROR leaked: process group; ranks 0-1",
-        }
-    )

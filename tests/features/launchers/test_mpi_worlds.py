@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import importlib.util
-import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.features.launch.launch_api import missing
-from pytest_accel.features.launchers.mpi import MpiJob
-from pytest_accel.forkserver import server_client
-from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks, Spawn
-from pytest_accel.forkserver.server_messages import StartFailed
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, eventually
 from tests.features.launchers.launcher_sessions import suites
@@ -221,50 +209,6 @@ def test_the_output_of_an_mpirun_that_fails_is_shown(suite: BackgroundSuite, tmp
     run.expect({"test_it_stays": "ERROR"})
     assert "mpirun has started 0 of 2 processes" in run.failure("test_it_stays")
     assert "there are no slots" in run.failure("test_it_stays")
-
-
-_MPIRUN = """#!/bin/sh
-[ "$1" = --version ] && exit
-shift 6
-PMI_RANK=0 "$@" &
-PMI_RANK=1 "$@" &
-wait
-"""
-"""A program that starts two processes, with the flags and variables of Hydra."""
-
-
-def test_a_job_whose_fork_servers_cannot_be_started_fails_only_its_own_world(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mpirun").write_text(_MPIRUN)
-    (tmp_path / "mpirun").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    clients: list[ForkServerClient] = []
-
-    def start_one(spec: SessionSpec, callbacks: ServerCallbacks, spawn: Spawn) -> ForkServerClient:
-        if clients:
-            raise OSError(errno.EMFILE, "Too many open files")
-        clients.append(ForkServerClient(spec, callbacks, spawn))
-        return clients[0]
-
-    monkeypatch.setattr(server_client, "ForkServerClient", start_one)
-    directory = tmp_path / "session"
-    spec = SessionSpec((), "/", tuple(sys.path), str(directory), "/", (), (), (), (), (), False)
-    world = WorldSpec(7, WorldKey("none", None, 2, True, launcher="mpirun"), servers=(1, 2))
-    messages: list[object] = []
-    failures: list[str] = []
-    ended = threading.Event()
-    callbacks = ServerCallbacks(messages.append, lambda *_: None, lambda: None, failures.append)
-    job = MpiJob(spec, callbacks, threading.RLock(), "mpirun", world, ended.set)
-    with open(directory / "session.lock") as file, pytest.raises(BlockingIOError):  # This session counts as alive.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    job._thread.join(60)
-    assert failures == []
-    assert ended.is_set()
-    assert isinstance(messages[0], StartFailed)
-    assert messages[0].world == 7
-    assert "Too many open files" in messages[0].text
-    assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
 
 
 @needs_mpi4py
