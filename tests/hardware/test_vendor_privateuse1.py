@@ -13,6 +13,7 @@ from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.vendors import privateuse1
 from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1, ask_torch
+from tests.installed_packages import InstalledPackages
 from tests.torch_release import needs_torch
 
 DEVICES = tuple(
@@ -37,13 +38,9 @@ def load():
 
 def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Install a package with a torch backend for this process and for those that it starts."""
-    info = folder / "fakeacc_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nfakeacc = fakeacc_plugin:load\n")
-    (folder / "fakeacc_plugin.py").write_text(code)
+    packages = InstalledPackages(folder, monkeypatch)
+    packages.install("fakeacc-plugin", "torch.backends", "fakeacc = fakeacc_plugin:load", "fakeacc_plugin", code)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 @needs_torch(2, 6)

@@ -100,20 +100,6 @@ def test_the_holder_is_known_while_it_holds_the_lock(folder: Path, make: Make, c
     assert lock_path(folder, "GPU-1").read_bytes() == b""
 
 
-def test_the_content_that_a_dead_session_left_names_no_holder(
-    folder: Path, make: Make, child: subprocess.Popen[bytes]
-) -> None:
-    one, two = make(), make()
-    last = replace(ME, processes=((child.pid, created(child)),))
-    one.acquire("GPU-1", last)
-    one.unlock("GPU-1")
-    assert two.holder("GPU-1") == last, "nobody is granted the device while its last process lives"
-    child.kill()
-    child.wait()
-    assert "test_one" in lock_path(folder, "GPU-1").read_text()
-    assert two.holder("GPU-1") is None
-
-
 def test_a_device_is_blocked_while_a_process_of_its_last_lease_lives(
     make: Make, child: subprocess.Popen[bytes]
 ) -> None:
@@ -211,13 +197,6 @@ def test_invalid_content_of_a_lock_file_is_ignored(folder: Path, make: Make, con
     assert shown is not None
     assert shown.pid == 0
     one.close()
-
-
-@pytest.mark.parametrize("process", ["[1e400, 0]", "[-1, 0]", "[0, 0]", f"[{2**64}, 0]", "[1, 1e400]", "[1, NaN]"])
-def test_impossible_processes_in_a_lock_file_are_ignored(folder: Path, make: Make, process: str) -> None:
-    locks = make()
-    plant(folder, lock_content(processes=f"[{process}]"))
-    assert locks.acquire("GPU-1", ME)
 
 
 def test_text_of_another_user_is_made_printable_and_truncated() -> None:

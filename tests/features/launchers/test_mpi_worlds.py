@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from pytest_accel.features.launch.launch_api import missing
-from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSuite, torchrun
 from tests.deadline import TIMEOUT, eventually
+from tests.documentation import ROOT, blocks
 from tests.features.launchers.launcher_sessions import suites
-from tests.test_docs import ROOT, TORCHRUN, blocks
 
 needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
@@ -79,7 +78,7 @@ _ENDING_JOBS = (
 
 
     @pytest.mark.distributed(2, launcher=None)
-    def test_plain_ranks():
+    def test_plain_ranks_after_the_abort():
         import torch.distributed as dist
 
         dist.barrier()
@@ -123,37 +122,23 @@ def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path
 @pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
-def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
+def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it(
+    suite: BackgroundSuite, mpi: Mapping[str, str]
+) -> None:
     suite.write("test_world.py", _WORLD)
+    suite.write("test_ends.py", _ENDING_JOBS)
     (documented,) = blocks(ROOT / "docs" / "how-to" / "jax-and-mpi.md", "python mpi")
     suite.write("test_docs.py", documented)
     (migrated,) = blocks(ROOT / "docs" / "how-to" / "migrate" / "mpi-pytest.md", "python mpi")
     suite.write("test_migrated.py", migrated.replace("test_sum", "test_migrated_sum"))
-    run = suite.start(environment=mpi).finish()
-    run.expect(
-        {
-            "test_sum": "PASSED",
-            "test_migrated_sum[world_size=2]": "PASSED",
-            "test_migrated_sum[world_size=3]": "PASSED",
-            "test_broadcast": "PASSED",
-            "test_its_ranks_are_the_worlds": "PASSED",
-            "test_it_stays": "PASSED",
-            "test_torch_has_its_group_too": "PASSED",
-            "test_one_fails": "FAILED",
-            "test_plain_ranks": "PASSED",
-        }
-    )
+    run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Several jobs, one after the other.
+    passed = ("test_sum", "test_migrated_sum[world_size=2]", "test_migrated_sum[world_size=3]", "test_broadcast")
+    passed += ("test_its_ranks_are_the_worlds", "test_it_stays", "test_torch_has_its_group_too", "test_plain_ranks")
+    passed += ("test_plain_ranks_after_the_abort", "test_next")
+    failed = ("test_one_fails", "test_abort", "test_exit")
+    run.expect({**dict.fromkeys(passed, "PASSED"), **dict.fromkeys(failed, "FAILED")})
     assert "rank 1: failed at test_world.py" in run.failure("test_one_fails")
     assert "rank 0: passed" in run.failure("test_one_fails")
-
-
-@pytest.mark.long
-@needs_mpi4py
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
-def test_a_job_that_dies_ends_only_its_own_world(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
-    suite.write("test_ends.py", _ENDING_JOBS)
-    run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Three jobs, one after the other.
-    run.expect({"test_abort": "FAILED", "test_plain_ranks": "PASSED", "test_exit": "FAILED", "test_next": "PASSED"})
     # Hydra may have killed both ranks before the aborting one has exited.
     ended = "ended with its MPI job, since a rank has called MPI_Abort or has died"
     rank_lines = re.findall(r"^ranks? .*", run.failure("test_abort"), re.MULTILINE)
@@ -213,13 +198,9 @@ def test_the_output_of_an_mpirun_that_fails_is_shown(suite: BackgroundSuite, tmp
 
 @needs_mpi4py
 @pytest.mark.long
-def test_a_test_is_skipped_in_a_session_of_launched_processes(suite: BackgroundSuite) -> None:
+def test_each_launched_process_that_is_a_session_by_itself_may_start_jobs(suite: BackgroundSuite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)
     suite.write("test_world.py", _WORLD)
-    torchrun = (sys.executable, *TORCHRUN, "-m", "pytest")
-    run = suite.start("-k", "test_it_stays", program=torchrun).finish()
-    run.expect({"test_it_stays": "SKIPPED"})
-    assert "its ranks are started by mpirun, which a session under torchrun does not do" in run.text
-    run = suite.start("-k", "its_ranks or it_stays", "--accel-launcher=off", program=torchrun).finish()
+    run = suite.start("-k", "its_ranks or it_stays", "--accel-launcher=off", program=torchrun(2)).finish()
     assert (run.ret, run.text.count(" 2 passed, ")) == (0, 2), run.text

@@ -164,17 +164,8 @@ def expect_two_machine_session(suite: BackgroundSuite, run: Run, launcher: str) 
 
 @pytest.mark.long
 def test_torchrun_starts_one_session_on_two_machines(suite: BackgroundSuite, two_machines: Machines) -> None:
-    suite.write("test_it.py", TWO_MACHINE_TESTS)
-
-    run = suite.start("--junitxml=report.xml", program=torchrun(two_machines, 1)).finish()
-
-    expect_two_machine_session(suite, run, "torchrun")
-
-
-@pytest.mark.long
-def test_failures_on_the_remote_machine_are_reported_like_local_ones(
-    suite: BackgroundSuite, two_machines: Machines
-) -> None:
+    """Failures on the remote machine are reported like local ones."""
+    suite.write("test_two_machines.py", TWO_MACHINE_TESTS)
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_launcher = on\nfilterwarnings = error\n")
     suite.write("test_core.py", TESTS)
     suite.write(
@@ -210,7 +201,8 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(
         "test_dies": "FAILED died: SIGKILL; rank 1",
         "test_leaves_a_process": "PASSED ERROR leaked: process; rank 1",
     }
-    run.expect({**VERDICTS, **own})
+    run.expect({**VERDICTS, **own, **TWO_MACHINE_RESULTS})
+    assert "accel: torchrun, 2 ranks on 2 machines: near-node (rank 0), far-node (rank 1)\n" in run.text
     assert "a last word of rank 1" in run.failure("test_dies")
     hang = run.failure("test_hangs_on_one_rank")
     assert ("rank 1 has not reached barrier" in hang) is RECORDS_COLLECTIVES
