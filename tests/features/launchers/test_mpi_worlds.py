@@ -132,9 +132,11 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it
     (migrated,) = blocks(ROOT / "docs" / "how-to" / "migrate" / "mpi-pytest.md", "python mpi")
     suite.write("test_migrated.py", migrated.replace("test_sum", "test_migrated_sum"))
     run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Several jobs, one after the other.
-    passed = ("test_sum", "test_migrated_sum[world_size=2]", "test_migrated_sum[world_size=3]", "test_broadcast")
-    passed += ("test_its_ranks_are_the_worlds", "test_it_stays", "test_torch_has_its_group_too", "test_plain_ranks")
-    passed += ("test_plain_ranks_after_the_abort", "test_next")
+    passed = (
+        *("test_sum", "test_migrated_sum[world_size=2]", "test_migrated_sum[world_size=3]", "test_broadcast"),
+        *("test_its_ranks_are_the_worlds", "test_it_stays", "test_torch_has_its_group_too", "test_plain_ranks"),
+        *("test_plain_ranks_after_the_abort", "test_next"),
+    )
     failed = ("test_one_fails", "test_abort", "test_exit")
     run.expect({**dict.fromkeys(passed, "PASSED"), **dict.fromkeys(failed, "FAILED")})
     assert "rank 1: failed at test_world.py" in run.failure("test_one_fails")
