@@ -25,15 +25,15 @@ RUN_ID_VARIABLE = "ACCEL_TEST_RUN"
 """Environment variable that identifies every process of a session, also those that have left its process group."""
 
 PYTEST = (sys.executable, "-m", "pytest")
-TORCHRUN = (
-    *PYTEST[:2],
-    "torch.distributed.run",
-    "--standalone",
-    "--local-addr=127.0.0.1",
-    "--nproc-per-node=3",
-    *PYTEST[1:],
-    "--accel-launcher=on",
-)
+
+
+def torchrun(processes: int) -> tuple[str, ...]:
+    """Return the command that runs pytest in `processes` processes of torchrun on this machine."""
+    launcher = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}")
+    return (*PYTEST[:2], *launcher, *PYTEST[1:])
+
+
+TORCHRUN = (*torchrun(3), "--accel-launcher=on")
 """The command that runs pytest under torchrun, in three processes which are one session."""
 
 

@@ -6,15 +6,14 @@ import ast
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.documentation import ROOT, blocks
 from tests.hardware import fake_driver
 
-ROOT = Path(__file__).resolve().parent.parent
 # tests/test_marks.py only collects the blocks of marks.md: no machine has all the hardware that they need.
 PAGES = [
     ROOT / "README.md",
@@ -23,18 +22,10 @@ PAGES = [
 MIGRATION = sorted(page for page in (ROOT / "docs" / "how-to" / "migrate").glob("*.md") if page.name != "index.md")
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-test.md"
 L4 = ("name NVIDIA L4", f"memory {45 * 2**29} {22 * 2**30}", "capability 8 9")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 MEASURING_PYTEST = (
     *("pytest", "-p", "accel", "-p", "xdist", "-p", "pytest_cov"),
     *("--cov", "--cov-report=term-missing", "--accel", "none"),
 )
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """Return the fenced blocks of a page whose opening fence is followed by exactly the text `language`."""
-    return re.findall(
-        rf"^```{re.escape(language)}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
 
 
 def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
@@ -216,7 +207,8 @@ def test_the_base_class_for_deepspeeds_tests_obeys_their_attributes(
     (pytester.path / "test_attributes.py").write_text(block + _ATTRIBUTES, encoding="utf-8")
     result = pytester.runpytest_subprocess("-p", "accel", "-p", "xdist", "--accel", "sim:4", "-rA")
     result.assert_outcomes(passed=6, failed=1, skipped=1)
-    result.stdout.fnmatch_lines_random(["FAILED *::test_timeout - *timed out*", "SKIPPED * needs 2 cuda devices*"])
+    result.stdout.fnmatch_lines_random(["*timed out after 1 s*", "SKIPPED * needs 2 cuda devices*"])
+    result.stdout.fnmatch_lines_random(["FAILED *::test_timeout*"])
 
 
 def test_each_plugin_in_the_table_has_a_test() -> None:
@@ -245,72 +237,55 @@ def coverage_settings(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     return pytester
 
 
-def write_measured_suite(folder: Path) -> None:
-    """Write a package and a test of it to `folder`. Two ranks run all of the package but one line."""
-    package = folder / "mypackage"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "work.py").write_text(
-        "def work(rank):\n    if rank == 0:\n        return 'zero'\n    return 'more'\n\n\ndef rest():\n    return 1\n"
-    )
-    (folder / "test_work.py").write_text(
-        textwrap.dedent(
-            """
-            import pytest
-            from mypackage.work import work
+_WORK = """\
+def work(rank):
+    if rank == 0:
+        return "zero"
+    return "more"
 
-            @pytest.mark.distributed(2)
-            def test_work(rank):
-                assert work(rank)
-            """
-        )
-    )
+
+def rest():
+    return 1
+"""
+"""A module of which two ranks run all lines but the last one."""
+_MEASURED_TESTS = """
+import pytest
+import torch.distributed as dist
+from mypackage import replaced, work
+
+pytestmark = pytest.mark.distributed(2)
+
+
+def test_work(rank):
+    assert work.work(rank)
+
+
+def test_damages_its_ranks():
+    replaced.work()
+    dist.destroy_process_group()
+
+
+def test_next():
+    pass
+"""
 
 
 @pytest.mark.long(except_for="alone")
 @pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "1"), id="xdist")])
 def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, options: tuple[str, ...]) -> None:
     """Ranks are measured, and ranks that are replaced because a passed test has damaged them."""
-    write_measured_suite(coverage_settings.path)
-    (coverage_settings.path / "mypackage" / "replaced.py").write_text("def work():\n    return 1\n")
-    coverage_settings.makepyfile(
-        test_replaced="""
-        import pytest
-        import torch.distributed as dist
-        from mypackage.replaced import work
-
-        @pytest.mark.distributed(2)
-        def test_damages_its_ranks():
-            work()
-            dist.destroy_process_group()
-
-        @pytest.mark.distributed(2)
-        def test_next():
-            pass
-        """
-    )
+    folder = coverage_settings.path
+    package = folder / "mypackage"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "work.py").write_text(_WORK)
+    (package / "replaced.py").write_text("def work():\n    return 1\n")
+    (folder / "test_work.py").write_text(_MEASURED_TESTS)
 
     result = coverage_settings.run(sys.executable, "-m", *MEASURING_PYTEST, *options)
 
     result.assert_outcomes(passed=3)
-    check_coverage(result, coverage_settings.path)
-    result.stdout.re_match_lines([r"mypackage/replaced\.py +2 +0 +100%"])
-
-
-@pytest.mark.long
-def test_coverage_of_ranks_under_torchrun_is_measured(coverage_settings: pytest.Pytester) -> None:
-    write_measured_suite(coverage_settings.path)
-
-    result = coverage_settings.run(sys.executable, *TORCHRUN, "-m", *MEASURING_PYTEST, "--accel-launcher=on")
-
-    result.assert_outcomes(passed=1)
-    assert "accel: torchrun, 2 ranks" in result.outlines
-    check_coverage(result, coverage_settings.path)
-
-
-def check_coverage(result: pytest.RunResult, folder: Path) -> None:
-    """Check the coverage of the suite that `write_measured_suite` writes."""
-    result.stdout.re_match_lines([r"mypackage/work\.py +6 +1 +83% +8"])
+    result.stdout.re_match_lines([r"mypackage/replaced\.py +2 +0 +100%", r"mypackage/work\.py +6 +1 +83% +8"])
     left = {path.name for path in folder.glob(".coverage*")}
     assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
 

@@ -34,31 +34,6 @@ def run(inner: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return inner.runpytest_subprocess("-p", "accel", "-p", "xdist", *arguments)
 
 
-def test_tests_that_leave_nothing_behind_pass(inner: pytest.Pytester) -> None:
-    inner.makepyfile(
-        """
-        import os
-        import subprocess
-        import sys
-
-        from pytest_accel.leases.holder import Holder
-        from pytest_accel.leases.device_locks import DeviceLocks
-
-        def test_tidy(pytestconfig, monkeypatch, tmp_path):
-            monkeypatch.setenv("SET", "1")
-            monkeypatch.delenv("PATH")
-            monkeypatch.chdir(tmp_path)
-            subprocess.run([sys.executable, "-c", ""], check=True)
-            with open(pytestconfig.rootpath / "shm" / "accel-1", "a") as file:
-                os.unlink(file.name)
-            locks = DeviceLocks()
-            assert locks.acquire("GPU-1", Holder.here("this"))
-            locks.unlock("GPU-1")
-        """
-    )
-    run(inner).assert_outcomes(passed=1)
-
-
 def test_changes_of_a_test_are_an_error_of_that_test(inner: pytest.Pytester) -> None:
     inner.makepyfile(
         """
@@ -155,19 +130,3 @@ def test_leaks_of_the_session_are_reported_at_its_end(inner: pytest.Pytester) ->
     )
     # A set, because under CI pytest's summary repeats the error.
     assert len({line for line in result.outlines if line.startswith("process ")}) == 3
-
-
-def test_each_worker_checks_only_its_own_leaks(inner: pytest.Pytester) -> None:
-    inner.makepyfile(
-        """
-        import os
-        import tempfile
-
-        def test_leaves_a_folder(worker_id):
-            tempfile.mkdtemp(prefix=f"accel-{worker_id}-", dir=os.environ["TMPDIR"])
-        """
-    )
-    result = run(inner, "-n2", "--dist=each")
-    result.assert_outcomes(passed=2, errors=2)
-    for worker in ("gw0", "gw1"):
-        result.stdout.fnmatch_lines_random([f"session folder *accel-{worker}-*"])

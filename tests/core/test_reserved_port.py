@@ -49,16 +49,6 @@ def test_the_kernel_does_not_assign_a_reserved_port(held: socket.socket) -> None
     assert not first <= held.getsockname()[1] <= last
 
 
-def test_no_other_session_gets_a_reserved_port(held: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    number = held.getsockname()[1]
-    with reserved_port.hold() as another, socket.create_server(("", 0)) as taken:
-        free = another.getsockname()[1]
-        another.close()
-        monkeypatch.setattr(reserved_port, "_outside", lambda first, last: iter([number, taken.getsockname()[1], free]))
-        with reserved_port.hold() as next_one:
-            assert next_one.getsockname()[1] == free
-
-
 def test_a_port_is_held_although_the_kernel_may_assign_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserved_port, "_kernels_range", lambda: (1024, 65535))
     with reserved_port.hold() as held:

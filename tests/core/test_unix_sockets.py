@@ -272,36 +272,6 @@ def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporar
         gather(WORLD, 1)
 
 
-def test_a_silent_process_of_the_same_user_does_not_block_the_rendezvous(temporary: Path) -> None:
-    found: list[Connection] = []
-
-    def connect_and_join() -> None:
-        silent = eventually("rank 0 to listen", lambda: _try_connect(rendezvous_path(WORLD)))
-        assert silent is not None
-        with silent:
-            found.extend([join(WORLD, hello(rank), 30) for rank in (2, 1)])
-            finished.wait()
-
-    finished = threading.Event()
-    thread = threading.Thread(target=connect_and_join)
-    thread.start()
-    try:
-        gathered = gather(WORLD, 30)
-    finally:
-        finished.set()
-        thread.join()
-    assert [one for one, _ in gathered] == [hello(1), hello(2)]
-    for connection in (*found, *(connection for _, connection in gathered)):
-        connection.close()
-
-
-def _try_connect(path: str) -> socket.socket | None:
-    """Return a connection to the socket `path`, or None if it fails."""
-    with contextlib.suppress(OSError):
-        return unix_sockets.connect(path)
-    return None
-
-
 def test_a_session_creates_its_folder_where_no_other_user_can_replace_it(
     common: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

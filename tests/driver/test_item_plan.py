@@ -8,54 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed, Share
-from pytest_accel.core.marks import MarkError, Marks
+from pytest_accel.core.marks import MarkError
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
+from pytest_accel.driver.item_plan import Resources, needs_of, plan_item
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
-from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
-from pytest_accel.pool.placement import HERE, ForkServer, Layout, RankMachine
+from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.settings.options import Settings
+from tests.plans import TWO_NODES, devices, distributed, marks, plan, resources
 
-devices, distributed = pytest.mark.devices, pytest.mark.distributed
-SERVERS = tuple(ForkServer(number, 1) for number in range(4))
-TWO_NODES = Layout((RankMachine("one", "10.0.0.1", SERVERS[:2]), RankMachine("two", "10.0.0.2", SERVERS[2:])))
 QUARTER = Share(fraction=0.25)
-
-
-def resources(
-    kind: str | None = "sim",
-    count: int = 8,
-    settings: Settings = Settings(),  # noqa: B008 - immutable.
-    *,
-    layout: Layout = HERE,
-    remote: Inventory | str = "nobody asks other nodes here",
-    launcher_missing: str | None = None,
-    hypothetical: bool = False,
-) -> Resources:
-    """Return the resources of a session with `count` devices of `kind`, or without an accelerator if `kind` is None."""
-    machine = PretendedMachine(count, kind) if kind else Machine(KindSpec("none"))
-    machine.slots = 6
-    return Resources(
-        machine,
-        settings,
-        lambda launcher: launcher_missing,
-        lambda node, kind: remote,
-        lambda plan, at_least, resources: pytest.fail("no test here takes all devices"),
-        layout,
-        "torchrun" if layout is not HERE else None,
-        hypothetical,
-    )
-
-
-def marks(*decorators: pytest.MarkDecorator) -> Marks:
-    """Return the marks of a test that has `decorators`."""
-    return Marks(**{decorator.name: decorator.mark for decorator in decorators})
-
-
-def plan(*decorators: pytest.MarkDecorator, of: Resources | None = None, turn: int = 0) -> ItemPlan:
-    """Return the plan of a test with `decorators` in a session with the resources `of`."""
-    return plan_item(marks(*decorators), {}, of or resources(), turn=turn)
 
 
 def key(*decorators: pytest.MarkDecorator, session: str | None = "sim") -> WorldKey:

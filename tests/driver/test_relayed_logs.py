@@ -61,22 +61,6 @@ def test_text_of_a_teardown_waits_for_the_end_of_the_call_in_all_ranks(tmp_path:
     assert relay.taken() == "teardown\n"
 
 
-def test_long_text_is_passed_on_in_whole_lines(tmp_path: Path) -> None:
-    relay = Relay(tmp_path, terminal=False)
-    lines = [f"{number} \u00e9\u00e9\u00e9 {END_OF_CALL}\n" for number in range(50_000)]
-    relay.add("".join(lines))
-    assert relay.logs.show()
-    relay.logs.finish()
-    assert len(relay.texts) > 2
-    assert all(text.endswith("\n") for text in relay.texts)
-    assert "".join(relay.texts) == "".join(lines)
-
-    relay.texts.clear()
-    relay.add("\u00e9" * 100_000)  # One line of several chunks.
-    relay.logs.close()
-    assert relay.taken() == "\u00e9" * 100_000
-
-
 def test_text_is_left_out_at_the_terminal_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relayed_logs, "BACKLOG", 200_000)
     text = "".join(f"{number:09}\n" for number in range(30_000))

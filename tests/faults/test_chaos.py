@@ -136,7 +136,7 @@ def test_plain_passes(n):
     threading.Event().wait(0.01)
 """
 KIND_COUNT = 10
-COUNT = 20
+COUNT = 5
 """The number of tests of each kind in a file."""
 
 
@@ -229,7 +229,7 @@ def test_each_test_has_one_verdict_if_random_processes_are_killed(
     suite.write("conftest.py", CONFTEST)
     # There are enough tests for all kills, with about two tests between two kills. They are spread over several files,
     # since a new rank collects the whole file of its test.
-    files = max(1, kills * 4 // (KIND_COUNT * COUNT))
+    files = -(-kills * 4 // (KIND_COUNT * COUNT))
     for number in range(files):
         suite.write(f"test_{number}.py", TESTS.replace("COUNT", str(COUNT)))
     session = suite.start("-n3", "--max-worker-restart=100000", "--accel-timeout=60", "-q", "-q", "--tb=short")

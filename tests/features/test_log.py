@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import platform
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.background_suite import BackgroundSuite, suite
+from tests.background_suite import BackgroundSuite, suite, torchrun
 
 __all__ = ["suite"]
 
@@ -76,8 +75,7 @@ def test_the_log_has_the_steps_of_workers_fork_servers_and_ranks(suite: Backgrou
 def test_the_variable_adds_the_steps_of_launched_processes_that_join(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _TESTS)
     log = suite.temporary / "steps.log"
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest")
-    suite.start("--accel-launcher=on", program=torchrun, environment={"PYTEST_ACCEL_LOG": str(log)}).finish().expect(
+    suite.start("--accel-launcher=on", program=torchrun(2), environment={"PYTEST_ACCEL_LOG": str(log)}).finish().expect(
         {"test_ranks": "PASSED", "test_unmarked": "PASSED"}
     )
     steps = steps_by_role(log)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.features.conftest import Suite
+from tests.installed_packages import InstalledPackages
 
 VENDOR = """
 import json
@@ -81,14 +82,9 @@ def test_passes_beside_it(accel):
 def test_memory_in_use_by_living_processes_never_takes_a_card_away(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    packages = tmp_path / "packages"
-    info = packages / "card-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: card\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text("[pytest_accel.vendors]\ncard = card_vendor:make\n", encoding="utf-8")
-    (packages / "card_vendor.py").write_text(VENDOR, encoding="utf-8")
+    packages = InstalledPackages(tmp_path / "packages", monkeypatch)
+    packages.install_vendor("card", "card = card_vendor:make", "card_vendor", VENDOR)
     users = tmp_path / "users.txt"
-    monkeypatch.setenv("PYTHONPATH", str(packages))
     monkeypatch.setenv("CARD_USERS", str(users))
     monkeypatch.setenv("OTHER_PROGRAM", "1")
     suite.write("test_it.py", TESTS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.features.conftest import Suite
 
 MACHINE = """
@@ -27,24 +25,15 @@ MACHINE = """
     """
 
 
-@pytest.mark.long(except_for="test_linked_ones")
-@pytest.mark.parametrize(
-    "test",
-    [
-        "test_like_ones",
-        pytest.param("test_the_first_one", marks=pytest.mark.long),
-        "test_linked_ones",
-        pytest.param("test_neighbours", marks=pytest.mark.long),
-        "test_more_than_are_linked",
-    ],
-)
-def test_a_test_gets_devices_that_belong_together(suite: Suite, test: str) -> None:
-    """Each case runs in a session of its own, so that all devices are free."""
+def test_a_test_gets_devices_that_belong_together(suite: Suite) -> None:
+    """Before each test, a world has all devices, and gives them back together."""
     suite.write("machine.toml", MACHINE)
     suite.write(
         "test_it.py",
         """
         import pytest
+
+        everything = pytest.mark.devices(4)
 
 
         @pytest.mark.devices(2)
@@ -52,14 +41,26 @@ def test_a_test_gets_devices_that_belong_together(suite: Suite, test: str) -> No
             assert [device.name for device in accel.devices] == ["Slow", "Slow"]
 
 
+        @everything
+        def test_all_1(): ...
+
+
         @pytest.mark.devices(1)
         def test_the_first_one(accel):
             assert [device.name for device in accel.devices] == ["Fast"]
 
 
+        @everything
+        def test_all_2(): ...
+
+
         @pytest.mark.devices(2, near="nvlink")
         def test_linked_ones(accel):
             assert [device.name for device in accel.devices] == ["Fast", "Odd"]
+
+
+        @everything
+        def test_all_3(): ...
 
 
         @pytest.mark.distributed(2, kind="sim")
@@ -68,10 +69,13 @@ def test_a_test_gets_devices_that_belong_together(suite: Suite, test: str) -> No
             assert accel.devices[0].numa == 0
 
 
+        @everything
+        def test_all_4(): ...
+
+
         @pytest.mark.devices(3, near="nvlink")
         def test_more_than_are_linked(accel):
             assert {"Fast", "Odd"} < {device.name for device in accel.devices}
         """,
     )
-    run = suite.run("--accel", "sim:machine.toml", "-k", test)
-    assert run.count() == {"PASSED": 1}, run.text
+    assert suite.run("--accel", "sim:machine.toml").count() == {"PASSED": 9}

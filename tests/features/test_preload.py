@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.installed_packages import InstalledPackages
+
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -47,9 +49,14 @@ _READ_FLAG = "import os\nFLAG = os.environ.get('FLAG')\n"
 
 
 @pytest.fixture
-def preload_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
+def packages(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> InstalledPackages:
+    """Provide a folder of installed packages."""
+    return InstalledPackages(suite.path / "site-packages", monkeypatch)
+
+
+@pytest.fixture
+def preload_suite(suite: Suite, packages: InstalledPackages) -> Suite:
     """Provide a suite and installed modules: `heavy` records its importers; ``unfit`` also starts a thread."""
-    site = suite.path / "site-packages"
     suite.write("site-packages/heavy.py", _RECORD_IMPORT.format(name=str(suite.path / "heavy")))
     suite.write(
         "site-packages/unfit.py",
@@ -58,7 +65,6 @@ def preload_suite(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
     )
     suite.write("site-packages/flagged.py", _READ_FLAG)
     suite.write("recording.py", _HELPER)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
     suite.ini("norecursedirs = site-packages")
     return suite
 
@@ -67,13 +73,6 @@ def _importers(suite: Suite, name: str) -> tuple[set[str], set[str]]:
     """Return the ids of the processes that have imported the module `name`: of ranks, and of others."""
     importers, ranks = set(suite.read(f"{name}.pids")), set(suite.read("ranks.pids"))
     return importers & ranks, importers - ranks
-
-
-def _publish_plugin(suite: Suite, name: str, module: str) -> None:
-    """Make `module` an installed pytest plugin with the entry point `name`."""
-    folder = f"site-packages/{name}-1.0.dist-info"
-    suite.write(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    suite.write(f"{folder}/entry_points.txt", f"[pytest11]\n{name} = {module}\n")
 
 
 def _write_suite_with_changes_before_imports(suite: Suite) -> None:
@@ -347,8 +346,10 @@ def test_a_named_module_that_is_not_fit_is_an_error(preload_suite: Suite, name: 
 
 
 @pytest.mark.long
-def test_an_installed_plugin_is_imported_once_and_one_of_the_suite_by_each_rank(preload_suite: Suite) -> None:
-    _publish_plugin(preload_suite, "weight", "heavy")
+def test_an_installed_plugin_is_imported_once_and_one_of_the_suite_by_each_rank(
+    preload_suite: Suite, packages: InstalledPackages
+) -> None:
+    packages.install("weight", "pytest11", "weight = heavy")
     preload_suite.write("mine.py", _RECORD_IMPORT.format(name=str(preload_suite.path / "mine")))
     preload_suite.write("test_plugins.py", _TEST.format(name="os"))
     run = preload_suite.run("-p", "weight", "-p", "mine")
@@ -358,36 +359,13 @@ def test_an_installed_plugin_is_imported_once_and_one_of_the_suite_by_each_rank(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the test counts processes as Linux forks them")
-def test_a_plugin_whose_import_starts_a_thread_is_imported_by_each_rank(preload_suite: Suite) -> None:
+def test_a_plugin_whose_import_starts_a_thread_is_imported_by_each_rank(
+    preload_suite: Suite, packages: InstalledPackages
+) -> None:
     """Nobody has asked to import it before the fork, so it must not keep the suite from running."""
-    _publish_plugin(preload_suite, "threaded", "unfit")
+    packages.install("threaded", "pytest11", "threaded = unfit")
     preload_suite.write("test_plugins.py", _TEST.format(name="os"))
     run = preload_suite.run("-p", "threaded")
     assert run.count() == {"PASSED": 2}, run.text
     assert "accel: ranks load pytest's plugins themselves: their import starts threads" in run.text
     assert len(_importers(preload_suite, "unfit")[0]) == 4
-
-
-@pytest.mark.long
-def test_a_test_finds_packages_installed_during_the_session(preload_suite: Suite) -> None:
-    """A rank uses the fork server's cache of installed packages only while its session starts."""
-    preload_suite.write(
-        "test_finds.py",
-        """
-        from importlib import metadata
-        from pathlib import Path
-
-        import pytest
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_finds(rank, process_group):
-            folder = Path("site-packages", "late-1.0.dist-info")
-            if rank == 0:
-                folder.mkdir(parents=True)
-                folder.joinpath("METADATA").write_text("Metadata-Version: 2.1\\nName: late\\nVersion: 1.0\\n")
-            process_group.barrier().wait()
-            assert "late" in {found.metadata["Name"] for found in metadata.distributions()}
-        """,
-    )
-    assert preload_suite.run().count() == {"PASSED": 1}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -623,49 +620,3 @@ def test_tests_get_their_devices_and_masks(suite: Suite) -> None:
     assert len(run.results) == 19
     assert "the fixture 'rank' needs @pytest.mark.distributed on the test" in run.failure("test_no_mark_is_an_error")
     assert "Traceback" not in run.text
-
-
-@pytest.mark.long
-def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
-    """While another session leases every device, a test that needs only ranks runs."""
-    suite.write(
-        "test_lease.py",
-        """
-        from pathlib import Path
-
-        import pytest
-
-
-        @pytest.mark.devices(4)
-        def test_holds_all():
-            Path("leased").write_text("begins")
-            Path("leased").read_text()
-        """,
-    )
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_on_cpu(gather, accel):
-            assert gather(accel.ids) == [(), ()]
-
-
-        @pytest.mark.devices(1)
-        def test_wants_one():
-            raise AssertionError("ran")
-        """,
-    )
-    os.mkfifo(suite.path / "leased")
-    options = ["-p", "accel", "--accel=sim:4,shared", f"--basetemp={suite.path / 'other'}", "test_lease.py"]
-    with subprocess.Popen([sys.executable, "-m", "pytest", *options], stdout=subprocess.PIPE, text=True) as other:
-        (suite.path / "leased").read_text()
-        run = suite.run("--accel=sim:4,shared", "--accel-wait=0.2", "test_it.py")
-        (suite.path / "leased").write_text("ends")
-        output, _ = other.communicate()
-    assert other.returncode == 0, output
-    run.expect({"test_on_cpu": "PASSED", "test_wants_one": "ERROR"})
-    assert "no devices came free within 0.2 s" in run.text
-    assert "test_holds_all" in run.text

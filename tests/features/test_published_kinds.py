@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.documentation import ROOT, blocks
 from tests.features.conftest import Suite
-from tests.test_docs import ROOT, blocks
+from tests.installed_packages import InstalledPackages
 
 PAGE = ROOT / "docs" / "how-to" / "add-a-vendor.md"
 (ACME,) = blocks(PAGE, "python")
@@ -24,37 +25,18 @@ def test_it(accel):
 """
 
 
-class Packages:
-    """A folder of installed packages, to be put on ``PYTHONPATH``."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def install(self, name: str, entry_points: str, module: str = "", code: str = "") -> None:
-        """Install the distribution `name` with entry points for vendors, and with a `module` with `code`, if given."""
-        info = self.folder / f"{name}-1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[pytest_accel.vendors]\n{entry_points}\n")
-        if module:
-            (self.folder / f"{module}.py").write_text(code)
-
-
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: Suite) -> Packages:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: Suite) -> InstalledPackages:
     """Provide an empty folder of installed packages from which sessions import: it is on ``PYTHONPATH``."""
-    folder = tmp_path / "packages"
-    folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    return Packages(folder)
+    return InstalledPackages(tmp_path / "packages", monkeypatch)
 
 
 @pytest.fixture
-def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
+def acme(packages: InstalledPackages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstalledPackages:
     """Install the documentation's package on a machine with three of its devices; provide the folder of packages."""
     head, entry_point = ENTRY_POINTS.splitlines()
     assert head == '[project.entry-points."pytest_accel.vendors"]'
-    packages.install("acme-accel", entry_point.replace('"', ""), "acme_accel", ACME)
+    packages.install_vendor("acme-accel", entry_point.replace('"', ""), "acme_accel", ACME)
     (tmp_path / "dev").mkdir()
     for number in range(3):
         (tmp_path / "dev" / f"acme{number}").touch()
@@ -70,7 +52,7 @@ def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.param(("--accel=acme", "--accel-require=acme:3", "-n2"), marks=pytest.mark.long),
     ],
 )
-def test_the_kind_in_the_documentation_works(suite: Suite, acme: Packages, options: tuple[str, ...]) -> None:
+def test_the_kind_in_the_documentation_works(suite: Suite, acme: InstalledPackages, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", TESTS)
     run = suite.run(*options)
     assert run.count() == {"PASSED": 2}, run.text
@@ -80,7 +62,7 @@ def test_the_kind_in_the_documentation_works(suite: Suite, acme: Packages, optio
 
 @pytest.mark.long
 def test_auto_finds_a_published_kind_and_its_mask(
-    suite: Suite, acme: Packages, monkeypatch: pytest.MonkeyPatch
+    suite: Suite, acme: InstalledPackages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "2,0")
     suite.write("test_it.py", ONE_TEST.format("acme-2"))
@@ -95,14 +77,14 @@ def test_auto_finds_a_published_kind_and_its_mask(
 
 
 @pytest.mark.long
-def test_too_few_devices_of_a_published_kind_skip_the_test(suite: Suite, acme: Packages) -> None:
+def test_too_few_devices_of_a_published_kind_skip_the_test(suite: Suite, acme: InstalledPackages) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_it(): ...")
     run = suite.run("-rs")
     assert run.count() == {"SKIPPED": 1}, run.text
     assert "needs 4 acme devices; there are 3: 3 x Acme One" in run.text
 
 
-def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme: Packages) -> None:
+def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme: InstalledPackages) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(kind='acne')\ndef test_it(): ...")
     run = suite.run()
     assert run.outcomes() == {"test_it": "ERROR"}
@@ -130,10 +112,10 @@ _UNUSABLE = {
 
 
 @pytest.mark.long
-def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages: Packages) -> None:
+def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages: InstalledPackages) -> None:
     messages = {}
     for kind, (function, code, text) in _UNUSABLE.items():
-        packages.install(f"{kind}-accel", f"{kind} = {kind}_accel:{function}", f"{kind}_accel", code)
+        packages.install_vendor(f"{kind}-accel", f"{kind} = {kind}_accel:{function}", f"{kind}_accel", code)
         messages[kind] = rf"kind '{kind}' of {kind}-accel 1\.0{text}"
     for kind, message in messages.items():
         suite.write("test_it.py", f"import pytest\n\n@pytest.mark.devices(kind='{kind}')\ndef test_it(): ...")
@@ -150,8 +132,8 @@ def test_published_kinds_that_cannot_be_used_are_reported(suite: Suite, packages
         assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)
 
 
-def test_a_required_kind_that_cannot_be_used_is_a_usage_error(suite: Suite, packages: Packages) -> None:
-    packages.install("acme-accel", "acme = acme_accel:make", "acme_accel", "raise ImportError('no libacme')")
+def test_a_required_kind_that_cannot_be_used_is_a_usage_error(suite: Suite, packages: InstalledPackages) -> None:
+    packages.install_vendor("acme-accel", "acme = acme_accel:make", "acme_accel", "raise ImportError('no libacme')")
     suite.write("test_it.py", "def test_plain(): pass\n")
     run = suite.run("--accel=none", "--accel-require=acme:1")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
@@ -159,8 +141,8 @@ def test_a_required_kind_that_cannot_be_used_is_a_usage_error(suite: Suite, pack
     assert text in run.errors
 
 
-def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: Packages) -> None:
-    acme.install("better-acme", "acme = acme_accel:make")
+def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: InstalledPackages) -> None:
+    acme.install_vendor("better-acme", "acme = acme_accel:make")
     suite.write("test_it.py", TESTS)
     run = suite.run("--accel=acme")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
@@ -169,8 +151,8 @@ def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: Package
 
 
 @pytest.mark.long
-def test_a_builtin_kind_cannot_be_replaced(suite: Suite, packages: Packages) -> None:
-    packages.install("other-sim", "sim = acme_accel:make", "acme_accel", ACME)
+def test_a_builtin_kind_cannot_be_replaced(suite: Suite, packages: InstalledPackages) -> None:
+    packages.install_vendor("other-sim", "sim = acme_accel:make", "acme_accel", ACME)
     suite.write("test_it.py", ONE_TEST.format("sim-0"))
     run = suite.run("--accel=sim:1")
     assert run.count() == {"PASSED": 1}, run.text

@@ -225,36 +225,3 @@ def test_wrong_data_and_errors_in_data_hooks_fail_the_test(suite: Suite) -> None
     assert "pytest_accel_merge raised ZeroDivisionError: cannot merge" in run.failure("test_merge_raises_xfail")
     assert "the values differ" in run.failure("test_merge_fails")
     assert "two implementations returned the key 'value'" in run.failure("test_twice")
-
-
-@pytest.mark.long
-def test_keys_of_plugins_do_not_collide_with_those_of_a_conftest(suite: Suite) -> None:
-    """The data of the junit report comes from rank 0, under a key with a reserved prefix."""
-    suite.write(
-        "conftest.py",
-        """
-        def pytest_accel_rank_data(item, report):
-            return {"junit": "mine"} if report.when == "call" else None
-
-        def pytest_accel_merge(item, report, rank_data):
-            if report.when == "call":
-                with open("merged.log", "a") as file:
-                    for rank, data in rank_data.items():
-                        print(rank, sorted(data), data["junit"], file=file)
-        """,
-    )
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_records(record_testsuite_property):
-            record_testsuite_property("board", "b1")
-        """,
-    )
-    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1")
-    assert run.count() == {"PASSED": 1}
-    assert suite.read("merged.log") == [f"{rank} ['junit'] mine" for rank in (0, 1)]
-    properties = xml.etree.ElementTree.parse(suite.path / "junit.xml").iter("property")
-    assert [one.get("value") for one in properties if one.get("name") == "board"] == ["b1"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from _pytest import hookspec
+
+from tests.installed_packages import InstalledPackages
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -139,18 +141,10 @@ def _is_called(text: str, implemented: set[str], *, wrapper: bool = False) -> bo
 @pytest.fixture
 def install(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Provide a function that installs a distribution `name`: one module with the code `text`, which is a plugin."""
-    folder = suite.path / "site-packages"
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    packages = InstalledPackages(suite.path / "site-packages", monkeypatch)
     monkeypatch.setenv("NOTES", str(suite.path))
     suite.write("site-packages/make_hooks.py", _MAKE_HOOKS)
-
-    def make(name: str, text: str) -> None:
-        suite.write(f"site-packages/{name}.py", text)
-        information = f"site-packages/{name}-1.0.dist-info"
-        suite.write(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        suite.write(f"{information}/entry_points.txt", f"[pytest11]\n{name} = {name}\n")
-
-    return make
+    return lambda name, text: packages.install(name, "pytest11", f"{name} = {name}", name, textwrap.dedent(text))
 
 
 def _plugin_code(hooks: list[str], make: str = "make_hook") -> str:

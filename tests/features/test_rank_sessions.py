@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from typing import TYPE_CHECKING
 
@@ -390,44 +389,6 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
 
 
 @pytest.mark.long
-def test_a_rank_session_whose_end_is_not_reported_fails_the_session(suite: Suite) -> None:
-    suite.write(
-        "conftest.py",
-        """
-        from pytest_accel.forkserver import server_client
-        from pytest_accel.pool import world_manager
-
-        world_manager.RETIRE_TIMEOUT = world_manager._REPORTING_TIMEOUT = server_client._STOP_TIMEOUT = 1.0
-        """,
-    )
-    suite.write(
-        "test_it.py",
-        """
-        import os
-        import signal
-
-        import pytest
-
-
-        @pytest.fixture(scope="session")
-        def of_session():
-            yield
-            os.kill(os.getppid(), signal.SIGSTOP)  # The fork server: it reports the ends of ranks.
-            raise RuntimeError("never reported")
-
-
-        @pytest.mark.distributed(1)
-        def test_begins(of_session):
-            pass
-        """,
-    )
-    run = suite.run("-n1")  # The worker does not know that this test is the last one.
-    assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert run.count() == {"PASSED": 1}
-    assert "rank 0 of a world of 1 was killed by SIGKILL and may not have torn down its session fixtures" in run.text
-
-
-@pytest.mark.long
 def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> None:
     suite.ini("log_level = INFO\nmarkers = mine: a mark of the suite")
     suite.write(
@@ -678,91 +639,6 @@ def test_no_file_is_opened_without_an_encoding(suite: Suite, monkeypatch: pytest
     run = suite.run("--accel-record=record.jsonl", "--accel-output=logs")
     run.expect({"test_device": "PASSED", "test_two": "PASSED"})
     assert "EncodingWarning" not in run.text
-
-
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
-@pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
-@pytest.mark.skipif(importlib.util.find_spec("hypothesis") is None, reason="needs hypothesis")
-def test_async_tests_and_hypothesis_work_in_ranks(suite: Suite) -> None:
-    suite.all_plugins()
-    suite.write(
-        "test_async.py",
-        """
-        import asyncio
-        import os
-
-        import anyio
-        import pytest
-        import pytest_asyncio
-        from hypothesis import HealthCheck, given, settings
-        from hypothesis import strategies as st
-
-        pytestmark = pytest.mark.distributed(2, kind="cpu")
-
-
-        @pytest_asyncio.fixture
-        async def made(rank):
-            await asyncio.sleep(0)
-            yield rank + 1
-            await asyncio.sleep(0)
-
-
-        @pytest.mark.asyncio
-        async def test_asyncio(made, rank):
-            await asyncio.sleep(0)
-            assert made == rank + 1
-
-
-        @pytest.mark.asyncio
-        async def test_asyncio_fails(made, rank):
-            await asyncio.sleep(0)
-            assert rank == 0
-
-
-        @pytest.fixture
-        def anyio_backend():
-            return "asyncio"
-
-
-        @pytest.mark.anyio
-        async def test_anyio(rank):
-            await anyio.sleep(0)
-            assert rank in (0, 1)
-
-
-        @settings(max_examples=20, database=None, deadline=None)
-        @given(number=st.integers(0, 10**9))
-        def test_examples(number):
-            with open(f"drawn{os.environ['RANK']}.log", "a") as file:
-                print(number, file=file)
-
-
-        class TestMethods:
-            @settings(max_examples=20, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-            @given(number=st.integers(0, 10**9))
-            def test_collective(self, number, gather):
-                drawn = gather(number)
-                assert drawn == [number, number]
-
-
-        @settings(max_examples=50, database=None, deadline=None)
-        @given(number=st.integers(0, 10**9))
-        def test_finds(number):
-            assert number < 1000
-        """,
-    )
-    run = suite.run()
-    assert run.result("test_asyncio") == "PASSED"
-    assert run.result("test_asyncio_fails") == "FAILED"
-    assert run.result("test_anyio") == "PASSED"
-    assert run.result("test_examples") == "PASSED"
-    assert run.result("TestMethods::test_collective") == "PASSED"
-    assert run.result("test_finds") == "FAILED"
-    assert "Ranks do not shrink." in run.failure("test_finds")
-    drawn = suite.read("drawn0.log")
-    assert len(drawn) == 20
-    assert drawn == suite.read("drawn1.log")
 
 
 @pytest.mark.long

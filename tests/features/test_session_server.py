@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,9 +66,3 @@ def test_variables_that_an_interpreter_reads_when_it_starts_have_an_effect(
     assert suite.run().result("test_it") == "FAILED"
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert suite.run().result("test_it") == "PASSED"
-
-
-def test_the_signal_that_killed_a_forked_session_is_known(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    suite.write("conftest.py", _CONFTEST)
-    monkeypatch.setenv("KILLED_BY", str(signal.SIGKILL.value))
-    assert suite.run("-s").ret == -signal.SIGKILL

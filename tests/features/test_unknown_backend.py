@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.installed_packages import InstalledPackages
 from tests.torch_release import needs_torch
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 BACKEND = """
-    import types
-    import torch
+import types
+import torch
 
-    def load():
-        module = types.ModuleType("torch.fakeacc")
-        module.is_available = lambda: True
-        module.started = []
-        module.is_initialized = lambda: bool(module.started)
+def load():
+    module = types.ModuleType("torch.fakeacc")
+    module.is_available = lambda: True
+    module.started = []
+    module.is_initialized = lambda: bool(module.started)
 
-        def synchronize(device):
-            if device in module.started:
-                raise RuntimeError(f"{device}: kernel failed\\nmore")
+    def synchronize(device):
+        if device in module.started:
+            raise RuntimeError(f"{device}: kernel failed\\nmore")
 
-        module.synchronize = synchronize
-        module.device_count = lambda: 3
-        module.current_device = lambda: 0
-        module.set_device = lambda device: None
-        module.get_device_name = lambda index: f"Fake {index}"
-        torch.utils.rename_privateuse1_backend("fakeacc")
-        torch._register_device_module("fakeacc", module)
-    """
+    module.synchronize = synchronize
+    module.device_count = lambda: 3
+    module.current_device = lambda: 0
+    module.set_device = lambda device: None
+    module.get_device_name = lambda index: f"Fake {index}"
+    torch.utils.rename_privateuse1_backend("fakeacc")
+    torch._register_device_module("fakeacc", module)
+"""
 TESTS = """
     import pytest
 
@@ -104,11 +104,8 @@ BROKEN = """
 @pytest.fixture
 def fakeacc(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the backend in the way that pip does."""
-    info = "site-packages/fakeacc_plugin-1.0.dist-info"
-    suite.write(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
-    suite.write(f"{info}/entry_points.txt", "[torch.backends]\nfakeacc = fakeacc_plugin:load\n")
-    site = suite.write("site-packages/fakeacc_plugin.py", BACKEND).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    packages = InstalledPackages(suite.path / "site-packages", monkeypatch)
+    packages.install("fakeacc-plugin", "torch.backends", "fakeacc = fakeacc_plugin:load", "fakeacc_plugin", BACKEND)
     suite.ini("norecursedirs = site-packages")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +13,9 @@ from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.vendors import privateuse1
 from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1, ask_torch
+from tests.installed_packages import InstalledPackages
 from tests.torch_release import needs_torch
 
-ROOT = Path(__file__).parents[2]
 DEVICES = tuple(
     Device(kind="privateuse1", id=f"fakeacc-{n}", index=n, name=f"Fake {n}", single_process=True) for n in range(3)
 )
@@ -40,13 +38,9 @@ def load():
 
 def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Install a package with a torch backend for this process and for those that it starts."""
-    info = folder / "fakeacc_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nfakeacc = fakeacc_plugin:load\n")
-    (folder / "fakeacc_plugin.py").write_text(code)
+    packages = InstalledPackages(folder, monkeypatch)
+    packages.install("fakeacc-plugin", "torch.backends", "fakeacc = fakeacc_plugin:load", "fakeacc_plugin", code)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 @needs_torch(2, 6)
@@ -59,42 +53,6 @@ def test_devices_are_found_by_asking_torch_once(tmp_path: Path, monkeypatch: pyt
     # torch is asked only once: a pickled vendor keeps the answer.
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
     assert pickle.loads(pickle.dumps(vendor)).discover() == DEVICES
-
-
-@needs_torch(2, 6)
-def test_a_process_without_discovery_names_and_verifies_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _install(tmp_path, monkeypatch, BACKEND)
-    code = """
-import json, os, pickle, sys
-from pytest_accel.core.device import MaskError
-from pytest_accel.hardware.registry import make_vendor
-
-devices = pickle.loads(bytes.fromhex(sys.argv[1]))
-vendor = make_vendor("privateuse1")
-vendor.verify(devices[:3], os.environ)
-names = vendor.torch_devices(devices[:3])
-import torch
-told = [str(torch.device(name)) for name in names]
-try:
-    vendor.verify(devices, os.environ)
-except MaskError as error:
-    told.append(str(error))
-print(json.dumps(told))
-"""
-    extra = Device(kind="privateuse1", id="fakeacc-3", index=3, name="Fake 3")
-    done = subprocess.run(
-        [sys.executable, "-c", code, pickle.dumps((*DEVICES[::-1], extra)).hex()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *names, error = json.loads(done.stdout.splitlines()[-1])
-    assert names == ["fakeacc:2", "fakeacc:1", "fakeacc:0"]
-    assert "should see 4 privateuse1 devices (fakeacc-2, fakeacc-1, fakeacc-0, fakeacc-3) but sees 3 " in error
 
 
 @pytest.mark.parametrize(

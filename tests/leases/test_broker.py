@@ -16,7 +16,7 @@ from queue import Queue
 import psutil
 import pytest
 
-from pytest_accel.leases.broker import Broker, BrokerError
+from pytest_accel.leases.broker import Broker
 from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.policy import Lease
@@ -69,12 +69,6 @@ def test_a_request_for_free_devices_is_granted_before_submit_returns(session: Se
     assert [(lease.devices, lease.slots) for lease in leases] == [(("a", "b"), 3)]
 
 
-def test_linked_devices_are_granted_together(session: Session) -> None:
-    leases: list[Lease] = []
-    submit(session(), DEVICES, 2, leases.append, ties=[("b", "d", 1.0)])
-    assert leases[0].devices == ("b", "d")
-
-
 @pytest.mark.parametrize("locks", [False, True])
 def test_a_released_device_is_granted_to_the_waiting_request(session: Session, locks: bool) -> None:
     broker = session(locks=locks)
@@ -116,38 +110,6 @@ def test_a_cancelled_request_no_longer_blocks_others(session: Session) -> None:
     assert not broker.cancel(first)
 
 
-def test_callbacks_may_call_the_broker(session: Session) -> None:
-    broker = session()
-    done: list[Lease] = []
-
-    def use(lease: Lease) -> None:
-        done.append(lease)
-        broker.release(lease.id)
-
-    held: list[Lease] = []
-    submit(broker, DEVICES, 4, held.append)
-    for _ in range(5):
-        submit(broker, DEVICES, 3, use)
-    assert done == []
-    broker.release(held[0].id)
-    assert len(done) == 5
-
-
-def test_a_callback_that_raises_does_not_affect_other_requests(session: Session) -> None:
-    broker = session(locks=False)
-    leases: list[Lease] = []
-
-    def broken(lease: Lease) -> None:
-        raise OSError("gone")
-
-    submit(broker, DEVICES, 4, leases.append)
-    submit(broker, DEVICES, 1, broken)
-    submit(broker, DEVICES, 1, leases.append)
-    with pytest.raises(OSError, match="gone"):
-        broker.release(leases[0].id)
-    assert leases[1].devices == ("b",)
-
-
 def test_a_lease_that_others_wait_for_is_reported_once(session: Session, wanted_leases: Queue[int]) -> None:
     broker = session(locks=False)
     leases: list[Lease] = []
@@ -162,39 +124,6 @@ def test_a_lease_that_others_wait_for_is_reported_once(session: Session, wanted_
     broker.release(leases[0].id)
     assert wanted_leases.get() == leases[3].id
     assert wanted_leases.empty()
-
-
-def test_no_more_leases_are_reported_as_wanted_than_a_request_needs(session: Session) -> None:
-    asked: list[int] = []
-
-    def give_back(lease: int) -> None:
-        asked.append(lease)
-        broker.release(lease)
-
-    broker = session(locks=False, on_wanted=give_back)
-    leases: list[Lease] = []
-    for device in DEVICES:
-        submit(broker, (device,), 1, leases.append)
-    submit(broker, DEVICES, 2, leases.append)
-    assert leases[4].devices == ("a", "b")
-    assert asked == [leases[0].id, leases[1].id]
-
-
-@pytest.mark.parametrize(
-    ("candidates", "count", "slots", "match"),
-    [
-        (("a", "x"), 1, 0, r"candidates \['x'\] are not among"),
-        (("a", "b"), 3, 0, "count=3: must be from 0 to the number of candidates, 2"),
-        (("a",), -1, 0, "count=-1"),
-        ((), 0, 5, "slots=5: must be from 0 to the session's 4"),
-        (("a",), 0, 0, "count=0 and slots=0"),
-    ],
-)
-def test_a_request_that_can_never_be_granted_is_an_error(
-    session: Session, candidates: tuple[str, ...], count: int, slots: int, match: str
-) -> None:
-    with pytest.raises(ValueError, match=match):
-        submit(session(), candidates, count, print, slots=slots)
 
 
 def test_closing_a_broker_releases_all_locks(session: Session) -> None:
@@ -225,16 +154,6 @@ def test_a_device_that_another_session_releases_is_granted(session: Session) -> 
     one.release(mine[0].id)
     assert several.get(timeout=TIMEOUT).devices == ("a", "b", "d")
     assert single.get(timeout=TIMEOUT).devices == ("c",)
-
-
-def test_a_device_that_another_session_has_released_is_granted_at_once(session: Session) -> None:
-    one, two = session(), session()
-    leases: list[Lease] = []
-    submit(one, ("a",), 1, leases.append)
-    assert two.cancel(submit(two, ("a",), 1, leases.append))
-    one.release(leases[0].id)
-    submit(two, ("a",), 1, leases.append)
-    assert len(leases) == 2
 
 
 def test_the_holder_is_notified_if_another_session_waits(session: Session, wanted_leases: Queue[int]) -> None:
@@ -277,33 +196,6 @@ def test_between_sessions_the_oldest_request_is_granted_first(session: Session, 
     assert order.get(timeout=TIMEOUT) == "same session, later"
 
 
-def test_a_request_of_another_session_that_has_ended_blocks_nobody(session: Session, wanted_leases: Queue[int]) -> None:
-    one, two = session(), session()
-    leases: Queue[Lease] = Queue()
-    submit(one, ("a",), 1, leases.put)
-    first = leases.get()
-    request = submit(two, ("a",), 1, leases.put)
-    assert wanted_leases.get(timeout=TIMEOUT) == first.id
-    submit(one, ("a",), 1, leases.put)
-    assert two.cancel(request)
-    one.release(first.id)
-    assert leases.get(timeout=TIMEOUT).devices == ("a",)
-
-
-def test_other_sessions_see_the_test_and_processes_of_a_lease(session: Session, tmp_path: Path) -> None:
-    broker, others = session(), DeviceLocks(tmp_path / "locks")
-    leases: list[Lease] = []
-    submit(broker, ("a", "b"), 2, leases.append)
-    shown = others.holder("b")
-    assert shown is not None
-    assert shown.since > ME.since
-    broker.describe(leases[0].id, test="tests/test_x.py::test_two")
-    broker.describe(leases[0].id, processes=[(1, 2.0)])
-    shown = others.holder("b")
-    assert shown is not None
-    assert (shown.test, shown.processes) == ("tests/test_x.py::test_two", ((1, 2.0),))
-
-
 def break_folder(folder: Path) -> None:
     """Make `folder` one in which no new lock file may be created, since another user could replace it."""
     folder.chmod(0o777)
@@ -322,47 +214,6 @@ def test_an_unusable_lock_folder_fails_the_request(session: Session, tmp_path: P
     assert [type(error) for error in errors] == [LockFolderError]
     submit(broker, ("a",), 1, leases.append)
     assert [lease.devices for lease in leases] == [("a",)], "the failed request has unlocked the other device"
-
-
-def test_an_unusable_lock_folder_fails_a_waiting_request(session: Session, tmp_path: Path) -> None:
-    one, two = session(), session()
-    leases: list[Lease] = []
-    errors: Queue[Exception] = Queue()
-    submit(one, ("a",), 1, leases.append)
-    submit(two, ("a",), 1, leases.append, on_failure=errors.put)
-    break_folder(tmp_path / "locks")
-    lock_path(tmp_path / "locks", "a").unlink()
-    one.release(leases[0].id)
-    assert isinstance(errors.get(timeout=TIMEOUT), LockFolderError)
-    assert len(leases) == 1
-
-
-def test_a_device_whose_lock_file_cannot_be_read_has_no_known_holder(session: Session, tmp_path: Path) -> None:
-    broker, folder = session(), tmp_path / "locks"
-    leases: list[Lease] = []
-    submit(broker, ("a",), 1, leases.append)
-    waiting = submit(broker, ("a", "b"), 2, leases.append)
-    folder.rename(tmp_path / "moved")
-    folder.touch()
-    obstacles = broker.obstacles(waiting)
-    assert obstacles is not None
-    assert obstacles.holders.keys() == {"a"}
-    folder.unlink()
-
-
-def test_a_device_whose_lock_file_is_none_is_held_and_others_are_leased(session: Session, tmp_path: Path) -> None:
-    """Any user can make a folder with the name of a lock file."""
-    broker, path = session(), lock_path(tmp_path / "locks", "a")
-    path.mkdir()
-    leases: Queue[Lease] = Queue()
-    submit(broker, ("a", "b"), 1, leases.put)
-    assert leases.get_nowait().devices == ("b",)
-    waiting = submit(broker, ("a", "c"), 2, leases.put)
-    obstacles = broker.obstacles(waiting)
-    assert obstacles is not None
-    assert obstacles.lines({}) == [f"a is held by {path}, which is no lock file (a directory)"]
-    path.rmdir()
-    assert leases.get(timeout=TIMEOUT).devices == ("a", "c")
 
 
 def sessions_in_order(session: Session) -> tuple[Broker, Broker]:
@@ -449,82 +300,6 @@ def child() -> Iterator[int]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process.pid
         process.kill()
-
-
-def test_a_failed_thread_fails_waiting_requests_and_is_replaced(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two = session(), session()
-    held: list[Lease] = []
-    leases: Queue[Lease] = Queue()
-    errors: Queue[Exception] = Queue()
-    submit(one, ("a",), 1, held.append)
-
-    def raise_in_thread(locks: DeviceLocks, device: str) -> None:
-        raise KeyError("met in the thread")
-
-    def kept(locks: DeviceLocks) -> list[str]:
-        return ["b"] if locks is two._locks else []  # The other broker polls too.
-
-    def ask_again(error: Exception) -> None:
-        patch.undo()
-        submit(two, ("a",), 1, leases.put, on_failure=errors.put)
-        errors.put(error)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DeviceLocks, "unlock", raise_in_thread)
-        submit(two, ("a",), 1, leases.put, on_failure=ask_again)
-        patch.setattr(DeviceLocks, "locked", property(kept))
-        error = errors.get(timeout=TIMEOUT)
-    assert isinstance(error, BrokerError)
-    assert str(error).startswith("the thread that grants devices has ended with an error:\nTraceback")
-    assert "KeyError: 'met in the thread'" in str(error)
-    one.release(held[0].id)
-    assert leases.get(timeout=TIMEOUT).devices == ("a",)
-
-
-def refuse_to_start(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_a_request_fails_if_its_thread_cannot_be_started(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = session(), session()
-    held: list[Lease] = []
-    leases: Queue[Lease] = Queue()
-    errors: list[Exception] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse_to_start)
-        submit(one, ("a",), 1, held.append)
-        submit(two, ("a",), 1, leases.put, on_failure=errors.append)
-    assert [lease.devices for lease in held] == [("a",)]
-    assert [type(error) for error in errors] == [BrokerError]
-    assert "can't start new thread" in str(errors[0])
-    submit(two, ("a",), 1, leases.put, on_failure=errors.append)
-    one.release(held[0].id)
-    assert leases.get(timeout=TIMEOUT).devices == ("a",)
-
-
-def test_a_broker_whose_thread_could_not_be_started_can_be_closed(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = session()
-    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
-    submit(broker, ("a",), 1, lambda lease: None)
-    broker.close()
-
-
-def test_an_invalid_wait_file_is_ignored(session: Session, tmp_path: Path) -> None:
-    one, two = session(), session()
-    mine: list[Lease] = []
-    theirs: Queue[Lease] = Queue()
-    submit(one, ("a",), 1, mine.append)
-    submit(two, ("a",), 1, theirs.put)
-    for number, since in enumerate(("1" + "0" * 400, "-Infinity", "NaN", "1e400")):
-        (tmp_path / "locks" / f"pytest-accel-{number}.wish").write_text(f'{{"a": {since}}}')
-    one.release(mine[0].id)
-    assert theirs.get(timeout=TIMEOUT).devices == ("a",)
-    for path in (tmp_path / "locks").glob("*.wish"):
-        path.unlink(missing_ok=True)
 
 
 def test_a_lease_whose_lock_is_lost_is_reported(session: Session, tmp_path: Path) -> None:

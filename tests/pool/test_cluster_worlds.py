@@ -17,11 +17,11 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.node_refs import NodeRef, places
-from pytest_accel.core.rank_exit import ExitCause, RankExit
+from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
+from pytest_accel.diagnostics.rank_state import PHASES
 from pytest_accel.diagnostics.waiting_limits import PhaseLimit
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.world import World
@@ -29,20 +29,20 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.shared_folder import default_folder
+from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pool_service import client_here
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
-from tests.features.ray.table_cluster import Agents, TableCluster
+from tests.features.ray.table_cluster import CROWDED, Agents, TableCluster
 from tests.pool.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")
 ONE = WorldKey("sim", DeviceNeed(1, "sim"), 1, grouped=False, devices_per_rank=1)
 PAIR = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1)
-BOTH_NODES = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1, machines=2)
 ON_CPU = WorldKey("cpu", None, 2, grouped=True, machines=2)
 LIMIT = PhaseLimit(60.0, 60.0)
 TESTS = """
@@ -92,18 +92,22 @@ class ClusterPool:
     agents: Agents
     table: TableCluster
     suite: Path
+    last: int = 0
+    """The number of the last request."""
 
     def request(self, key: WorldKey) -> queue.SimpleQueue[WorldGrant | PoolError]:
         """Request a world; return the queue that gets the answer."""
         answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
-        self.pool.acquire(WorldDemand(key, HOLDER), Unconcerned(), answers.put)
+        self.last = self.pool.acquire(WorldDemand(key, HOLDER), Unconcerned(), answers.put)
         return answers
 
     def get(self, answers: queue.SimpleQueue[WorldGrant | PoolError]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
         answer = answers.get(timeout=120)
         assert isinstance(answer, WorldGrant), answer
-        world = World(answer, client_here(self.pool, print), DebuggerRelay(None, answer.spec.ranks, None))
+        world = World(
+            answer, client_here(self.pool, print, MainThreadCalls()), DebuggerRelay(None, answer.spec.ranks, None)
+        )
         assert world.start() is None
         return world
 
@@ -191,12 +195,6 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
     yield from sessions(tmp_path_factory, {1: ["3", "1"]})
 
 
-def outcomes(world: World) -> tuple[RankOutcome, ...]:
-    """Wait until the ranks have run the test, and return the outcome of the call on each."""
-    world.wait("setup", LIMIT)
-    return world.wait("call", LIMIT)
-
-
 def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: ClusterPool) -> None:
     other = DeviceLocks(default_folder())
     world = one_node.acquire(PAIR)
@@ -222,7 +220,7 @@ def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node:
     answers = one_node.request(ONE)
     one_node.table.settle()
     assert len(one_node.table.granted) == 1
-    waiting_text = one_node.pool.waiting(1)
+    waiting_text = one_node.pool.waiting(one_node.last)
     assert waiting_text is not None
     assert waiting_text.startswith("a test waits for 1 sim device of the machine node-1")
     assert answers.empty()
@@ -232,42 +230,23 @@ def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node:
     world.close()
 
 
-@pytest.mark.long
-def test_only_worlds_on_a_lost_node_end_and_later_worlds_use_the_other_nodes(two_nodes: ClusterPool) -> None:
-    spread = two_nodes.acquire(BOTH_NODES)
-    assert (spread.grant.spec.machines, device_ids(spread)) == ((1, 2), ["sim-0", "sim-2"])
-    two_nodes.run(spread, "test_sum")
-    other = two_nodes.acquire(ONE)
-    assert (other.grant.spec.machines, device_ids(other)) == ((1,), ["sim-1"])
-
-    two_nodes.send(spread, "test_endless")
-    two_nodes.send(other, "test_endless")
-    two_nodes.kill(2)
-    exit_of_rank = two_nodes.wait_exit(spread, 1)
-    assert exit_of_rank == RankExit(ExitCause.MACHINE_LOST, about="node-2 (its agent has ended)")
-    (died,) = (outcome for outcome in outcomes(spread) if outcome.ending == "died")
-    assert (died.rank, died.exit) == (1, exit_of_rank)
-    assert two_nodes.pool._manager.worlds[other.number].exits == {}
-    spread.condition.rule_out("a rank hangs")
-    spread.close()
-    eventually("the place of the lost world to be given back", lambda: two_nodes.table.released == [1])
-
-    # The next world is on the remaining node.
-    world = two_nodes.acquire(ONE)
-    assert (world.grant.spec.machines, device_ids(world)) == ((1,), ["sim-0"])
-    two_nodes.run(world, "test_device")
-
-    # A node that is added serves the waiting request.
-    waiting = two_nodes.request(BOTH_NODES)
-    assert two_nodes.agents.start() == 3
-    two_nodes.table.add(3, ["2"])
-    other.condition.rule_out("it runs an endless test")
-    other.close()
-    spread = two_nodes.get(waiting)
-    assert (spread.grant.spec.machines, device_ids(spread)) == ((1, 3), ["sim-1", "sim-2"])
-    two_nodes.run(spread, "test_sum")
-    for each in (spread, world):
-        each.close()
+def test_a_request_that_waits_for_a_node_is_cancelled_fails_with_the_reason_or_gets_a_returned_place(
+    one_node: ClusterPool,
+) -> None:
+    world = one_node.acquire(PAIR)
+    cancelled = one_node.request(ONE)
+    one_node.pool.cancel(one_node.last)
+    failed = one_node.request(ONE)
+    one_node.table.settle()
+    assert one_node.pool.waiting(one_node.last) == f"a test waits for a place on the cluster: {CROWDED}"
+    one_node.pool.fail_if_waiting(one_node.last, "no devices came free")
+    assert str(failed.get(timeout=60)) == f"no devices came free\n{CROWDED}"
+    served = one_node.request(ONE)
+    world.close()
+    single = one_node.get(served)
+    one_node.run(single, "test_device")
+    single.close()
+    assert cancelled.empty()
 
 
 @pytest.mark.long

@@ -137,21 +137,6 @@ def test_a_cancelled_request_holds_no_devices(remote: RemoteMachine) -> None:
     assert remote.granted.empty()
 
 
-def test_an_impossible_request_fails_with_the_name_of_the_machine(remote: RemoteMachine) -> None:
-    remote.request(5)
-    assert str(remote.failed.get(timeout=30)).endswith("(on there)")
-
-
-def test_a_failed_look_up_of_devices_names_the_machine() -> None:
-    def fail(settings: object) -> Machine:
-        raise ValueError("no such kind")
-
-    remote = RemoteMachine(fail)
-    with pytest.raises(RemoteDevicesError, match="the sim devices of there cannot be looked up: no such kind"):
-        remote.leases.inventory("sim", SETTINGS)
-    remote.close()
-
-
 def test_requests_to_a_lost_machine_fail(remote: RemoteMachine) -> None:
     remote.request(4)
     remote.granted.get(timeout=30)
@@ -162,19 +147,6 @@ def test_requests_to_a_lost_machine_fail(remote: RemoteMachine) -> None:
     assert "the machine there is lost" in str(remote.failed.get(timeout=30))
     with pytest.raises(RemoteDevicesError, match="cannot be looked up: the machine is lost"):
         remote.leases.inventory("cpu", SETTINGS)
-
-
-def test_an_error_in_a_callback_is_reported_with_its_traceback(remote: RemoteMachine) -> None:
-    failures: queue.SimpleQueue[str] = queue.SimpleQueue()
-    remote.leases.on_failure = failures.put
-
-    def broken(answer: object) -> None:
-        raise IndexError("met in a callback")
-
-    remote.leases.submit(demand(1), broken)
-    reason = failures.get(timeout=30)
-    assert reason.startswith("the thread that leases devices of there has ended with an error:\nTraceback")
-    assert "IndexError: met in a callback" in reason
 
 
 def test_the_loss_of_a_lock_on_a_remote_machine_is_reported(remote: RemoteMachine) -> None:
@@ -230,36 +202,6 @@ def test_one_machine_is_requested_after_the_other(remote: RemoteMachine, second_
     for lease in leases.values():
         lease.give_back()
     assert len(remote.granted.get(timeout=30).devices) == len(second_remote.granted.get(timeout=30).devices) == 4
-
-
-def test_the_devices_of_a_cancelled_request_are_given_back(remote: RemoteMachine, second_remote: RemoteMachine) -> None:
-    second = second_remote.acquire_all()
-    combined = CombinedRequest(remote, second_remote, 1)
-    remote.request(4)
-
-    combined.request.cancel()
-    second_remote.leases.give_back(second.number, killed=False)
-
-    assert len(remote.granted.get(timeout=30).devices) == 4
-    assert len(second_remote.acquire_all().devices) == 4
-    assert combined.leases.empty()
-    assert combined.errors.empty()
-
-
-def raise_error(*args: object) -> int:
-    raise RuntimeError("cannot be asked")
-
-
-def test_an_error_in_a_request_gives_back_the_devices_of_the_other_machine(
-    remote: RemoteMachine, second_remote: RemoteMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(second_remote.leases, "submit", raise_error)
-        combined = CombinedRequest(remote, second_remote, 1)
-        error = combined.errors.get(timeout=30)
-
-    assert str(error) == "cannot be asked"
-    assert len(remote.acquire_all().devices) == 4
 
 
 def test_a_failure_gives_back_the_devices_of_the_other_machine(

@@ -7,14 +7,13 @@ from typing import cast
 
 import pytest
 
-from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.demand import LeaseSource, MachineDemand, WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.lease_request import MachineLease
-from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WantedObserver, WorldRequest, WorldState
+from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState
 
 KEY = WorldKey("cpu", None, 2, grouped=True)
 DEMAND = WorldDemand(KEY, Holder.here("a test"))
@@ -105,71 +104,6 @@ def test_a_transition_is_possible_in_its_states_only(transition: str, state: Wor
         assert world.state is state
 
 
-def test_a_started_world_knows_its_processes() -> None:
-    world = in_use()
-    assert world.pids == (71, 72)
-    world.rank_exited(0, exited(3))
-    assert world.alive == {1: 72}
-
-
-def test_a_world_knows_the_request_that_it_serves() -> None:
-    world, first, second = make_world(), make_request(), make_request()
-    served = []
-    world.hand_over(first)
-    served.append(world.request)
-    world.take_back()
-    served.append(world.request)
-    world.hand_over(second)
-    served.append(world.request)
-    assert served == [first, None, second]
-
-
-def test_a_handed_over_world_is_wanted_only_if_another_request_came_meanwhile() -> None:
-    world = in_use()
-    world.mark_wanted()
-    world.take_back()
-    world.clear_wanted()
-    assert not world.wanted
-    world.mark_wanted()
-    world.hand_over(make_request())
-    assert world.wanted
-
-
-def test_an_idle_world_is_not_wanted() -> None:
-    world = in_use()
-    world.mark_wanted()
-    world.take_back()
-    before = monotonic()
-    world.make_idle()
-    assert not world.wanted
-    assert world.since >= before
-
-
-def test_dropped_slots_are_returned_once() -> None:
-    world = idle()
-    world.take_slots(SLOTS)
-    assert world.slots is SLOTS
-    assert world.drop_slots() is SLOTS
-    assert world.drop_slots() is None
-
-
-@pytest.mark.parametrize("quietly", [False, True])
-def test_a_retired_world_has_a_deadline(*, quietly: bool) -> None:
-    assert idle().retire_deadline is None
-    world = in_use()
-    before = monotonic()
-    world.retire(quietly=quietly)
-    assert world.request is None
-    assert world.retire_deadline is not None
-    assert before + RETIRE_TIMEOUT <= world.retire_deadline <= monotonic() + RETIRE_TIMEOUT
-
-
-def test_the_stacks_of_a_retiring_world_are_kept() -> None:
-    world = retiring()
-    world.record_stacks({1: "stack"})
-    assert world.stacks == {1: "stack"}
-
-
 def test_a_watcher_gets_the_exit_of_its_rank_once() -> None:
     world = in_use()
     early: list[RankExit | None] = []
@@ -198,20 +132,3 @@ def test_a_watcher_gets_none_for_a_rank_of_a_world_that_is_gone() -> None:
     world.watch_exit(0, seen.append)
     world.watch_exit(1, seen.append)
     assert seen == [None, None, exited(3)]
-
-
-def test_the_ranks_of_a_revoked_world_exit_for_the_reason_of_the_revocation() -> None:
-    world = in_use()
-    world.revoke(LOCK_LOST)
-    world.rank_exited(0, exited(-9))
-    assert world.exits == {0: LOCK_LOST}
-
-
-def test_a_world_is_wanted_if_one_of_its_leases_was_before_it_had_them() -> None:
-    lease = MachineLease(cast(LeaseSource, None), 0, MachineDemand(2, DEMAND, None))
-    assert not PooledWorld(WorldSpec(7, KEY), make_request(), {0: lease}, SLOTS).wanted
-    lease.wanted = True
-    assert PooledWorld(WorldSpec(7, KEY), make_request(), {0: lease}, SLOTS).wanted
-    world = idle()
-    world.take_slots(lease)
-    assert world.wanted

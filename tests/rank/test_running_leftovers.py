@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
@@ -22,32 +20,6 @@ def test_a_process_that_runs_code_is_given_time_to_end(monkeypatch: pytest.Monke
     with subprocess.Popen([*prefix, sys.executable, "-c", _COMPUTES.format(0.5)]) as child:
         assert leftovers.left_running(leftovers.find() - known) == []
     assert child.returncode == 0
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="tells whether a thread runs by proc_pid_stat(5)")
-def test_a_thread_that_runs_code_is_given_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "_LONGEST_GRACE", 60.0)
-
-    def compute() -> None:
-        while time.thread_time() < 0.5:
-            sum(range(10_000))
-
-    known = leftovers.find()
-    thread = threading.Thread(target=compute)
-    thread.start()
-    assert leftovers.left_running(leftovers.find() - known) == []
-    assert not thread.is_alive()
-
-
-def test_a_process_that_runs_code_for_too_long_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "_LONGEST_GRACE", 0.1)
-    known = leftovers.find()
-    with subprocess.Popen([sys.executable, "-c", _COMPUTES.format(600)]) as child:
-        [leftover] = leftovers.left_running(leftovers.find() - known)
-        assert child.poll() is None
-        child.kill()
-    assert (leftover.leak.kind, leftover.leak.number) == (LeakKind.PROCESS, child.pid)
-    assert leftover.handles == [child]
 
 
 def test_a_warning_filter_that_names_a_library_does_not_hide_a_process() -> None:

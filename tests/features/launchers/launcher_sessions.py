@@ -50,6 +50,11 @@ RANKS = """
         pass
 
 
+    @pytest.mark.distributed(1, launcher="mpirun")
+    def test_of_an_mpi_job():
+        pass
+
+
     @pytest.mark.devices(2)
     def test_devices(devices):
         assert len(devices) == 2
@@ -63,6 +68,7 @@ PASSES = {
     "test_launched_by_different_processes": "PASSED",
     "test_fewer": "PASSED",
     "test_more": "SKIPPED",
+    "test_of_an_mpi_job": "SKIPPED",
     "test_devices": "PASSED",
     "test_plain": "PASSED",
 }
@@ -92,7 +98,7 @@ def expect_one_session(suite: BackgroundSuite, run: Run, launcher: str) -> None:
     assert run.text.count("test session starts") == 1
     assert f"accel: {launcher}, 2 ranks\n" in run.text
     assert f"needs 4 ranks; {launcher} has started 2" in run.text
-    assert run.text.count("5 passed, 1 skipped") == 1
+    assert run.text.count("5 passed, 2 skipped") == 1
     assert run.text.count("1 test without a mark ran once, not in 2 processes") == 1
     assert run.ret == 0
     cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")

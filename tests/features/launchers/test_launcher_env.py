@@ -428,25 +428,6 @@ def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
         assert "has another secret" in str(found[0])
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("not JSON", "Expecting value"),
-        ('{"addresses": ["127.0.0.1"], "port": 65536, "secret": ""}', "Expected `int` <= 65535"),
-        ('{"addresses": ["127.0.0.1"], "port": 4711, "secret": "x"}', "non-hexadecimal number"),
-    ],
-)
-def test_a_malformed_value_in_the_agents_store_is_an_error_that_names_the_store(
-    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, value: str, reason: str
-) -> None:
-    monkeypatch.setattr(tcp_rendezvous, "_ask_store", lambda where, new_value, timeout: value)
-    where = replace(rendezvous, key="pytest-accel/0")
-    process = LauncherEnv("torchrun", 1, 2, 0, 1, ("a",))
-    store = f"the store of torchrun's agents at 127.0.0.1:{where.port} has no valid value of rank 0 at pytest-accel/0: "
-    with pytest.raises(RendezvousError, match=f"^{store}.*{reason}"):
-        tcp_rendezvous.join(process, where, hello(1, machine="there"), 30)
-
-
 def test_a_process_that_a_test_starts_in_a_rank_is_no_xdist_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"workerid": "gw3", "workercount": 4, "testrunuid": "outer"}
     for name, value in worker_input.environment(given).items():

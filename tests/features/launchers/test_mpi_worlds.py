@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import importlib.util
-import os
 import re
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.world_key import WorldKey
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.features.launch.launch_api import missing
-from pytest_accel.features.launchers.mpi import MpiJob
-from pytest_accel.forkserver import server_client
-from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks, Spawn
-from pytest_accel.forkserver.server_messages import StartFailed
-from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSuite, torchrun
 from tests.deadline import TIMEOUT, eventually
+from tests.documentation import ROOT, blocks
 from tests.features.launchers.launcher_sessions import suites
-from tests.test_docs import ROOT, TORCHRUN, blocks
 
 needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
@@ -91,7 +78,7 @@ _ENDING_JOBS = (
 
 
     @pytest.mark.distributed(2, launcher=None)
-    def test_plain_ranks():
+    def test_plain_ranks_after_the_abort():
         import torch.distributed as dist
 
         dist.barrier()
@@ -135,37 +122,25 @@ def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path
 @pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
-def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
+def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it(
+    suite: BackgroundSuite, mpi: Mapping[str, str]
+) -> None:
     suite.write("test_world.py", _WORLD)
+    suite.write("test_ends.py", _ENDING_JOBS)
     (documented,) = blocks(ROOT / "docs" / "how-to" / "jax-and-mpi.md", "python mpi")
     suite.write("test_docs.py", documented)
     (migrated,) = blocks(ROOT / "docs" / "how-to" / "migrate" / "mpi-pytest.md", "python mpi")
     suite.write("test_migrated.py", migrated.replace("test_sum", "test_migrated_sum"))
-    run = suite.start(environment=mpi).finish()
-    run.expect(
-        {
-            "test_sum": "PASSED",
-            "test_migrated_sum[world_size=2]": "PASSED",
-            "test_migrated_sum[world_size=3]": "PASSED",
-            "test_broadcast": "PASSED",
-            "test_its_ranks_are_the_worlds": "PASSED",
-            "test_it_stays": "PASSED",
-            "test_torch_has_its_group_too": "PASSED",
-            "test_one_fails": "FAILED",
-            "test_plain_ranks": "PASSED",
-        }
+    run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Several jobs, one after the other.
+    passed = (
+        *("test_sum", "test_migrated_sum[world_size=2]", "test_migrated_sum[world_size=3]", "test_broadcast"),
+        *("test_its_ranks_are_the_worlds", "test_it_stays", "test_torch_has_its_group_too", "test_plain_ranks"),
+        *("test_plain_ranks_after_the_abort", "test_next"),
     )
+    failed = ("test_one_fails", "test_abort", "test_exit")
+    run.expect({**dict.fromkeys(passed, "PASSED"), **dict.fromkeys(failed, "FAILED")})
     assert "rank 1: failed at test_world.py" in run.failure("test_one_fails")
     assert "rank 0: passed" in run.failure("test_one_fails")
-
-
-@pytest.mark.long
-@needs_mpi4py
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
-def test_a_job_that_dies_ends_only_its_own_world(suite: BackgroundSuite, mpi: Mapping[str, str]) -> None:
-    suite.write("test_ends.py", _ENDING_JOBS)
-    run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Three jobs, one after the other.
-    run.expect({"test_abort": "FAILED", "test_plain_ranks": "PASSED", "test_exit": "FAILED", "test_next": "PASSED"})
     # Hydra may have killed both ranks before the aborting one has exited.
     ended = "ended with its MPI job, since a rank has called MPI_Abort or has died"
     rank_lines = re.findall(r"^ranks? .*", run.failure("test_abort"), re.MULTILINE)
@@ -223,59 +198,11 @@ def test_the_output_of_an_mpirun_that_fails_is_shown(suite: BackgroundSuite, tmp
     assert "there are no slots" in run.failure("test_it_stays")
 
 
-_MPIRUN = """#!/bin/sh
-[ "$1" = --version ] && exit
-shift 6
-PMI_RANK=0 "$@" &
-PMI_RANK=1 "$@" &
-wait
-"""
-"""A program that starts two processes, with the flags and variables of Hydra."""
-
-
-def test_a_job_whose_fork_servers_cannot_be_started_fails_only_its_own_world(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mpirun").write_text(_MPIRUN)
-    (tmp_path / "mpirun").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    clients: list[ForkServerClient] = []
-
-    def start_one(spec: SessionSpec, callbacks: ServerCallbacks, spawn: Spawn) -> ForkServerClient:
-        if clients:
-            raise OSError(errno.EMFILE, "Too many open files")
-        clients.append(ForkServerClient(spec, callbacks, spawn))
-        return clients[0]
-
-    monkeypatch.setattr(server_client, "ForkServerClient", start_one)
-    directory = tmp_path / "session"
-    spec = SessionSpec((), "/", tuple(sys.path), str(directory), "/", (), (), (), (), (), False)
-    world = WorldSpec(7, WorldKey("none", None, 2, True, launcher="mpirun"), servers=(1, 2))
-    messages: list[object] = []
-    failures: list[str] = []
-    ended = threading.Event()
-    callbacks = ServerCallbacks(messages.append, lambda *_: None, lambda: None, failures.append)
-    job = MpiJob(spec, callbacks, threading.RLock(), "mpirun", world, ended.set)
-    with open(directory / "session.lock") as file, pytest.raises(BlockingIOError):  # This session counts as alive.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    job._thread.join(60)
-    assert failures == []
-    assert ended.is_set()
-    assert isinstance(messages[0], StartFailed)
-    assert messages[0].world == 7
-    assert "Too many open files" in messages[0].text
-    assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
-
-
 @needs_mpi4py
 @pytest.mark.long
-def test_a_test_is_skipped_in_a_session_of_launched_processes(suite: BackgroundSuite) -> None:
+def test_each_launched_process_that_is_a_session_by_itself_may_start_jobs(suite: BackgroundSuite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)
     suite.write("test_world.py", _WORLD)
-    torchrun = (sys.executable, *TORCHRUN, "-m", "pytest")
-    run = suite.start("-k", "test_it_stays", program=torchrun).finish()
-    run.expect({"test_it_stays": "SKIPPED"})
-    assert "its ranks are started by mpirun, which a session under torchrun does not do" in run.text
-    run = suite.start("-k", "its_ranks or it_stays", "--accel-launcher=off", program=torchrun).finish()
+    run = suite.start("-k", "its_ranks or it_stays", "--accel-launcher=off", program=torchrun(2)).finish()
     assert (run.ret, run.text.count(" 2 passed, ")) == (0, 2), run.text

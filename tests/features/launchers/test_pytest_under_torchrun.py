@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from pytest_accel.features.record.census import read_job
-from tests.background_suite import BackgroundSuite
+from tests.background_suite import BackgroundSuite, torchrun
 from tests.deadline import eventually
 from tests.features.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
-PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")
+PROGRAM = torchrun(2)
 
 
 @pytest.fixture
@@ -33,38 +31,9 @@ def test_the_processes_of_torchrun_are_one_session(suite: BackgroundSuite) -> No
     expect_one_session(suite, run, "torchrun")
     job = read_job(str(suite.path / "record.jsonl"))
     statuses = {nodeid.partition("::")[2]: outcome.status for nodeid, outcome in job.tests.items()}
-    assert statuses == {**dict.fromkeys(PASSES, "passed"), "test_more": "missing hardware"}
+    missing = dict.fromkeys(("test_more", "test_of_an_mpi_job"), "missing hardware")
+    assert statuses == {**dict.fromkeys(PASSES, "passed"), **missing}
     assert job.complete
-
-
-@pytest.mark.long
-def test_tests_that_only_a_rank_has_collected_are_errors_and_reported_once(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_passes(gather):
-            assert gather(1) == [1, 1]
-
-
-        @pytest.mark.distributed(2)
-        @pytest.mark.parametrize("word", ["a", "b"] if os.environ.get("RANK", "0") == "0" else ["a"])
-        def test_collected_otherwise(word):
-            pass
-        """,
-    )
-    run = suite.start(program=PROGRAM).finish()
-    run.expect(
-        {"test_passes": "PASSED", "test_collected_otherwise[a]": "ERROR", "test_collected_otherwise[b]": "ERROR"}
-    )
-    assert "has collected 1 of test_collected_otherwise, and the driver 2" in run.failure("test_collected_otherwise[b]")
-    assert run.text.count("1 passed, 2 errors") == 1
-    assert run.ret == 1
 
 
 ENDLESS = """
@@ -178,10 +147,14 @@ def test_each_process_is_a_session_by_itself_unless_it_is_asked(
 
 
 @pytest.mark.long
-def test_strict_refuses_tests_without_a_mark_in_one_session(suite: BackgroundSuite) -> None:
+def test_tests_that_only_a_rank_has_collected_and_in_a_strict_session_tests_without_a_mark_are_errors(
+    suite: BackgroundSuite,
+) -> None:
     suite.write(
         "test_it.py",
         """
+        import os
+
         import pytest
 
 
@@ -194,17 +167,27 @@ def test_strict_refuses_tests_without_a_mark_in_one_session(suite: BackgroundSui
             pass
 
 
-        @pytest.mark.distributed(1)
-        def test_marked():
+        @pytest.mark.distributed(2)
+        def test_marked(gather):
+            assert gather(1) == [1, 1]
+
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("word", ["a", "b"] if os.environ.get("RANK", "0") == "0" else ["a"])
+        def test_collected_otherwise(word):
             pass
         """,
     )
 
     run = suite.start("--accel-strict", program=PROGRAM).finish()
 
-    run.expect({"test_without_mark": "ERROR", "test_skipped": "SKIPPED", "test_marked": "PASSED"})
-    assert "so it would run once, not in the 2 processes that torchrun has started (--accel-strict)" in run.text
+    errors = ("test_without_mark", "test_collected_otherwise[a]", "test_collected_otherwise[b]")
+    run.expect({**dict.fromkeys(errors, "ERROR"), "test_skipped": "SKIPPED", "test_marked": "PASSED"})
+    assert "has collected 1 of test_collected_otherwise, and the driver 2" in run.failure("test_collected_otherwise[b]")
+    text = "so it would run once, not in the 2 processes that torchrun has started (--accel-strict)"
+    assert text in run.failure("test_without_mark")
     assert "ran once, not in" not in run.text
+    assert run.text.count("1 passed, 1 skipped, 3 errors") == 1
     assert run.ret == 1
 
 

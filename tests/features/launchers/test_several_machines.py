@@ -164,17 +164,8 @@ def expect_two_machine_session(suite: BackgroundSuite, run: Run, launcher: str) 
 
 @pytest.mark.long
 def test_torchrun_starts_one_session_on_two_machines(suite: BackgroundSuite, two_machines: Machines) -> None:
-    suite.write("test_it.py", TWO_MACHINE_TESTS)
-
-    run = suite.start("--junitxml=report.xml", program=torchrun(two_machines, 1)).finish()
-
-    expect_two_machine_session(suite, run, "torchrun")
-
-
-@pytest.mark.long
-def test_failures_on_the_remote_machine_are_reported_like_local_ones(
-    suite: BackgroundSuite, two_machines: Machines
-) -> None:
+    """Failures on the remote machine are reported like local ones."""
+    suite.write("test_two_machines.py", TWO_MACHINE_TESTS)
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_launcher = on\nfilterwarnings = error\n")
     suite.write("test_core.py", TESTS)
     suite.write(
@@ -210,7 +201,8 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(
         "test_dies": "FAILED died: SIGKILL; rank 1",
         "test_leaves_a_process": "PASSED ERROR leaked: process; rank 1",
     }
-    run.expect({**VERDICTS, **own})
+    run.expect({**VERDICTS, **own, **TWO_MACHINE_RESULTS})
+    assert "accel: torchrun, 2 ranks on 2 machines: near-node (rank 0), far-node (rank 1)\n" in run.text
     assert "a last word of rank 1" in run.failure("test_dies")
     hang = run.failure("test_hangs_on_one_rank")
     assert ("rank 1 has not reached barrier" in hang) is RECORDS_COLLECTIVES
@@ -512,18 +504,13 @@ def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: BackgroundSu
     assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
     assert run.ret == 1
 
-    # The machines share the suite's folder, like a checkout on a cluster.
-    options = ("-k", "both or folder", f"--basetemp={suite.path / 'tmp'}")
-    run = suite.start(*options, program=srun(two_machines, private=[str(suite.temporary)])).finish()
-
-    run.expect({"test_both": "PASSED", "test_a_folder": "PASSED"})
-    assert run.ret == 0
-
 
 @pytest.mark.long
 def test_output_and_logs_of_remote_ranks_are_shown_and_their_breakpoints_are_skipped(
     suite: BackgroundSuite, two_machines: Machines
 ) -> None:
+    """The machines share only the suite's folder, like a checkout on a cluster."""
+    suite.write("test_two_machines.py", TWO_MACHINE_TESTS)
     suite.write(
         "test_it.py",
         """
@@ -541,14 +528,14 @@ def test_output_and_logs_of_remote_ranks_are_shown_and_their_breakpoints_are_ski
         """,
     )
 
-    options = ("--log-file=run.log", "--log-file-format=%(message)s")
-    run = suite.start("-s", *options, program=srun(two_machines)).finish()
+    options = ("-s", "--log-file=run.log", "--log-file-format=%(message)s", f"--basetemp={suite.path / 'tmp'}")
+    program = srun(two_machines, private=[str(suite.temporary)])
+    run = suite.start(*options, "-k", "writes or both or folder", program=program).finish()
 
-    run.expect({})
     assert sorted((suite.path / "run.log").read_text().splitlines()) == ["[rank 0] logged", "[rank 1] logged"]
     assert "[rank 0] from rank 0\n" in run.text
     assert "[rank 1] from rank 1\n" in run.text
-    assert "1 passed" in run.text
+    assert "3 passed" in run.text
     assert run.ret == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -88,15 +87,6 @@ def mux(remote: RemoteEnd) -> Iterator[TcpMux]:
         thread.join()
 
 
-def wait_for_posted_calls(mux: TcpMux) -> None:
-    """Wait until the thread of `mux` has executed the methods that were called before."""
-    done = threading.Event()
-    read_end, write_end = os.pipe()
-    os.close(write_end)
-    mux.watch(read_end, done.set)
-    assert done.wait(60)
-
-
 def test_messages_and_streams_keep_their_order(mux: TcpMux, remote: RemoteEnd) -> None:
     ours, theirs = socket.socketpair()
     data = os.urandom(5_000_000)  # More than all buffers together hold.
@@ -118,27 +108,6 @@ def test_messages_and_streams_keep_their_order(mux: TcpMux, remote: RemoteEnd) -
         sender.join()
         assert read_all(ours) == b""
     assert remote.messages == messages
-
-
-def test_flush_waits_until_all_messages_are_written() -> None:
-    here, there = link_pair()
-    mux = TcpMux(here, calls=False, open_stream=_refuse_stream)
-    running = threading.Thread(target=mux.run, args=(print,))
-    running.start()
-    size = 30_000_000
-    mux.send(bytes(size))  # More than all buffers together hold.
-    wait_for_posted_calls(mux)
-    flushing = threading.Thread(target=mux.flush, args=(120,))
-    flushing.start()
-    wait_for_posted_calls(mux)
-    with there.socket as link:
-        assert flushing.is_alive()
-        received = 0
-        while received < size:
-            received += len(link.recv(1 << 20))
-        flushing.join(60)
-        assert not flushing.is_alive()
-    running.join()
 
 
 def test_a_slow_reader_does_not_delay_other_streams(mux: TcpMux, remote: RemoteEnd) -> None:
@@ -174,24 +143,6 @@ def test_calls_are_routed_to_their_targets(mux: TcpMux, remote: RemoteEnd, tmp_p
         assert read_all(good) == b"welcome"
 
 
-def test_a_socket_is_closed_when_another_one_listens_at_its_path(
-    mux: TcpMux, remote: RemoteEnd, tmp_path: Path
-) -> None:
-    path, old = str(tmp_path / "calls"), str(tmp_path / "old")
-    mux.listen(path)
-    os.link(path, old)
-    unix_sockets.connect(old).close()
-    mux.listen(path)
-    wait_for_posted_calls(mux)
-    with pytest.raises(ConnectionRefusedError):
-        unix_sockets.connect(old)
-    with call_agent(path, RANK) as call:
-        call.sendall(b"hello")
-        eventually("the stream", lambda: RANK_NAME in remote.ends)
-        remote.ends[RANK_NAME].settimeout(30)
-        assert remote.ends[RANK_NAME].recv(64) == b"hello"
-
-
 def test_a_stream_ends_with_its_process_although_another_holds_the_socket(mux: TcpMux, remote: RemoteEnd) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         remote.process = process.pid
@@ -203,100 +154,6 @@ def test_a_stream_ends_with_its_process_although_another_holds_the_socket(mux: T
             remote.ends["stream"].sendall(b"last word")
             process.kill()
             assert read_all(ours) == b"last word"
-
-
-def test_a_stream_may_get_the_descriptors_of_one_that_has_just_ended() -> None:
-    here, there = link_pair()
-    first, second = socket.socketpair(), socket.socketpair()
-    first_end, second_end = os.pipe(), os.pipe()
-
-    def open_stream(name: bytes) -> StreamSocket:
-        if name == b"first":
-            return StreamSocket(first[0], first_end[0])
-        os.dup2(second_end[0], first_end[0])
-        return StreamSocket(second[0], first_end[0])
-
-    local = TcpMux(here, calls=False, open_stream=_refuse_stream)
-    other = TcpMux(there, calls=True, open_stream=open_stream)
-    reasons: list[str | None] = []
-    threads = [
-        threading.Thread(target=local.run, args=(print,)),
-        threading.Thread(target=lambda: reasons.append(other.run(print))),
-    ]
-    for thread in threads:
-        thread.start()
-    ours, theirs = socket.socketpair()
-    with first[1], second[1], ours:
-        second[1].settimeout(30)
-        local.join(theirs, b"first")
-        ours.sendall(b"x")
-        assert read_exactly(first[1], 1) == b"x"
-
-        # While the thread is blocked, the first stream ends, the second is opened, and the first's process ends.
-        blocked, go_on = threading.Event(), threading.Event()
-        wake_read, wake_write = os.pipe()
-        os.close(wake_write)
-
-        def block() -> None:
-            blocked.set()
-            go_on.wait(60)
-
-        other.watch(wake_read, block)
-        assert blocked.wait(60)
-        first[1].close()
-        new, theirs = socket.socketpair()
-        local.join(theirs, b"second")
-        assert select.select([there.socket], [], [], 60)[0]
-        os.close(first_end[1])
-        go_on.set()
-
-        with new:
-            assert read_all(ours) == b""
-            new.sendall(b"y")
-            assert read_exactly(second[1], 1) == b"y"
-    local.end_after(0)
-    for thread in threads:
-        thread.join()
-    for descriptor in second_end:
-        os.close(descriptor)
-    assert reasons == [None]
-
-
-@pytest.mark.parametrize("joins_late", [False, True])
-def test_a_stream_that_joins_a_closed_connection_ends(joins_late: bool) -> None:
-    here, there = link_pair()
-    there.socket.close()
-    local = TcpMux(here, calls=False, open_stream=_refuse_stream)
-    ours, theirs = socket.socketpair()
-    steps: list[Callable[[], object]] = [lambda: local.run(print), lambda: local.join(theirs, b"stream")]
-    for step in steps if joins_late else reversed(steps):
-        step()
-    with ours:
-        assert read_all(ours) == b""
-
-
-def read_exactly(end: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        data += (piece := end.recv(size - len(data)))
-        assert piece
-    return data
-
-
-@pytest.mark.parametrize("error", [IndexError("met in take"), OSError("met in take")])
-def test_an_error_in_a_message_handler_ends_the_connection(remote: RemoteEnd, error: Exception) -> None:
-    def take(message: bytes) -> None:
-        raise error
-
-    local, other = mux_pair(remote.open)
-    thread = threading.Thread(target=other.run, args=(print,))
-    thread.start()
-    other.send(b"a message")
-    why = local.run(take)
-    thread.join()
-    assert why is not None
-    assert why.startswith("an error at this end of the connection to it:\nTraceback")
-    assert f"{type(error).__name__}: met in take" in why
 
 
 def test_a_forged_frame_ends_the_connection(remote: RemoteEnd) -> None:

@@ -1,21 +1,19 @@
-"""Tests that suites without a mark have the same outcomes with and without the plugin, in each launched process."""
+"""Tests that suites without a mark have their outcomes with the plugin, too, in each launched process."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from tests.background_suite import PYTEST, BackgroundSuite
+from tests.background_suite import PYTEST, BackgroundSuite, torchrun
 from tests.features.launchers.launcher_sessions import suites
 from tests.features.launchers.unmarked_suites import QUICK, RECORDER, STARTING
 from tests.run import Run
 
-_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 _OPEN_MPI = ("mpirun.openmpi", "--host", "localhost:2", "-n", "2", *PYTEST)
 _MPICH = ("mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTEST)
 _TIMEOUT = 120.0
@@ -24,7 +22,7 @@ _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 _WAYS = (
     pytest.param(PYTEST, (), 1, id="plain"),
     pytest.param(PYTEST, ("-n2",), 1, id="workers"),
-    pytest.param((*_TORCHRUN, "--nproc-per-node=2", *PYTEST[1:]), (), 2, id="torchrun"),
+    pytest.param(torchrun(2), (), 2, id="torchrun"),
     pytest.param(_OPEN_MPI, (), 2, id="openmpi"),
 )
 _MORE_WAYS = (
@@ -60,10 +58,14 @@ def _run(suite: BackgroundSuite, program: tuple[str, ...], *options: str) -> tup
     return seen, run
 
 
-def _compare(suite: BackgroundSuite, program: tuple[str, ...], *options: str, processes: int) -> dict[str, Any]:
-    """Check that the plugin changes nothing, whatever each process of the suite sees; return it."""
+def _skip_without(program: tuple[str, ...]) -> None:
     if shutil.which(program[0]) is None:
         pytest.skip(f"there is no {program[0]} here")
+
+
+def _compare(suite: BackgroundSuite, program: tuple[str, ...], *options: str, processes: int) -> dict[str, Any]:
+    """Check that the plugin changes nothing, whatever each process of the suite sees; return it."""
+    _skip_without(program)
     expected, without = _run(suite, program, *options, "-p", "no:accel")
     for process in expected.values():
         assert process["arguments"][-2:] == ["-p", "no:accel"]
@@ -99,9 +101,18 @@ def test_the_plugin_changes_nothing_for_suites_without_a_mark(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("program", "options", "processes"), _WAYS)
-def test_the_plugin_changes_nothing_for_suites_that_start_processes(
+def test_suites_that_start_processes_have_their_outcomes_with_the_plugin(
     suite: BackgroundSuite, program: tuple[str, ...], options: tuple[str, ...], processes: int
 ) -> None:
+    """Without the plugin, they have these outcomes in a process of a launcher as in one without."""
+    _skip_without(program)
+    # Two of the suites start theirs like the two others: in MPI's processes, these are enough.
+    started = ("accelerate_", "spawn") if program is _OPEN_MPI else tuple(STARTING)
     _write(suite, STARTING)
-    seen = _compare(suite, program, *options, *STARTING, processes=processes)
-    assert _failed(seen["0"]) == {"spawn", "torch_harness"}
+    seen, run = _run(suite, program, *options, *started)
+    assert seen.keys() == set(map(str, range(processes))), run.text
+    for process in seen.values():
+        calls = {nodeid.partition("/")[0]: outcome for nodeid, when, outcome, _ in process["reports"] if when == "call"}
+        expected = {name: "failed" if name in ("spawn", "torch_harness") else "passed" for name in started}
+        assert calls == expected, run.text
+        assert process["unchanged"], "the suite's variables are its own"

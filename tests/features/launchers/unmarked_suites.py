@@ -363,9 +363,6 @@ _ACCELERATE = {
         import sys
         from pathlib import Path
 
-        import pytest
-
-        pytest.importorskip("accelerate")
         LAUNCHER = (
             *("-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--multi_gpu"),
             *("--mixed_precision", "no", "--dynamo_backend", "no", "--gpu_ids", "all", "--main_process_port", "0"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import queue
 import signal
 import socket
@@ -15,14 +14,11 @@ import pytest
 from pytest_accel.core.clock import monotonic
 from pytest_accel.features.launchers import greeting
 from pytest_accel.features.launchers.agent_messages import JOB, Hello, Invitation, read_invitation
-from pytest_accel.features.launchers.authentication import SealedFrames
-from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
+from pytest_accel.features.launchers.greeting import RemotePeer
 from pytest_accel.features.launchers.handshakes import Refused, perform
-from pytest_accel.features.ray import cluster_machines
-from pytest_accel.features.ray.cluster_machines import AgentAdmission, ClusterMachines
+from pytest_accel.features.ray.cluster_machines import AgentAdmission
 from pytest_accel.settings.options import Settings
-from tests.deadline import eventually
-from tests.features.ray.table_cluster import Agents, start_agent
+from tests.features.ray.table_cluster import Agents
 
 
 @pytest.fixture
@@ -82,29 +78,6 @@ def test_only_expected_agents_with_the_secret_are_admitted(
     assert joined.empty()
 
 
-def test_an_agent_that_has_disconnected_may_connect_again(
-    admission: AgentAdmission, joined: queue.SimpleQueue[RemotePeer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remote_peer = greeting.remote_peer
-    calls: list[socket.socket] = []
-
-    def of_second(call: socket.socket, hello: Hello, frames: SealedFrames) -> RemotePeer:
-        calls.append(call)
-        if len(calls) == 1:
-            raise OSError(errno.ENOTCONN, "not connected")
-        return remote_peer(call, hello, frames)
-
-    monkeypatch.setattr(greeting, "remote_peer", of_second)
-    invitation = admission.expect(1)
-    greet(invitation)
-    eventually("the first connection to be handled", lambda: calls)
-    greet(invitation)
-    peer = joined.get(timeout=60)
-    assert peer.hello.rank == 1
-    peer.link.socket.close()
-    assert calls[0].fileno() == -1
-
-
 def test_an_agent_ends_with_its_starter() -> None:
     agents = Agents(Settings())
     lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
@@ -123,41 +96,3 @@ def test_an_agent_ends_with_its_starter() -> None:
     assert lost.empty()
     # The number of a lost node stays in use.
     assert [node.name for node in agents.nodes.layout.machines[1:]] == ["node-1", "node-2"]
-
-
-def test_waiting_for_agents_fails_after_an_error_in_the_port_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(link: AuthenticatedLink) -> None:
-        link.socket.close()
-        raise IndexError("met in the thread")
-
-    monkeypatch.setattr(cluster_machines, "TcpClientTransport", fail)
-    nodes = ClusterMachines(Settings(), "")
-    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    invitation = nodes.expect(1, "far", "127.0.0.1")
-    nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
-    agent = start_agent(invitation.line())
-    assert "IndexError: met in the thread" in answers.get(timeout=60)
-    nodes.expect(2, "farther", "127.0.0.1")
-    nodes.when_joined(2, lambda: answers.put("joined"), answers.put)
-    assert "IndexError: met in the thread" in answers.get(timeout=60)
-    nodes.close()
-    assert agent.wait(60) == 1
-    assert agent.stdin is not None
-    agent.stdin.close()
-
-
-def test_waiting_for_an_agent_ends_with_the_reason_when_it_is_given_up() -> None:
-    nodes = ClusterMachines(Settings(), "")
-    answers: list[str] = []
-    with pytest.raises(ValueError, match="machine 2: the next machine is number 1"):
-        nodes.expect(2, "far", "127.0.0.1")
-    invitation = nodes.expect(1, "far", "127.0.0.1")
-    nodes.when_joined(1, lambda: answers.append("joined"), answers.append)
-    assert answers == []
-    nodes.give_up(1, "its host is down")
-    nodes.when_joined(1, lambda: answers.append("joined"), answers.append)
-    assert answers == ["its host is down"] * 2
-    with pytest.raises((EOFError, OSError)):
-        greet(invitation)
-    assert set(nodes.spawns) == {0}
-    nodes.close()

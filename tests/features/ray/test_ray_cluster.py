@@ -29,7 +29,6 @@ from tests.features.ray.ray_machines import RayMachines, needs_ray
 
 # Without --long, the session in tests/features/ray covers this module's subject.
 pytestmark = [pytest.mark.long, needs_ray]
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
@@ -172,19 +171,6 @@ def test_an_agent_has_the_environment_of_its_node(session: ClusterUser, surround
         assert Path(f"/proc/{agent.pid}/oom_score_adj").read_text() == Path("/proc/self/oom_score_adj").read_text()
 
 
-def test_an_agent_that_has_ended_is_replaced(session: ClusterUser, surroundings: Surroundings) -> None:
-    lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    session.nodes.on_lost = lambda number, why: lost.put((number, why))
-    place = session.place(gpus(4))
-    (agent,) = agents(surroundings)
-    agent.kill()
-    assert lost.get(timeout=TIMEOUT)[0] == place.machines[0]
-    session.cluster.release(place)
-    again = session.place(gpus(4))
-    assert again.devices[again.machines[0]] == place.devices[place.machines[0]]
-    assert again.machines[0] == place.machines[0] + 1
-
-
 def test_a_failure_names_the_node_whose_agent_does_not_join(
     session: ClusterUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,21 +185,6 @@ def test_a_failure_names_the_node_whose_agent_does_not_join(
     assert session.place(gpus(4)).machines == (3,) * 4
 
 
-def test_nodes_join_and_leave(session: ClusterUser, machines: RayMachines) -> None:
-    assert session.failure(gpus(7))
-    node = machines.add(8)
-    eventually("the new node", lambda: session.shortage(gpus(7)) is None)
-    place = session.place(gpus(7))
-    lost: queue.SimpleQueue[int] = queue.SimpleQueue()
-    session.nodes.on_lost = lambda number, _: lost.put(number)
-    node.kill()
-    assert lost.get(timeout=TIMEOUT) == place.machines[0]
-    eventually("the report of Ray", lambda: len(session.cluster.nodes) == 3)
-    session.cluster.release(place)
-    assert session.failure(gpus(7)).startswith("needs 7 GPU on one node")
-    assert session.place(gpus(4)).machines[0] != place.machines[0]
-
-
 def test_requests_fail_if_the_helper_dies(session: ClusterUser, surroundings: Surroundings) -> None:
     session.place(gpus(4))
     session.place(gpus(2))
@@ -225,16 +196,6 @@ def test_requests_fail_if_the_helper_dies(session: ClusterUser, surroundings: Su
     assert str(waiting.get(timeout=TIMEOUT)).startswith(reason)
     assert session.failure(gpus(1)).startswith(reason)
     eventually("the end of the agents", lambda: not agents(surroundings))
-
-
-def test_a_closed_session_leaves_no_agents_and_no_places(machines: RayMachines, surroundings: Surroundings) -> None:
-    with connected(machines.address) as session:
-        session.place(gpus(4))
-        _, waiting = session.request(gpus(4))
-    assert str(waiting.get(timeout=TIMEOUT)) == "the session has left the Ray cluster"
-    eventually("the end of the agents", lambda: not agents(surroundings))
-    with connected(machines.address) as session:
-        session.place(gpus(4))
 
 
 def test_connecting_fails_if_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

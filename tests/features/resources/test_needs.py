@@ -179,50 +179,30 @@ def test_a_wrong_mark_is_an_error_of_the_test(suite: Suite, options: tuple[str, 
             pass
 
 
-        def test_other():
-            pass
-        """,
-    )
-    run = suite.run(*options)
-    run.expect({"test_name": "ERROR", "test_other": "PASSED"})
-    text = "@pytest.mark.needs('licence'): there is no resource 'licence' in accel_resources"
-    assert text in run.failure("test_name")
-
-
-def test_a_wrong_kind_is_named_with_the_resources(suite: Suite) -> None:
-    suite.ini(_RESOURCES)
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
         @pytest.mark.devices(1, kind="licence")
         def test_kind():
             pass
-        """,
-    )
-    error = suite.run().failure("test_kind")
-    assert "mps, privateuse1, cpu, sim" in error
-    assert " or None; or a name of accel_resources: license, port-9000, cores, got 'licence'" in error
-
-
-def test_two_orders_of_the_same_leases_are_refused(suite: Suite) -> None:
-    suite.ini(_RESOURCES)
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
 
 
         @pytest.mark.needs("port-9000")
         @pytest.mark.devices(1, kind="license")
         def test_both():
             pass
+
+
+        def test_other():
+            pass
         """,
     )
-    text = "@pytest.mark.devices(kind='license') with @pytest.mark.needs: a test can have one of them, name license"
-    assert suite.run().failure("test_both").startswith(text)
+    run = suite.run(*options)
+    errors = {
+        "test_name": "@pytest.mark.needs('licence'): there is no resource 'licence' in accel_resources",
+        "test_kind": " or None; or a name of accel_resources: license, port-9000, cores, got 'licence'",
+        "test_both": "@pytest.mark.devices(kind='license') with @pytest.mark.needs: a test can have one of them, name",
+    }
+    run.expect({**dict.fromkeys(errors, "ERROR"), "test_other": "PASSED"})
+    for name, text in errors.items():
+        assert text in run.failure(name)
 
 
 def test_ranks_lease_a_resource_by_its_kind_or_beside_their_devices(suite: Suite) -> None:
@@ -340,46 +320,3 @@ def test_reruns_of_a_test_keep_its_leases_and_its_wait_is_in_no_phase(suite: Sui
         """,
     )
     suite.run("--reruns=1").expect({"test_flaky": "RERUN PASSED"})
-
-
-def test_a_session_without_enough_descriptors_fails_only_the_test_that_needs_them(suite: Suite) -> None:
-    suite.ini("accel_resources = disk: 512")
-    suite.write(
-        "test_it.py",
-        """
-        import os
-        import resource
-
-        import pytest
-
-        SOFT, HARD = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-        @pytest.fixture(scope="session", autouse=True)
-        def few():
-            resource.setrlimit(resource.RLIMIT_NOFILE, (256, HARD))
-            yield
-            resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT, HARD))
-
-
-        def test_before():
-            pass
-
-
-        @pytest.mark.needs(disk=512)
-        def test_all():
-            pass
-
-
-        @pytest.mark.needs(disk=100)
-        def test_some():
-            assert len(os.listdir("/dev/fd")) > 100
-
-
-        def test_after():
-            assert len(os.listdir("/dev/fd")) < 100
-        """,
-    )
-    run = suite.run()
-    run.expect({"test_before": "PASSED", "test_all": "ERROR", "test_some": "PASSED", "test_after": "PASSED"})
-    assert "Too many open files" in run.failure("test_all")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import uuid
 from pathlib import Path
 
 import psutil
@@ -135,41 +134,6 @@ def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundS
     holder.finish().expect({"test_hold": "PASSED"})
     for session, output in zip(sessions[:2], outputs, strict=False):
         assert exit_status(session) == pytest.ExitCode.OK, output.read_text()
-
-
-def test_sessions_share_locks_whatever_their_temporary_folders_are(suite: BackgroundSuite) -> None:
-    """A batch system sets TMPDIR for each job."""
-    name = f"test-{uuid.uuid4().hex}"  # The locks are in the folder of all sessions of the machine.
-    files = {
-        "test_holding.py": f"""
-            import pytest
-
-            from conftest import wait_for
-
-
-            @pytest.mark.needs({name!r})
-            def test_hold():
-                with open("holding", "w") as file:
-                    file.write("x\\n")
-                wait_for("go")
-            """,
-        "test_other.py": f"import pytest\n\n@pytest.mark.needs({name!r})\ndef test_other(): pass\n",
-    }
-    prepare(suite, files, f"{name}: 1")
-    holder = suite.start("test_holding.py", environment={"PYTEST_ACCEL_LOCK_DIR": ""})
-    try:
-        suite.read("holding")
-        elsewhere = suite.path / "elsewhere"
-        elsewhere.mkdir()
-        variables = dict.fromkeys(("TMPDIR", "TEMP", "TMP", "HOME", "XDG_RUNTIME_DIR"), str(elsewhere))
-        environment = {**variables, "PYTEST_ACCEL_LOCK_DIR": ""}
-        other = suite.start("test_other.py", "--accel-wait=0", environment=environment).finish()
-        (suite.path / "go").touch()
-        holder.finish().expect({"test_hold": "PASSED"})
-    finally:
-        (Path("/tmp") / f"pytest-accel-{name}-0.lock").unlink(missing_ok=True)
-    other.expect({"test_other": "ERROR"})
-    assert f"{name}-0 is held by pid {holder.process.pid} " in other.text
 
 
 def test_a_killed_worker_and_a_killed_session_lose_their_license(suite: BackgroundSuite) -> None:

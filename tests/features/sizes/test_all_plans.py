@@ -11,7 +11,7 @@ from pytest_accel.driver.item_plan import ItemPlan, Resources
 from pytest_accel.features.sizes.hooks import pytest_accel_plan_all
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory
-from tests.driver.test_item_plan import TWO_NODES, devices, distributed, plan, resources
+from tests.plans import TWO_NODES, devices, distributed, plan, resources
 
 GIB = 1024**3
 MIXED = tuple(Device("cuda", f"GPU-{n}", n, "GPU", memory=(80, 80, 16, 16)[n] * GIB) for n in range(4))

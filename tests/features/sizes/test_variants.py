@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "marks.md"
+
+
+@pytest.fixture(autouse=True)
+def import_no_torch(suite: Suite) -> None:
+    """Have fork servers import nothing for ranks: only one test needs torch."""
+    suite.ini("accel_preload = none")
+
+
 _NOTE = """
     import os
     import unittest
