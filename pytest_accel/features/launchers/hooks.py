@@ -52,7 +52,7 @@ def start_job(
 
 
 def why_no_launcher(launcher: str) -> str | None:
-    from pytest_accel.features.launch.launch_api import missing
+    from pytest_accel.features.launch.launch_commands import missing
 
     return missing(launcher)
 

@@ -18,7 +18,7 @@ import pytest
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.features.launch.launch_api import missing
+from pytest_accel.features.launch.launch_commands import missing
 from pytest_accel.features.launchers.mpi import MpiJob
 from pytest_accel.forkserver import server_client
 from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks, Spawn
