@@ -371,8 +371,9 @@ def test_only_the_clock_module_reads_the_monotonic_clock() -> None:
 STARTS_PYTHON = {
     "core/interpreter.py": "makes the command of every process of the plugin, and looks for programs beside Python",
     "hardware/vendors/cuda.py": "-I -S: has the standard library alone as import path",
-    "features/launch/launch_api.py": "the interpreter of the user's script, with the import path of its launcher",
-    "features/launch/launched_process.py": "-I -S: has the standard library alone as import path",
+    "features/launch/launch_commands.py": "the interpreter of the user's script, with the import path of its launcher",
+    "features/launch/launched_process.py": "-I -S: has the standard library and psutil alone as import path",
+    "features/launch/rank_program.py": "becomes the user's script",
 }
 """The modules that use the path of the Python interpreter, each with the reason."""
 

@@ -29,7 +29,6 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.shared_folder import default_folder
-from pytest_accel.pool.main_thread import MainThreadCalls
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pool_service import client_here
@@ -105,9 +104,7 @@ class ClusterPool:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
         answer = answers.get(timeout=120)
         assert isinstance(answer, WorldGrant), answer
-        world = World(
-            answer, client_here(self.pool, print, MainThreadCalls()), DebuggerRelay(None, answer.spec.ranks, None)
-        )
+        world = World(answer, client_here(self.pool, print), DebuggerRelay(None, answer.spec.ranks, None))
         assert world.start() is None
         return world
 

@@ -9,31 +9,25 @@ would have given to its children.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import unittest
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.features.adoption.suite_adoption import harness_of
 from pytest_accel.rank import flight_recorder, process_group, rank_environment
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
-    from pytest_accel.rank.signed_store import SignedStore
 
 _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
-_SKIP_TIMEOUT = timedelta(seconds=10)
-"""Time that a rank waits for the others after it has skipped the test: with its groups, as below, and in rank 0 before
-its `tearDown` may remove their files.
-
-The time is limited, because ranks that have not skipped the test may never end it.
-"""
-
+_SKIP_TIMEOUT = timedelta(seconds=10)  # for the others, which may never end the test that this rank has skipped
 _GROUP_TIMEOUT = timedelta(seconds=1)
 """Time for which a rank that has passed keeps its groups for others that may still be connecting to it.
 
@@ -42,115 +36,90 @@ slower rank would fail. The time is short, because in some tests a rank exits an
 """
 
 
-class _Start(NamedTuple):
-    """The data with which rank 0 would start its children."""
-
-    file_name: str
-    environment: dict[str, str | None]
-    """The variables that rank 0 has changed; None: unset."""
-
-
 class HarnessInRank:
-    """Pytest plugin that runs test cases of torch in this rank which would otherwise start a process for each rank.
-
-    Each rank makes one instance, and registers it if the suite's own tests are adopted (`suite_adoption.py`).
-    """
+    """Pytest plugin that runs test cases of torch in this rank which would otherwise start a process for each rank."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._identity = rank_environment.identity(context.spec, context.rank, port=0).keys()
-        """Names of the variables that identify the rank.
-
-        torch's harness sets none of them: it passes the rank to the test case only.
-        """
-        self._original_environment = {name: value for name, value in os.environ.items() if name not in self._identity}
+        """Names of the variables that identify the rank. torch passes the rank to the test case only."""
+        self._original = {name: value for name, value in os.environ.items() if name not in self._identity}
         self._harness: Any = None
-        self._start_processes: Any = None
-        """torch's own `_start_processes`."""
-        self._join_processes: Any = None
-        """torch's own `_join_processes`."""
         self._files: list[str] = []
         """Files of the running test, which torch does not remove."""
 
-    def install(self, harness: Any) -> None:
-        """Replace the functions of torch's module that start and join processes; no-op if that has been done."""
-        if self._harness is not None:
-            return
+    def _replace_functions(self, harness: Any) -> None:
         self._harness, case = harness, harness.MultiProcessTestCase
         self._start_processes, self._join_processes = case._start_processes, case._join_processes
         case._start_processes = _record_start
-        case._join_processes = lambda case, fn: self._join(case, fn)
+        case._join_processes = lambda case, function: self._join(case, function)
         case.run_test = lambda case, test_name, parent_pipe: self._run_test(case, test_name)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
         """Unset the variables that identify the rank, as in torch's parent process; restore them after the test."""
         __tracebackhide__ = True
-        base = getattr(self._harness, "MultiProcessTestCase", None)
-        case: Any = getattr(item, "cls", None)
-        if base is None or case is None or not issubclass(case, base) or case.join_or_run is not base.join_or_run:
+        harness = harness_of(item)
+        if harness is None:
             return (yield)
-        for hidden in self._identity:
-            os.environ.pop(hidden, None)
+        if self._harness is None:
+            self._replace_functions(harness)
+        hidden = {name: os.environ.pop(name) for name in self._identity if name in os.environ}
         try:
             return (yield)
         finally:
-            for name, value in self._context.variables.items():
-                if value is None:
-                    os.environb.pop(name, None)
-                elif os.environb.get(name) != value:
-                    os.environb[name] = value
+            os.environ.update(hidden)
             while self._files:
                 Path(self._files.pop()).unlink(missing_ok=True)
 
     def _join(self, case: Any, function: Any) -> None:
         """Run the child's part in this rank, where torch's parent process would join its children."""
         __tracebackhide__ = True
+        context = self._context
         self._files.append(case.file_name)
-        start = self._agree(case)
-        if start is None:
+        if context.rank == 0:
+            found, changes = vars(case).get("_accel_environment"), None
+            if found is not None:  # Not the whole environment, which may have secrets: others can read the store.
+                names = [name for name in found | self._original if name != _NAMES_THE_TEST]
+                changes = {name: found.get(name) for name in names if found.get(name) != self._original.get(name)}
+            self._store.set(self._key("start"), json.dumps([case.file_name, changes]).encode())
+        file_name, changes = json.loads(self._store.get(self._key("start")))
+        if changes is None:
             raise unittest.SkipTest("its setUp has started no processes")
         if function in case.skip_return_code_checks or function in case.special_return_code_checks:
-            self._run_as_torch(case, function)
+            if context.rank == 0:  # Its processes are to die: as in torch, they are new ones.
+                self._start_processes(case, case._accel_process)
+                self._join_processes(case, function)
             return
-        ranks = self._context.spec.ranks
-        assert int(case.world_size) == ranks, f"the test case's world_size is {case.world_size}, its world has {ranks}"
-        flight_recorder.start(self._context)
+        size, ranks = int(case.world_size), context.spec.ranks
+        assert size == ranks, f"the test case's world_size is {size}, its world has {ranks}"
+        flight_recorder.start(context)
         try:
-            with _environment(self._child_environment(start.environment)):
-                self._run_child(case, start.file_name)
-        except unittest.SkipTest:
-            self._end(_SKIP_TIMEOUT, _SKIP_TIMEOUT)
+            self._run_child(case, file_name, changes)
+        except BaseException as error:
+            # The others do not wait for a rank that fails, which leaves its groups as they are.
+            timeout = _SKIP_TIMEOUT if isinstance(error, unittest.SkipTest) else None
+            self._leave(timeout, timeout)
             raise
-        self._end(_GROUP_TIMEOUT, process_group.GROUP_TIMEOUT)
+        self._leave(_GROUP_TIMEOUT, process_group.GROUP_TIMEOUT)
 
-    def _agree(self, case: Any) -> _Start | None:
-        """Return rank 0's data for all ranks; None if its `setUp` has started no processes."""
-        __tracebackhide__ = True
-        key = self._key("start")
-        if self._context.rank == 0:
-            environment = getattr(case, "_accel_environment", None)
-            start = None if environment is None else _Start(case.file_name, self._changes(environment))
-            self._store.set(key, json.dumps(start).encode())
-            return start
-        fields = json.loads(self._store.get(key))
-        return None if fields is None else _Start(*fields)
+    def _leave(self, group_timeout: timedelta | None, timeout: timedelta | None) -> None:
+        """Destroy the groups, as a child's exit would. In rank 0, wait for the other ranks, as the parent does."""
+        self._wait_for_all("left", group_timeout)
+        if group_timeout is not None:
+            import torch.distributed as dist
 
-    def _changes(self, environment: dict[str, str]) -> dict[str, str | None]:
-        """Return the variables in `environment` that differ from this rank's original environment."""
-        original = self._original_environment
-        names = (environment.keys() | original.keys()) - {_NAMES_THE_TEST}
-        return {name: environment.get(name) for name in names if environment.get(name) != original.get(name)}
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        self._wait_for_all("ended", timeout if self._context.rank == 0 else None)
 
-    def _child_environment(self, changes: dict[str, str | None]) -> dict[str, str]:
-        """Return this rank's original environment with rank 0's `changes`."""
-        changed = {**self._original_environment, _NAMES_THE_TEST: os.environ.get(_NAMES_THE_TEST), **changes}
-        return {name: value for name, value in changed.items() if value is not None}
-
-    def _run_child(self, case: Any, file_name: str) -> None:
+    def _run_child(self, case: Any, file_name: str, changes: dict[str, str | None]) -> None:
         """Run the function that torch runs in each child process; raise a skip or an error for its exit status."""
         __tracebackhide__ = True
         options = {"fake_pg": True} if getattr(case, "fake_pg", False) else {}
+        before = dict(os.environ)
+        wanted = {**self._original, _NAMES_THE_TEST: before.get(_NAMES_THE_TEST), **changes}
+        _set_environment({name: value for name, value in wanted.items() if value is not None})
         try:
             type(case)._run(self._context.rank, case._current_test_name(), file_name, None, **options)
         except SystemExit as end:
@@ -159,6 +128,8 @@ class HarnessInRank:
                     raise unittest.SkipTest(skip.message) from None
             if end.code not in (None, 0):
                 raise RuntimeError(f"the rank called sys.exit({end.code!r})") from end
+        finally:
+            _set_environment(before)
 
     def _run_test(self, case: Any, test: str) -> None:
         """Run the test's method as torch's `run_test` does, without its exit codes and its thread for timeouts."""
@@ -167,47 +138,20 @@ class HarnessInRank:
             self._harness.common_utils.set_rng_seed()
         getattr(case, test)()
 
-    def _end(self, group_timeout: timedelta, timeout: timedelta) -> None:
-        """Destroy the groups, as a child's exit would. In rank 0, wait for the other ranks, as the parent does."""
-        self._wait_for_all("left", group_timeout)
-        _destroy_groups()
-        self._wait_for_all("ended", timeout if self._context.rank == 0 else None)
-        if self._context.rank == 0:
-            for key in (self._key("start"), *self._keys("left"), *self._keys("ended")):
-                self._store.delete(key)
-
     def _wait_for_all(self, event: str, timeout: timedelta | None) -> None:
         """Announce that this rank has reached `event`; wait up to `timeout` until all have, or not at all if None."""
-        __tracebackhide__ = True
-        keys = self._keys(event)
-        self._store.set(keys[self._context.rank], b"")
-        if timeout is None:
-            return
-        try:
-            self._store.wait(keys, timeout)
-        except RuntimeError:  # torch's DistStoreError, after the timeout, is a RuntimeError.
-            return
-        for key in keys:
-            self._store.get(key)
+        keys = [self._key(f"{event} {rank}") for rank in range(self._context.spec.ranks)]
+        with suppress(RuntimeError):  # torch's errors after the timeout, and if rank 0 has died.
+            self._store.set(keys[self._context.rank], b"")
+            if timeout is not None:
+                self._store.wait(keys, timeout)
 
     @property
-    def _store(self) -> SignedStore:
-        assert self._context.signed_store is not None
+    def _store(self) -> Any:
         return self._context.signed_store
 
     def _key(self, name: str) -> str:
         return f"adopted {self._context.tests} {name}"
-
-    def _keys(self, event: str) -> list[str]:
-        """Return the keys with which the ranks announce `event`, in the order of the ranks."""
-        return [self._key(f"{event} {rank}") for rank in range(self._context.spec.ranks)]
-
-    def _run_as_torch(self, case: Any, function: Any) -> None:
-        """Run a test that expects its processes to die: as in torch, in new processes, which rank 0 starts."""
-        __tracebackhide__ = True
-        if self._context.rank == 0:
-            self._start_processes(case, case._accel_process)
-            self._join_processes(case, function)
 
 
 def _record_start(case: Any, process: Any) -> None:
@@ -216,27 +160,7 @@ def _record_start(case: Any, process: Any) -> None:
     case._accel_process = process
 
 
-@contextlib.contextmanager
-def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    """Set the environment to `wanted` in the ``with`` block, and restore it afterwards."""
-    before = dict(os.environ)
-    _set_environment(wanted)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
 def _set_environment(wanted: dict[str, str]) -> None:
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
-
-
-def _destroy_groups() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    os.environ.update(wanted)

@@ -8,31 +8,15 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.signals import signal_name
-from pytest_accel.core.truncation import cut_end
 
-_LINES = 20
-"""Maximum number of lines of each stream in an error's text."""
-_WIDTH = 200
-"""Maximum number of characters of the line about a C++ exception."""
-_TORCHRUN_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
-"""The entry for one worker in the summary of torchrun's agent."""
-_HYDRA_SIGNAL = re.compile(r"APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
-"""A line of Hydra, MPICH's launcher, whose exit status is the signal's number."""
-_STACKS = "Fatal Python error: Aborted"
-"""Python's fault handler writes this line before the stacks of all threads."""
-_TERMINATED = re.compile(
-    r"^terminate called (?:without an active exception|"
-    r"after throwing an instance of '(.+)'(?:\n\s*what\(\):\s*(.*))?)$",
-    re.MULTILINE,
-)
-"""What `std::terminate` of libstdc++ writes before it aborts the process."""
-_PYTHON_FRAME = '\n  File "'
-_SIGNALS = 65
-"""One more than the highest number of a signal on Linux."""
+LAUNCHER = "launcher"
+"""Name of the files ``launcher.out`` and ``launcher.err``; for those of ranks see `rank_program`."""
+_LINES, _STACK_LINES = 20, 200  # maximum number of lines of each stream in an error's text, and of stacks at its end
+_TORCHRUN_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")  # In the summary of its agent.
+_FATAL = "Fatal Python error: "
+"""Python's fault handler writes this before the stacks of all threads, and what C++ has to say is before it."""
 
 
 @dataclass(frozen=True)
@@ -49,32 +33,24 @@ class LaunchResult:
     rank_stdout: Mapping[int, str]
     """The output of each rank."""
     rank_stderr: Mapping[int, str]
-    """Empty texts under DeepSpeed, which writes both streams of a rank to one file."""
     folder: Path
     """The folder with the files of all output."""
 
+    @classmethod
+    def read(cls, command: tuple[str, ...], returncode: int, folder: Path) -> LaunchResult:
+        """Return the result, with the output from the files in `folder`."""
+        texts: dict[str, dict[str, str]] = {"out": {}, "err": {}}
+        for name, stream, path in outputs(folder):
+            texts[stream][name] = path.read_text(encoding="utf-8", errors="replace")
+        whole = ["".join(written.values()) for written in texts.values()]
+        out, err = ({int(name): text for name, text in of.items() if name != LAUNCHER} for of in texts.values())
+        return cls(command, returncode, whole[0], whole[1], out, err, folder)
 
-def result_of(
-    command: tuple[str, ...],
-    returncode: int,
-    rank_stdout: Mapping[int, str],
-    rank_stderr: Mapping[int, str],
-    own: tuple[str, str],
-    folder: Path,
-) -> LaunchResult:
-    """Return the result for the given outputs; `own` has the stdout and stderr of the launcher itself."""
-    ranks = sorted({*rank_stdout, *rank_stderr})
-    stdout = {rank: rank_stdout.get(rank, "") for rank in ranks}
-    stderr = {rank: rank_stderr.get(rank, "") for rank in ranks}
-    return LaunchResult(
-        command,
-        returncode,
-        "".join((*stdout.values(), own[0])),
-        "".join((*stderr.values(), own[1])),
-        MappingProxyType(stdout),
-        MappingProxyType(stderr),
-        folder,
-    )
+
+def outputs(folder: Path) -> list[tuple[str, str, Path]]:
+    """Return name, stream and path of each file with output: those of the ranks in order, and of the launcher."""
+    ranks = sorted((path.stem for path in folder.glob("*.err") if path.stem.isdecimal()), key=int)
+    return [(name, end, folder / f"{name}.{end}") for name in (*ranks, LAUNCHER) for end in ("out", "err")]
 
 
 class LaunchError(Exception):
@@ -91,7 +67,7 @@ class LaunchError(Exception):
 class LaunchTimeout(LaunchError):
     """A launched script timed out; all its processes were killed."""
 
-    __module__ = "pytest_accel"  # The public name, which fits into the line of the short summary.
+    __module__ = "pytest_accel"
 
     def __init__(self, text: str, result: LaunchResult, stacks: Mapping[int, str]) -> None:
         super().__init__(text, result)
@@ -102,101 +78,48 @@ class LaunchTimeout(LaunchError):
 class NoOutput(LaunchError):
     """A launched script succeeded, but no rank wrote the required output."""
 
-    __module__ = "pytest_accel"  # The public name, which fits into the line of the short summary.
+    __module__ = "pytest_accel"
 
 
-def failed(launcher: str, result: LaunchResult) -> LaunchError:
-    """Return the error for an exit status other than 0."""
-    text = f"{launcher} ended {_status(launcher, result.returncode)}"
-    workers = {int(rank): int(code) for rank, code in _TORCHRUN_WORKER.findall(result.stderr)}
-    # torchrun's agent terminates the other workers with SIGTERM, so these are not the cause.
-    causes = {rank: code for rank, code in workers.items() if code != -signal.SIGTERM} or workers
-    if causes:
-        text += f": {', '.join(f'rank {rank} {_status(launcher, code)}' for rank, code in sorted(causes.items()))}"
-    elif launcher == "mpirun" and (ending := _HYDRA_SIGNAL.search(result.stdout)) is not None:
-        text += f" ({signal_name(int(ending[1]))} in a rank)"
-    return LaunchError(_with_output("\n".join([text, *_aborts(result)]), result), result)
+def error_of(launcher: str, result: LaunchResult, passed: float | None, *, output: bool) -> LaunchError | None:
+    """Return the error for a launch that has failed, None for one that has not.
 
-
-def timed_out(launcher: str, result: LaunchResult, timeout: float, nproc: int) -> LaunchTimeout:
-    """Return the error for a timeout."""
-    stacks = {rank: text for rank in range(nproc) if (text := _stacks(rank, result))}
-    text = f"{launcher} did not end within {timeout:g} s (timeout={timeout:g}); it and all its descendants were killed"
-    shown = [f"--- rank {rank}, stacks\n{stack}" for rank, stack in stacks.items()]
-    return LaunchTimeout("\n".join([_with_output(text, result, stacks), *shown]), result, MappingProxyType(stacks))
-
-
-def no_output(launcher: str, result: LaunchResult) -> NoOutput:
-    """Return the error for missing output."""
-    text = f"{launcher} succeeded, but no rank wrote anything (output=True)"
-    return NoOutput(_with_output(text, result), result)
-
-
-def _aborts(result: LaunchResult) -> list[str]:
-    """Return a line for each different reason that C++ gave for the abort of a rank."""
-    ranks: dict[str, list[int]] = {}
-    for rank in result.rank_stdout:
-        if reason := _reason_of_abort(result.rank_stderr[rank]) or _reason_of_abort(result.rank_stdout[rank]):
-            ranks.setdefault(reason, []).append(rank)
-    return [f"{ranks_text(those)}: {reason}" for reason, those in ranks.items()]
-
-
-def _reason_of_abort(written: str) -> str:
-    """Return why C++ code aborted the process that has `written` this; "" if it did not, or while Python code ran."""
-    found = list(_TERMINATED.finditer(written))
-    if not found:
-        return ""
-    kind, what = found[-1].groups(default="")
-    if kind:
-        return cut_end(f"nothing caught a C++ exception: {kind}{f': {what}' if what else ''}", _WIDTH)
-    if _PYTHON_FRAME in written[found[-1].end() :]:
-        return ""
-    return (
-        "aborted at the exit of Python, after the script's last line: a thread of a library was still running. The "
-        "threads of a process group end with it: import torch.distributed.nn before init_process_group, and free the "
-        "model before destroy_process_group"
-    )
+    `passed` is the timeout if it has passed, else None. With `output`, a launch without any is an error.
+    """
+    if passed is not None:
+        text = f"{launcher} did not end within {passed:g} s (timeout={passed:g}); all its processes were killed"
+        parts = {rank: err.rpartition(f"{_FATAL}Aborted") for rank, err in result.rank_stderr.items()}
+        stacks = {rank: stack.strip() for rank, (_, found, stack) in parts.items() if found}
+        return LaunchTimeout(_report(text, result), result, stacks)
+    if result.returncode != 0:
+        workers = {int(rank): int(code) for rank, code in _TORCHRUN_WORKER.findall(result.stderr)}
+        # torchrun's agent terminates the other workers with SIGTERM, so these are not the cause.
+        causes = {rank: code for rank, code in workers.items() if code != -signal.SIGTERM} or workers
+        of_ranks = ", ".join(f"rank {rank} {_status(launcher, code)}" for rank, code in sorted(causes.items()))
+        text = f"{launcher} ended {_status(launcher, result.returncode)}{': ' if causes else ''}{of_ranks}"
+        return LaunchError(_report(text, result), result)
+    if output and not any((*result.rank_stdout.values(), *result.rank_stderr.values())):
+        return NoOutput(_report(f"{launcher} succeeded, but no rank wrote anything (output=True)", result), result)
+    return None
 
 
 def _status(launcher: str, code: int) -> str:
     if code < 0:
         return f"by {signal_name(-code)}"
-    ending = None
-    if launcher in ("mpirun", "srun") and 128 < code < 128 + _SIGNALS:
-        ending = code - 128
-    elif launcher == "deepspeed" and 256 - _SIGNALS < code < 256:
-        ending = 256 - code  # DeepSpeed exits with the negative return code that `subprocess` gave it.
-    return f"with exit status {code}" + (f" ({signal_name(ending)} in a rank)" if ending is not None else "")
+    # DeepSpeed exits with the negative return code that `subprocess` gave it.
+    number = {"mpirun": code - 128, "srun": code - 128, "deepspeed": 256 - code}.get(launcher, 0)
+    return f"with exit status {code}" + (f" ({signal_name(number)} in a rank)" if 0 < number < 65 else "")
 
 
-def _with_output(text: str, result: LaunchResult, stacks: Mapping[int, str] = MappingProxyType({})) -> str:
-    """Return `text` with the command line and the last output of each rank and of the launcher, without `stacks`."""
+def _report(text: str, result: LaunchResult) -> str:
+    """Return `text` with the command line, and the last output of each rank and of the launcher, with all stacks."""
     parts = [text, f"command: {shlex.join(result.command)}", f"files: {result.folder}"]
-    for rank in result.rank_stdout:
-        for name, written in (("stdout", result.rank_stdout[rank]), ("stderr", result.rank_stderr[rank])):
-            before, found, after = written.rpartition(_STACKS)
-            shown = before if found and after.strip() == stacks.get(rank) else written
-            if shown.strip():
-                parts.append(f"--- rank {rank}, {name}{_last_lines(shown)}")
-        if not (result.rank_stdout[rank] + result.rank_stderr[rank]).strip():
-            parts.append(f"--- rank {rank} wrote nothing")
-    ranks = "".join(result.rank_stdout.values()), "".join(result.rank_stderr.values())
-    for name, whole, of_ranks in (("stdout", result.stdout, ranks[0]), ("stderr", result.stderr, ranks[1])):
-        own = whole[len(of_ranks) :]
-        if own.strip():
-            parts.append(f"--- the launcher, {name}{_last_lines(own)}")
+    for name, stream, path in outputs(result.folder):
+        lines = path.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        fatal = (at for at, line in enumerate(lines) if line.startswith(_FATAL) and at > len(lines) - _STACK_LINES)
+        shown = lines[max(0, max(fatal, default=len(lines)) - _LINES) :]
+        if shown:
+            more = f" (the last {len(shown)} lines of {len(lines)})" if len(shown) < len(lines) else ""
+            who = "the launcher" if name == LAUNCHER else f"rank {name}"
+            parts += [f"--- {who}, std{stream}{more}", *shown]
     return "\n".join(parts)
-
-
-def _last_lines(text: str) -> str:
-    lines = text.rstrip().splitlines()
-    heading = f" (the last {_LINES} lines of {len(lines)})" if len(lines) > _LINES else ""
-    return "\n".join([heading, *lines[-_LINES:]])
-
-
-def _stacks(rank: int, result: LaunchResult) -> str:
-    for written in (result.rank_stderr.get(rank, ""), result.rank_stdout.get(rank, "")):
-        _, found, stacks = written.rpartition(_STACKS)
-        if found:
-            return stacks.strip()
-    return ""

@@ -37,7 +37,7 @@ def pytest_accel_job_starter() -> type[MpiJob]:
 
 
 def pytest_accel_why_no_launcher(launcher: str) -> str | None:
-    from pytest_accel.features.launch.launch_api import missing
+    from pytest_accel.features.launch.launch_commands import missing
 
     return missing(launcher)
 

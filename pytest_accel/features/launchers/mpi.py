@@ -33,7 +33,6 @@ from pytest_accel.core.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.log_end import tail
-from pytest_accel.features.launch.launch_api import program_of, version_of
 from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks
@@ -101,14 +100,14 @@ class MpiJob:
         self._thread = threads.start(self._run, f"accel-mpi-{world.world}")
 
     def _start(self, launcher: str) -> subprocess.Popen[bytes]:
-        program = program_of(LAUNCHERS[launcher])
+        program = LAUNCHERS[launcher].program
         source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r})"
         command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [program, *mpi_flags(version_of(program), self._world.ranks), *command],
+                [program, *mpi_flags(program, self._world.ranks), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import sys
 import threading
 import uuid
@@ -15,7 +16,6 @@ import psutil
 import pytest
 
 from pytest_accel import LaunchError, LaunchTimeout, NoOutput
-from pytest_accel.features.launch.launch_result import failed, result_of, timed_out
 from tests.deadline import scaled
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ def wait_for_ever():
     print("rank", os.environ.get("RANK", "0"), "waits", flush=True)
     time.sleep(600)
 
+if os.fork() == 0:  # An orphan is left beside the rank.
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+os.wait()
 wait_for_ever()
 """
 DETACHED_PROCESSES = """
@@ -97,6 +102,8 @@ def test_an_exit_status_is_reported_with_the_output(launch: Launch, script: Scri
     assert f"trainer.py 'a b'\nfiles: {caught.value.result.folder}\n" in text
     assert "--- rank 0, stdout\nto stdout\n--- rank 0, stderr\nwhy it failed" in text
     assert caught.value.result.stdout == "to stdout\n"
+    by_hand = subprocess.run(caught.value.result.command, capture_output=True, encoding="utf-8", check=False)
+    assert (by_hand.returncode, by_hand.stdout, by_hand.stderr) == (1, "to stdout\n", "why it failed\n")
 
 
 def test_a_signal_is_reported_by_its_name(launch: Launch, script: Script) -> None:
@@ -107,41 +114,27 @@ def test_a_signal_is_reported_by_its_name(launch: Launch, script: Script) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs libstdc++")
-def test_an_abort_at_the_exit_of_a_script_is_explained(launch: Launch, script: Script) -> None:
+def test_the_reason_of_an_abort_is_shown(launch: Launch, script: Script) -> None:
     """The threads of a process group abort the process in the same way if they run when Python exits."""
-    with pytest.raises(LaunchError, match=r"^python ended by SIGABRT\nrank 0: aborted at the exit") as caught:
+    with pytest.raises(LaunchError, match=r"^python ended by SIGABRT\n") as caught:
         launch(script(TERMINATE_AT_EXIT), launcher="python")
-    assert "import torch.distributed.nn before init_process_group" in str(caught.value)
     assert "--- rank 0, stdout\nall work is done\n" in str(caught.value)
-    assert "terminate called without an active exception" in caught.value.result.stderr
-
-
-def test_the_c_plus_plus_exception_that_aborts_ranks_is_named(tmp_path: Path) -> None:
-    thrown = "terminate called after throwing an instance of "
-    stack = 'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "train.py", line 3 in main\n'
-    written = {
-        0: f"{thrown}'c10::Error'\n  what():  CUDA error: an illegal access\nException raised from f\n{stack}",
-        1: f"{thrown}'c10::Error'\n  what():  CUDA error: an illegal access\n",
-        2: f"{thrown}'int'\n{stack}",
-        3: f"terminate called without an active exception\n{stack}",
-        4: f"terminated called by nobody\n{stack}",
-    }
-    text = str(failed("python", result_of((), -6, dict.fromkeys(written, ""), written, ("", ""), tmp_path)))
-    assert text.partition("\ncommand: ")[0].splitlines() == [
-        "python ended by SIGABRT",
-        "ranks 0-1: nothing caught a C++ exception: c10::Error: CUDA error: an illegal access",
-        "rank 2: nothing caught a C++ exception: int",
-    ]
+    assert "\nterminate called without an active exception\nFatal Python error: Aborted\n" in str(caught.value)
 
 
 @pytest.mark.long
-def test_a_dead_rank_of_torchrun_is_reported(launch: Launch, script: Script, marker: str) -> None:
+def test_a_dead_rank_of_torchrun_is_reported(
+    launch: Launch, script: Script, marker: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(LaunchError) as caught:
         launch(script(SEGFAULT), nproc=2)
     text = str(caught.value)
     assert text.startswith("torchrun ended with exit status 1: rank 1 by SIGSEGV\n")
     assert "--- rank 0, stdout\nrank 0 is here\n" in text
     assert "the last words" in caught.value.result.rank_stderr[1]
+    shown = capsys.readouterr()
+    assert "[rank 0] rank 0 is here\n" in shown.out
+    assert "[rank 1] the last words\n" in shown.err
     assert living_processes(marker) == []
 
 
@@ -151,7 +144,7 @@ def test_a_dead_rank_of_mpirun_is_reported(
     launch: Launch, script: Script, marker: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:
     use_mpi(flavour)
-    with pytest.raises(LaunchError, match=r"^mpirun ended with exit status (139|11) \(SIGSEGV in a rank\)\n") as caught:
+    with pytest.raises(LaunchError, match=r"^mpirun ended with exit status (139 \(SIGSEGV in a rank\)|11)\n") as caught:
         launch(script(SEGFAULT), launcher="mpirun", nproc=2)
     assert "the last words" in str(caught.value)
     assert living_processes(marker) == []
@@ -168,18 +161,9 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str,
     assert sorted(caught.value.stacks) == list(range(nproc or 1))
     for rank, stack in caught.value.stacks.items():
         assert f'File "{path}", line 6 in wait_for_ever' in stack
-        assert f"--- rank {rank}, stacks\n" in str(caught.value)
+        assert stack in str(caught.value)
         assert f"rank {rank} waits" in caught.value.result.rank_stdout[rank]
     assert str(caught.value).startswith(f"{launcher} did not end within ")
-
-
-def test_output_before_the_stacks_of_a_timeout_is_shown_whole(tmp_path: Path) -> None:
-    aborted = "Fatal Python error: Aborted\n\n"
-    before = f"{aborted}the stack of a child process\nafter it\n"
-    written = f"{before}{aborted}the stack of the rank\n"
-    error = timed_out("python", result_of((), -6, {0: ""}, {0: written}, ("", ""), tmp_path), 1, 1)
-    assert dict(error.stacks) == {0: "the stack of the rank"}
-    assert str(error).endswith(f"--- rank 0, stderr\n{before}--- rank 0, stacks\nthe stack of the rank")
 
 
 def test_processes_that_a_script_leaves_are_killed(launch: Launch, script: Script, marker: str) -> None:
@@ -209,16 +193,6 @@ def test_an_interrupted_launch_leaves_no_processes(launch: Launch, script: Scrip
     assert living_processes(marker) == []
 
 
-def test_a_killed_supervisor_ends_the_launch(launch: Launch, script: Script, marker: str) -> None:
-    path = script("import os, time\nprint('here', flush=True)\nos.kill(os.getppid(), 9)\ntime.sleep(600)\n")
-    text = "python: the process that supervises the launch has ended without a result"
-    with pytest.raises(LaunchError, match=text) as caught:
-        launch(path, launcher="python")
-    assert caught.value.result.stdout == "here\n"
-    psutil.wait_procs(living_processes(marker), timeout=60)
-    assert living_processes(marker) == []
-
-
 def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: Script) -> None:
     path = script("pass")
     assert launch(path, launcher="python").stdout == ""
@@ -233,7 +207,7 @@ def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: 
         ({"nproc": 0}, r"nproc=0\): allowed is an int >= 1"),
         ({"nproc": True}, r"nproc=True\): allowed is an int >= 1"),
         ({"nproc": "2"}, r"nproc='2'\): allowed is an int >= 1"),
-        ({"launcher": "python", "nproc": 2}, r"nproc=2\): it starts one process; allowed is 1"),
+        ({"launcher": "python", "nproc": 2}, r"nproc=2\): allowed is 1, since it starts one"),
         ({"timeout": 0}, r"timeout=0\): allowed is a time > 0 such as 300 \(seconds\), '90s'"),
         ({"timeout": "soon"}, r"timeout='soon'\): allowed is a time > 0"),
     ],

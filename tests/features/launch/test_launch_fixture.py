@@ -86,13 +86,19 @@ def test_one_process_for_each_leased_device(
             assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} & told.keys()
             assert not [name for name in told if name.startswith("TORCHELASTIC_")]
 
+        def test_unmarked(launch):
+            told = json.loads(launch("trainer.py", launcher="python").stdout)
+            hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ZE_AFFINITY_MASK": "-1"}
+            assert hidden.items() <= told.items()
+            assert not [name for name in told if "XDIST" in name or name == "PYTEST_CURRENT_TEST"]
+
         @pytest.mark.distributed(2)
         def test_two_ranks(launch):
             raise AssertionError("never run")
         """
     )
     result = session("--accel", "sim:4")
-    result.assert_outcomes(passed=4, errors=1)
+    result.assert_outcomes(passed=5, errors=1)
     result.stdout.fnmatch_lines(
         ["*starts ranks itself, and @pytest.mark.distributed(2) would have 2 copies of the scr*"]
     )
@@ -139,18 +145,14 @@ def test_a_launcher_that_is_not_there(
         """
         import pytest
 
-        @pytest.fixture
-        def after(launch):
-            raise AssertionError("never asked for")
-
         @pytest.mark.parametrize("launcher", ["srun", "python"])
         def test_parameter(launch, launcher):
             launch("trainer.py", launcher=launcher)
 
         @pytest.mark.devices(1)
         @pytest.mark.parametrize("launcher", ["mpirun"])
-        def test_in_a_rank(launch, after, launcher):
-            pass
+        def test_in_a_rank(launch, launcher):
+            launch("trainer.py", launcher=launcher)
 
         def test_argument(launch):
             launch("trainer.py", launcher="srun")
@@ -165,7 +167,7 @@ def test_a_launcher_that_is_not_there(
         ],
         consecutive=False,
     )
-    session("--accel", "sim:1", "--accel-strict").assert_outcomes(passed=1, failed=1, errors=2)
+    session("--accel", "sim:1", "--accel-strict").assert_outcomes(passed=1, failed=3)
 
 
 @pytest.mark.long

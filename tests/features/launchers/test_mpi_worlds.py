@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.launch.launch_api import missing
+from pytest_accel.features.launch.launch_commands import missing
 from tests.background_suite import BackgroundSuite, torchrun
 from tests.deadline import TIMEOUT, eventually
 from tests.documentation import ROOT, blocks
