@@ -284,8 +284,22 @@ def test_a_lease_that_is_wanted_before_its_world_exists_is_given_up_after_one_te
     notify_before_answer(pool, monkeypatch, lambda: pool._leases._wanted(FIRST_LEASE))
     driver.acquire(TWO)
     assert driver.wanted == [driver.acquired().spec.world]
+    ListDriver(pool).acquire(FOUR)
     driver.release()
-    assert states(pool) == []
+    (world,) = pool._manager.worlds.values()
+    assert world.spec.ranks == 4
+
+
+def test_a_world_is_kept_if_nobody_waits_for_its_devices_any_more(pool: Pool) -> None:
+    first, second = ListDriver(pool), ListDriver(pool)
+    first.acquire(TWO)
+    number = second.acquire(FOUR)
+    assert first.wanted == [first.acquired().spec.world]
+    pool.cancel(number)
+    first.release()
+    assert states(pool) == [WorldState.IDLE]
+    second.acquire(FOUR)
+    assert second.acquired().spec.ranks == 4
 
 
 def test_the_survivors_of_an_mpi_job_are_forgotten_with_the_job(pool: Pool) -> None:
