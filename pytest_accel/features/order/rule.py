@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -76,13 +76,14 @@ class _Group:
 class RunOrder:
     """The waiting and the running tests, and what is free. Owned by the scheduler, or by the simulation of the plan."""
 
-    def __init__(self, needs: Sequence[Need], tasks: Sequence[Task], free: Mapping[str, int], slots: int) -> None:
-        """`free` maps each device to its free parts, `slots` is the number of CPU slots."""
+    def __init__(self, needs: Sequence[Need], tasks: Sequence[Task], slots: int) -> None:
+        """`slots` is the number of CPU slots."""
         self.left = 0
         """Number of waiting tests."""
         self._tasks = tasks
         self._groups = [_Group(need) for need in needs]
-        self._free, self._slots, self._all_slots = dict(free), slots, slots
+        names = (name for need in needs for request in need.requests for name in request.candidates)
+        self._free, self._slots, self._all_slots = dict.fromkeys(names, WHOLE), slots, slots
         self._guess = median([task.stored for task in tasks if task.stored is not None] or [GUESS])
         self._runs: dict[Hashable, tuple[Need, float, Sequence[Lease]]] = {}
         """By worker: the need of the tests that it runs, when they will have ended, and what they hold."""

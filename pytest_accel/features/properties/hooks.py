@@ -71,6 +71,9 @@ def _equal(own: Any) -> Any:
 class _Execution(_Base):  # type: ignore[misc]
     """One run of Hypothesis in a rank."""
 
+    _example: dict[str, Any]
+    """The arguments of the running example that Hypothesis has drawn."""
+
     def __init__(self, stuff: Any, test: Any, own: Any, *arguments: Any, **options: Any) -> None:
         @wraps(test)
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +84,7 @@ class _Execution(_Base):  # type: ignore[misc]
 
     def execute_once(self, data: Any, **options: Any) -> Any:
         lines: list[object] = []
-        self._example: dict[str, Any] = {}
+        self._example = {}
         shows = dict.fromkeys({"print_example", "print_test_case"} & {*_Base.execute_once.__kwdefaults__}, True)
         try:
             with reporting.with_reporter(lines.append):  # Have Hypothesis print the example, as in its last run.
