@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.util
 import os
 import re
 import signal
@@ -29,7 +28,6 @@ from pytest_accel.core import launcher_env, threads
 from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.hardware.inventory import Inventory, Machine, grouped
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
 from pytest_accel.hardware.sysfs import read_text
@@ -179,15 +177,10 @@ def _nvidia_cards(root: Path) -> int:
 
 
 def _torch_version() -> str | None:
-    """Return the version of the installed torch; None if there is none to import."""
-    try:
-        if importlib.util.find_spec("torch") is None:
-            return None
+    """Return the version of the installed torch; None if there is none."""
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "of unknown version"
-    except (ImportError, ValueError):
-        return None
+    return None
 
 
 def _torch(subject: _Subject) -> Iterator[_Result]:
@@ -196,28 +189,23 @@ def _torch(subject: _Subject) -> Iterator[_Result]:
         what = "torch is not installed: distributed tests need init=False, and cannot use the fixtures of torch"
         yield "note", what, f"Install one that fits the hardware: {_GET_TORCH}."
         return
-    built = " and ".join(f"{name} {version}" for name, version in builds.items()) or "the CPU alone"
-    fits = True
-    cuda = builds.get("cuda", "")
+    cuda, built = builds.get("cuda", ""), " and ".join(map(" ".join, builds.items())) or "the CPU alone"
+    found: list[_Result] = []
     for kind in subject.kinds:
         if kind.name == "cuda" and kind.present and not cuda:
-            fits = False
             advice = "Install a torch that is built for CUDA. On Linux, that of PyPI is: pip install --force-reinstall "
             advice += f"--index-url https://pypi.org/simple torch. {_GET_TORCH}."
             what = f"there are NVIDIA GPUs ({grouped(kind.present)}), but torch {torch} is built for {built}"
-            yield subject.weight("cuda"), what, advice
+            found.append((subject.weight("cuda"), what, advice))
         elif kind.present and kind.lacking is not None:
-            fits = False
             # With `auto` it is a note: the session ignores such a kind, which may be a chip in the processor.
             state: State = "problem" if subject.accel == kind.name else "note"
-            advice = f"To use them, install what is missing ({_GET_TORCH} of torch)."
-            yield state, f"{grouped(kind.present)} ({kind.name}) cannot be used: {kind.lacking}", advice
+            what = f"{grouped(kind.present)} ({kind.name}) cannot be used: {kind.lacking}"
+            found.append((state, what, f"To use them, install what is missing ({_GET_TORCH} of torch)."))
     if isinstance(driver, tuple) and (conflict := _too_new(cuda, driver)) is not None:
-        fits = False
         advice = f"Update the driver, or install a torch that is built for CUDA {driver[0]}: {_GET_TORCH}."
-        yield subject.weight("cuda"), f"torch {torch} is built for {conflict}", advice
-    if fits:
-        yield "ok", f"torch {torch}, built for {built}", ""
+        found.append((subject.weight("cuda"), f"torch {torch} is built for {conflict}", advice))
+    yield from found or [("ok", f"torch {torch}, built for {built}", "")]
 
 
 def _too_new(cuda: str, newest: tuple[int, int]) -> str | None:
@@ -374,10 +362,13 @@ def _network(subject: _Subject) -> Iterator[_Result]:
     """Look at the address where the processes of a launcher on several machines meet."""
     process = next(launcher_env.recognized(os.environ), None)
     joins = process is not None and process.local_size < process.size
+    bad: State = "problem" if joins else "note"
     master, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if master or port:
-        state, what, advice = _meeting(master, port, process if joins else None)
-        yield state, f"MASTER_ADDR={master!r} MASTER_PORT={port!r}: {what}", advice
+        state, what = _meeting(master, port, bad, is_first=joins and process is not None and process.rank == 0)
+        advice = "MASTER_ADDR must be an address of rank 0's machine that all machines reach, and MASTER_PORT a free "
+        advice += "port there, at which rank 0 listens while a session waits. See also the firewalls."
+        yield state, f"MASTER_ADDR={master!r} MASTER_PORT={port!r}: {what}", "" if state == "ok" else advice
     elif joins:
         what = "MASTER_ADDR and MASTER_PORT are not set, and the processes are on several machines"
         yield "problem", what, "Export an address of rank 0's machine, and a free port there, to all processes."
@@ -385,39 +376,29 @@ def _network(subject: _Subject) -> Iterator[_Result]:
         yield "ok", "no processes of a launcher on several machines have to meet", ""
 
 
-def _meeting(master: str, port: str, process: LauncherEnv | None) -> _Result:
-    """Judge the address where processes meet; `process` is this one if they are on several machines, else None."""
-    bad: State = "note" if process is None else "problem"
-    advice = "MASTER_ADDR must be an address of rank 0's machine that all machines reach, and MASTER_PORT a free port."
+def _meeting(master: str, port: str, bad: State, *, is_first: bool) -> tuple[State, str]:
+    """Judge the address where processes meet; `is_first` is True in rank 0 of a launcher on several machines."""
     found = _look_up(master) if port.isdecimal() and 0 < int(port) < 1 << 16 else ()
     if not found:
-        return bad, "there is no such address or port", advice
-    own = {one.address for entries in psutil.net_if_addrs().values() for one in entries}
-    here = any(_is_loopback(one) or one in own for one in found)
-    if process is not None and all(map(_is_loopback, found)):
-        return bad, f"{found[0]} is loopback, at which other machines reach themselves", advice
-    if process is not None and process.rank == 0 and not here:
-        return bad, "another machine, although rank 0 is here", advice
+        return bad, "there is no such address or port"
+    loopback = [one.startswith("127.") or one == "::1" for one in found]
+    if bad == "problem" and all(loopback):
+        return bad, f"{found[0]} is loopback, at which other machines reach themselves"
+    here = any(loopback) or not {one.address for all in psutil.net_if_addrs().values() for one in all}.isdisjoint(found)
+    if is_first and not here:
+        return bad, "another machine, although rank 0 is here"
     answer = _call(found, int(port))
-    if answer == "answers" and here:
-        advice = "If neither a session waits nor torchrun runs, another program has the port."
-        return "note", "in use: a process listens there", advice
     if answer == "answers":
-        return "ok", "a process listens there, and can be reached", ""
+        return ("note", "in use: a process listens there") if here else ("ok", "a process listens there")
     if here:
         try:
             socket.create_server(("", int(port))).close()
         except OSError as error:
-            return bad, f"no port can be opened here: {os.strerror(error.errno or 0)}", "Choose another MASTER_PORT."
-        return "ok", "this machine, and the port is free", ""
-    if answer == "refused":
-        what = "the machine can be reached, and nothing listens there"
-        return "note", what, "While a session waits, rank 0 must listen there."
-    return bad, f"cannot be reached: {answer}", f"{advice} See also the firewalls."
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
+            return bad, f"no port can be opened here: {os.strerror(error.errno or 0)}"
+        return "ok", "this machine, and the port is free"
+    if answer == os.strerror(errno.ECONNREFUSED):
+        return "note", "the machine can be reached, and nothing listens there"
+    return bad, f"cannot be reached: {answer}"
 
 
 def _look_up(name: str) -> tuple[str, ...]:
@@ -433,14 +414,13 @@ def _look_up(name: str) -> tuple[str, ...]:
 
 
 def _call(addresses: Sequence[str], port: int) -> str:
-    """Return ``answers``, ``refused``, or why no one of `addresses` can be reached. A session tries them all, too."""
+    """Return ``answers``, or why the last of `addresses` cannot be reached. A session tries them all, too."""
     answer = ""
     for address in addresses:
         try:
             socket.create_connection((address, port), _ANSWER_TIMEOUT).close()
         except OSError as error:
-            if answer != "refused":
-                answer = "refused" if error.errno == errno.ECONNREFUSED else error.strerror or str(error)
+            answer = error.strerror or str(error)
         else:
             return "answers"
     return answer

@@ -63,6 +63,8 @@ class _Group:
     need: Need
     modules: dict[str, list[int]] = field(default_factory=dict)
     """The waiting tests by module, the longest last; the module with the longest test is the first one."""
+    by_time: list[int] = field(default_factory=list)
+    """The waiting tests, the longest last. A test that has started is removed when it is the last one."""
     known: float = 0.0
     """Sum of the stored seconds of waiting tests."""
     unknown: int = 0
@@ -87,19 +89,23 @@ class RunOrder:
         self._guess = median([task.stored for task in tasks if task.stored is not None] or [GUESS])
         self._runs: dict[Hashable, tuple[Need, float, Sequence[Lease]]] = {}
         """By worker: the need of the tests that it runs, when they will have ended, and what they hold."""
+        self._started: set[int] = set()
         self._last: dict[Hashable, Task] = {}
         """The last test of each worker."""
         self._bound = 0.0
         """Lower bound of the seconds until all tests have ended, at the last start."""
         for index in sorted(range(len(tasks)), key=self.expected, reverse=True):
             self.put_back(index)
-        for tests in (tests for group in self._groups for tests in group.modules.values()):
-            tests.reverse()
+        for group in self._groups:
+            for tests in (group.by_time, *group.modules.values()):
+                tests.reverse()
 
     def put_back(self, index: int) -> None:
         """Have a test wait, for the first time or again."""
         task = self._tasks[index]
         self._groups[task.need].modules.setdefault(task.module, []).append(index)
+        self._groups[task.need].by_time.append(index)
+        self._started.discard(index)
         self._count(task, 1)
 
     def holds(self, worker: Hashable) -> tuple[tuple[str, int], ...]:
@@ -187,6 +193,7 @@ class RunOrder:
             if taken and not is_short:
                 break
             taken.append(tests.pop())
+            self._started.add(taken[-1])
             self._count(task, -1)
             seconds += expected if is_short else BATCH
         if not tests:
@@ -194,17 +201,18 @@ class RunOrder:
         return taken
 
     def _next(self, group: _Group, worker: Hashable) -> int:
-        """Return the test of `group` for `worker`: of its module, else of a module of no worker, else the first.
+        """Return the test of `group` for `worker`: of its module, else of a module of no worker, else the longest.
 
-        An urgent test of another module goes before those of its own.
+        An urgent test goes before those of the worker's module.
         """
+        while group.by_time[-1] in self._started:
+            group.by_time.pop()
+        longest = group.by_time[-1]
         own = self._last[worker].module if worker in self._last else None
         busy = {task.module for task in self._last.values()}
-        free = next((tests for module, tests in group.modules.items() if module not in busy), None)
-        other = (free or next(iter(group.modules.values())))[-1]
-        chosen = group.modules[own][-1] if own in group.modules else other
-        is_urgent = self.expected(other) >= URGENT * self._bound
-        return other if is_urgent and self.expected(chosen) < URGENT * self._bound else chosen
+        module = own if own in group.modules else next((name for name in group.modules if name not in busy), None)
+        chosen = longest if module is None else group.modules[module][-1]
+        return longest if self.expected(longest) >= URGENT * self._bound > self.expected(chosen) else chosen
 
     def _room(self, need: Need) -> float:
         """Return the free part of the candidates of a need, or of the CPU slots."""
