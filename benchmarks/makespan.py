@@ -125,7 +125,7 @@ def order_of(tests: Sequence[Test], devices: Sequence[str], expected: Sequence[f
             numbers[key] = len(needs)
             needs.append(test.need(devices))
         tasks.append(Task(numbers[key], str(test.module), seconds))
-    return RunOrder(needs, tasks, dict.fromkeys(devices, WHOLE), 0)
+    return RunOrder(needs, tasks, 0)
 
 
 def accel_scheduler(
@@ -319,7 +319,7 @@ def run_real_session(folder: Path, mix: str, workers: int, isolate: str | None =
     (folder / "test_holds.py").write_text(_SUITE.format(tests=facts, mark=mark, mask=mask))
     (folder / "pytest.ini").write_text("[pytest]\n" if isolate else "[pytest]\naccel = sim:8\n")
     times = {
-        f"test_holds.py::test_holds[{number}]": {"sim" if test.devices else "none": [test.seconds]}
+        f"test_holds.py::test_holds[{number}]": {"sim" if test.devices else "none": [(1.0, test.seconds)]}
         for number, test in enumerate(tests)
     }
     durations = folder / ".pytest_cache" / "v" / "accel" / "durations"

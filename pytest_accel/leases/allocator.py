@@ -125,9 +125,11 @@ class Allocator:
             return None
         return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in set_aside.items())])
 
-    def pass_on(self, lease: int, request: int) -> bool:
+    def pass_on(self, lease: int, request: int | None) -> bool:
         """Transfer a lease to a request, see :meth:`Broker.pass_on`."""
         kind = self._kinds.get(lease)
+        if request is None:
+            return kind is not None and self._broker(kind).pass_on(lease, None)
         if kind is None or self._kinds.get(request) != kind or not self._broker(kind).pass_on(lease, request):
             return False
         del self._kinds[request]

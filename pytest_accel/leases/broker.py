@@ -111,15 +111,18 @@ class Broker:
             callbacks = self._react()
         self._run_callbacks(callbacks)
 
-    def pass_on(self, lease_id: int, request_id: int) -> bool:
+    def pass_on(self, lease_id: int, request_id: int | None) -> bool:
         """Transfer a lease of devices to the request that has waited longest, instead of releasing and granting it.
 
         So a process that is warm on the devices can serve the next request. Return False, without effect, if another
         request in this or another session waits longer, or if the lease does not match the request. The request gets no
-        answer: the caller has the lease, under its own id.
+        answer: the caller has the lease, under its own id. If `request_id` is None, the caller keeps the lease: return
+        False if any request waits; otherwise `on_wanted` is called again for the next one.
         """
         with self._lock:
             lease, waiting = self._table.get(lease_id), self._queue.first
+            if lease is not None and request_id is None and waiting is None:
+                return self._other_waits().keys().isdisjoint(lease.devices) and self._table.forget_notice(lease_id)
             if lease is None or waiting is None or waiting.request.id != request_id:
                 return False
             request = waiting.request
@@ -374,7 +377,8 @@ class _LeaseTable:
     """The current leases on a session's `devices` and CPU `slots`. Not thread-safe.
 
     Only this class changes the state of a lease: :meth:`add` grants it, :meth:`notify` records that its holder knows
-    that somebody waits for it, :meth:`transfer` gives it to another holder, and :meth:`remove` ends it.
+    that somebody waits for it, :meth:`forget_notice` that it does not, :meth:`transfer` gives it to another holder, and
+    :meth:`remove` ends it.
     """
 
     def __init__(self, devices: Sequence[str], slots: int) -> None:
@@ -415,6 +419,11 @@ class _LeaseTable:
                 self._leases[lease_id].notified = True
                 return lease_id
         return None
+
+    def forget_notice(self, lease_id: int) -> bool:
+        """Have the holder be notified again when somebody waits for the lease; return True."""
+        self._leases[lease_id].notified = False
+        return True
 
     def transfer(self, lease_id: int, holder: Holder) -> None:
         """Give the lease, with the processes that use its devices, to another holder."""

@@ -79,10 +79,11 @@ class LeaseSource(Protocol):
     def unavailable(self, demand: MachineDemand) -> str | None:
         """Return why `demand` can never be met any more in this session, or None."""
 
-    def pass_on(self, lease: int, request: int) -> bool:
+    def pass_on(self, lease: int, request: int | None) -> bool:
         """Transfer a lease to a request, without an answer to it, if it is the next that would get what is leased.
 
-        Return True if done. The lease keeps its number, and the request is gone.
+        Return True if done. The lease keeps its number, and the request is gone. If `request` is None, keep the lease
+        if nobody waits for it.
         """
 
     def describe(self, number: int, *, pids: Sequence[int] | None = None, test: str | None = None) -> None:

@@ -471,7 +471,11 @@ class Pool:
         return tuple(dict.fromkeys(names))
 
     def _pass_on(self, world: PooledWorld) -> bool:
-        """Hand a wanted world to the first request for the same key if no other is ahead of it; return True if done."""
+        """Hand a wanted world to the first request for the same key if no other is ahead of it; return True if done.
+
+        Keep it, too, if nobody waits any more: the request for its devices may have got others, of a world that was
+        ending. Otherwise each test of a row of equal ones could have a new world.
+        """
         world.clear_wanted()  # The broker may report the lease as wanted by yet another request meanwhile.
         for request in self._requests.values():
             if request.demand.key == world.spec.key and isinstance(request.lease_request, LeaseRequest):
@@ -480,6 +484,9 @@ class Pool:
                 request.lease_request = None
                 self._hand_over(world, request)
                 return True
+        if all(lease.source.pass_on(lease.number, None) for lease in world.leases.values()):
+            world.make_idle()
+            return True
         return False
 
     def _answer(self, request: WorldRequest, answer: WorldGrant | PoolError) -> None:

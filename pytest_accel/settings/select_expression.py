@@ -7,9 +7,8 @@ only the words of :class:`~pytest_accel.core.needs.Needs`.
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from itertools import pairwise
 
 from pytest_accel.core.kinds import check_kind
 from pytest_accel.core.needs import Needs
@@ -18,29 +17,24 @@ from pytest_accel.settings.option_types import ExplainedError
 
 Condition = Callable[[Needs], bool]
 _WORDS = ("devices", "world_size", "ranks_per_node", "nodes", "kind", "memory", "backend", "share", "marked", "fits")
-_TRUTHS = ("marked", "fits")
 _EXAMPLES = {"kind": "kind == 'cuda'", "backend": "backend == 'nccl'", "memory": "memory >= '40GiB'"}
-_GRAMMAR = (
-    ast.Expression,
-    ast.BoolOp,
-    ast.boolop,
-    ast.UnaryOp,
-    ast.Not,
-    ast.Compare,
-    ast.cmpop,
-    ast.Name,
-    ast.Constant,
-)
-_LISTS = (ast.Tuple, ast.List)
 
 
 class SelectError(ExplainedError):
-    """Raised for a text that is no condition. The message shows the text, marks the wrong place and says why."""
+    """Raised for a text that is no condition. The message says why, shows the text and marks the wrong place."""
 
-    def __init__(self, text: str, start: int, end: int, why: str) -> None:
-        """The wrong place is `text[start:end]`."""
-        mark = " " * start + "^" * max(1, end - start)
-        super().__init__(f"{why}\n    {text}\n    {mark}")
+
+class _Backends(tuple[str, ...]):
+    """The backends of a test: equal to the name of each of them."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return other in tuple(self)
+
+    def __ne__(self, other: object) -> bool:
+        return other not in tuple(self)
 
 
 def parse(text: str) -> Condition:
@@ -48,103 +42,67 @@ def parse(text: str) -> Condition:
     line = " ".join(text.split())
     try:
         tree = ast.parse(line, mode="eval")
+        _check(tree.body)
         code = compile(tree, "--accel-select", "eval")
     except SyntaxError as error:
         start = max(0, min(error.offset or 1, len(line) + 1) - 1)
-        end = error.end_offset or 0
         why = "write == to compare" if line[start : start + 1] == "=" else error.msg
-        raise SelectError(line, start, min(end, len(line) + 1) - 1, why) from None
+        raise SelectError(f"{why}\n    {line}\n    {' ' * start}^") from None
     except (RecursionError, MemoryError, ValueError) as error:
-        raise SelectError(line, 0, len(line), f"Python cannot parse it: {error}") from None
-    for node, why in _errors(tree):
-        # The parser counts bytes of UTF-8; operators have no place of their own.
-        columns = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", None)
-        start, end = (len(line.encode()[:column].decode()) for column in columns)
-        raise SelectError(line, start, end, why)
-    return lambda needs: bool(eval(code, {"__builtins__": {}}, _namespace(needs)))
+        raise SelectError(f"Python cannot parse it: {error}\n    {line}\n    ^") from None
+    return lambda needs: bool(
+        eval(code, {"__builtins__": {}}, {**needs._asdict(), "backend": _Backends(needs.backend)})
+    )
 
 
-class _Word:
-    """A word of a test's needs, which can be compared with a value of its type."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, name: str, value: Any) -> None:
-        self.name = name
-        self.value = value
-
-    def other(self, other: object) -> Any:
-        """Return the value of the other side of a comparison; raise ValueError or TypeError if it has another type."""
-        is_text = self.name in ("kind", "backend")
-        if isinstance(other, _Word):
-            if self.name != other.name and (is_text or other.name in ("kind", "backend")):
-                raise TypeError(f"{self.name} and {other.name} cannot be compared")
-            return other.value
-        if self.name == "memory" and isinstance(other, str):
-            return parse_memory(other)
-        if not isinstance(other, str if is_text else (int, float)):
-            raise TypeError(
-                f"{self.name} is compared otherwise, as in: {_EXAMPLES.get(self.name, f'{self.name} >= 2')}"
-            )
-        if self.name == "kind" and other != "none":
-            check_kind(str(other))
-        return str(other).lower() if self.name == "backend" else other
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether the values are equal; a test's backends equal the name of each of them."""
-        value = self.other(other)
-        is_one_of = isinstance(self.value, tuple) and not isinstance(value, tuple)
-        return bool(value in self.value if is_one_of else self.value == value)
-
-    def _ordered(self, other: object, compare: Callable[[Any, Any], bool]) -> bool:
-        if self.name in ("kind", "backend"):
-            raise TypeError(f"{self.name} is compared with ==, !=, in and not in")
-        return compare(self.value, self.other(other))
-
-    def __lt__(self, other: object) -> bool:
-        return self._ordered(other, operator.lt)
-
-    def __le__(self, other: object) -> bool:
-        return self._ordered(other, operator.le)
-
-    def __gt__(self, other: object) -> bool:
-        return self._ordered(other, operator.gt)
-
-    def __ge__(self, other: object) -> bool:
-        return self._ordered(other, operator.ge)
+def _check(node: ast.expr) -> None:
+    """Raise SyntaxError unless `node` is a condition, and convert the values with which it compares words."""
+    if isinstance(node, ast.BoolOp):
+        for value in node.values:
+            _check(value)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        _check(node.operand)
+    elif isinstance(node, ast.Compare):
+        for op, (left, right) in zip(node.ops, pairwise((node.left, *node.comparators)), strict=True):
+            is_in = isinstance(op, (ast.In, ast.NotIn)) and isinstance(right, (ast.Tuple, ast.List))
+            for one in right.elts if is_in and isinstance(right, (ast.Tuple, ast.List)) else [right]:
+                _check_pair(left, op, one, is_equality=is_in or isinstance(op, (ast.Eq, ast.NotEq)))
+    elif not isinstance(node, ast.Name) or _word(node) not in ("marked", "fits"):
+        word = getattr(node, "id", "")
+        alone = f"{word} alone is no condition, as in: {_EXAMPLES.get(word, f'{word} >= 2')}"
+        _fail(node, alone if word else "a condition compares what a test needs: devices >= 2 and kind == 'cuda'")
 
 
-def _namespace(needs: Needs) -> dict[str, Any]:
-    return {word: getattr(needs, word) if word in _TRUTHS else _Word(word, getattr(needs, word)) for word in _WORDS}
+def _check_pair(left: ast.expr, op: ast.cmpop, right: ast.expr, *, is_equality: bool) -> None:
+    words = [_word(side) for side in (left, right) if isinstance(side, ast.Name)]
+    texts = [word in ("kind", "backend") for word in words]
+    if not all(isinstance(side, (ast.Name, ast.Constant)) for side in (left, right)):
+        _fail(left, "a condition compares what a test needs: devices >= 2 and kind == 'cuda'")
+    if any(texts) and (not is_equality or (len(words) > 1 and words[0] != words[1])):
+        _fail(left, f"{' and '.join(words)} is compared with ==, !=, in and not in, and with text")
+    if isinstance(op, (ast.Is, ast.IsNot)) or (isinstance(op, (ast.In, ast.NotIn)) and not is_equality):
+        _fail(left, "write == to compare, or in with a list such as ('cuda', 'rocm')")
+    for word, side in ((word, side) for word in words for side in (left, right) if isinstance(side, ast.Constant)):
+        try:
+            if word == "memory" and isinstance(side.value, str):
+                side.value = parse_memory(side.value)
+            if word == "kind" and isinstance(side.value, str) and side.value != "none":
+                check_kind(side.value)
+            elif word == "backend" and isinstance(side.value, str):
+                side.value = side.value.lower()
+        except ValueError as error:
+            _fail(side, str(error))
+        if not isinstance(side.value, str if texts[0] else (int, float)):
+            _fail(left, f"{word} is compared otherwise, as in: {_EXAMPLES.get(word, f'{word} >= 2')}")
 
 
-def _errors(tree: ast.Expression) -> Iterator[tuple[ast.AST, str]]:
-    """Yield the nodes that a condition cannot have, each with the reason; compare the sides of each comparison once."""
-    conditions: list[ast.expr] = [tree.body]
-    names = _namespace(Needs())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id not in _WORDS:
-            allowed = f"allowed are {', '.join(_WORDS)}; text is put in quotes"
-            yield node, f"{node.id} is no word of a test's needs; {allowed}"
-        elif not isinstance(node, (*_GRAMMAR, *_LISTS, ast.expr_context)) or isinstance(node, (ast.Is, ast.IsNot)):
-            yield node, "not allowed here; a condition compares what a test needs: devices >= 2 and kind == 'cuda'"
-        conditions += getattr(node, "values", ()) if isinstance(node, ast.BoolOp) else ()
-        conditions += [node.operand] if isinstance(node, ast.UnaryOp) else []
-    for node in conditions:
-        if not isinstance(node, (ast.BoolOp, ast.UnaryOp, ast.Compare)) and getattr(node, "id", None) not in _TRUTHS:
-            word = getattr(node, "id", "a value")
-            yield node, f"{word} alone is no condition, as in: {_EXAMPLES.get(word, f'{word} >= 2')}"
-    for compare in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
-        sides = [compare.left, *compare.comparators]
-        for left, op, right in zip(sides, compare.ops, sides[1:], strict=False):
-            is_list = isinstance(op, (ast.In, ast.NotIn)) and isinstance(right, _LISTS)
-            for one in right.elts if is_list and isinstance(right, _LISTS) else [right]:
-                single = ast.Compare(left, [ast.Eq() if is_list else op], [one])
-                try:
-                    eval(
-                        compile(ast.fix_missing_locations(ast.Expression(single)), "", "eval"),
-                        {"__builtins__": {}},
-                        names,
-                    )
-                except (TypeError, ValueError) as error:
-                    yield compare, str(error)
+def _word(node: ast.Name) -> str:
+    if node.id not in _WORDS:
+        _fail(node, f"{node.id} is no word of a test's needs; allowed are {', '.join(_WORDS)}; text is put in quotes")
+    return node.id
+
+
+def _fail(node: ast.expr, why: str) -> None:
+    # The parser counts bytes of UTF-8.
+    offset = node.col_offset
+    raise SyntaxError(why, ("", 1, offset + 1, ""))

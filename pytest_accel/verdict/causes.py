@@ -109,8 +109,7 @@ _TYPES = {
     ("builtins", "ConnectionResetError"): _LOST,
     ("builtins", "BrokenPipeError"): _LOST,
     ("pytest_accel", "RankZeroFailed"): _TIMED_OUT,  # features/plugins/benchmark.py
-    # features/properties, and Hypothesis on a rank where the example of @reproduce_failure passes.
-    ("pytest_accel", "FailedElsewhere"): Consequence.FAILED_EXAMPLE,
+    # On a rank where the example of Hypothesis's @reproduce_failure passes.
     ("hypothesis.errors", "DidNotReproduce"): Consequence.FAILED_EXAMPLE,
 }
 

@@ -62,6 +62,25 @@ def session(tmp_path: Path, wanted_leases: Queue[int]) -> Iterator[Session]:
     assert not list((tmp_path / "locks").glob("*.wish"))
 
 
+def test_a_lease_is_kept_if_nobody_waits_any_more_and_is_wanted_again_later(
+    session: Session, wanted_leases: Queue[int]
+) -> None:
+    broker = session()
+    leases: list[Lease] = []
+    held = submit(broker, DEVICES, 4, leases.append)
+    waiting = submit(broker, DEVICES, 1, leases.append)
+    assert wanted_leases.get(timeout=TIMEOUT) == held
+    assert not broker.pass_on(held, None)
+    broker.cancel(waiting)
+    assert broker.pass_on(held, None)
+    broker.cancel(submit(broker, DEVICES, 1, leases.append))
+    assert wanted_leases.get(timeout=TIMEOUT) == held
+    assert broker.pass_on(held, None)
+    submit(session(), DEVICES, 1, leases.append)  # A request of another session counts, too.
+    assert wanted_leases.get(timeout=TIMEOUT) == held
+    assert not broker.pass_on(held, None)
+
+
 def test_a_request_for_free_devices_is_granted_before_submit_returns(session: Session) -> None:
     broker = session()
     leases: list[Lease] = []

@@ -5,8 +5,7 @@ It gives ``pytest --accel-info``, and the commands ``info`` and ``doctor`` of ``
 It reads the kernel's inventory, vendors and lock folder, and changes nothing: it
 imports no torch, initializes no device runtime and creates no file.
 
-- The doctor: `facts` are gathered, those about launchers and the `network` too; `checks` judges them (pure), and
-  `commands` shows the findings.
+- The doctor: `checks` looks at the machine and judges what it finds, and `commands` shows the findings.
 - The devices of a session: `info`.
 
 Tests: ``tests/features/doctor``, and ``tests/hardware/test_nvidia_command.py`` with a simulated driver. Pages:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.util
-import json
 import os
 import re
 import signal
@@ -30,28 +28,16 @@ from pytest_accel.core import launcher_env, threads
 from pytest_accel.core.device import Device
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.hardware.inventory import Inventory, Machine, grouped
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
 from pytest_accel.hardware.sysfs import read_text
 from pytest_accel.hardware.torch_build import versions
-from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.hardware.vendors.nvml import driver_installed, optional
 from pytest_accel.leases.shared_folder import default_folder, folder_problem
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
 _GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds"
-_BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
-_SHARED_MEMORY = 64 * 2**20
-"""Bytes of ``/dev/shm`` for each rank: Docker's default for a container, which is too little for more than one rank."""
-_REMOTE = {
-    "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs",
-    "sshfs",
-}  # fmt: skip
-"""Names of network file systems in ``/proc/mounts``, where some have the prefix ``fuse.``."""
-_PLUGINS = "pytest's plugins"
 _IMPORT_TIMEOUT = 120.0
 """Seconds for all imports. Torch alone may take 30 s from a network drive if it is not cached."""
 _ANSWER_TIMEOUT = 3.0
@@ -148,33 +134,23 @@ def _devices(subject: _Subject) -> Iterator[_Result]:
     else:
         which = "tests that need one" if session.named else "tests that ask for one"
         yield "note", f"the session has no {session.kind} device that it may use: {which} skip", ""
+    driver = _nvidia_driver()
+    if isinstance(driver, str):
+        advice = "See what nvidia-smi says. After an update of the driver, its kernel module must be reloaded, for "
+        advice += "example by a restart of the machine; restart a container with its GPUs."
+        yield subject.weight("cuda"), f"the NVIDIA driver does not answer: {driver}", advice
+    elif driver is None and (cards := _nvidia_cards(Path("/"))):
+        advice = "Install NVIDIA's driver; a container needs to be started with its GPUs (docker run --gpus all)."
+        what = f"NVIDIA GPUs on the PCI bus: {cards}, but the driver's libnvidia-ml.so.1 cannot be loaded"
+        yield subject.weight("cuda"), what, advice
     for kind in subject.kinds:
         if kind.error is not None:
             advice = "Name another kind with --accel. If a package publishes this one, update or uninstall it."
             yield subject.weight(kind.name), kind.error, advice
 
 
-def _driver(subject: _Subject) -> Iterator[_Result]:
-    cuda = _nvidia_driver()
-    if isinstance(cuda, str):
-        advice = "See what nvidia-smi says. After an update of the driver, its kernel module must be reloaded, for "
-        advice += "example by a restart of the machine; restart a container with its GPUs."
-        yield subject.weight("cuda"), f"the NVIDIA driver does not answer: {cuda}", advice
-    elif cuda is not None:
-        version, (major, minor) = cuda
-        newest = f", for CUDA up to {major}.{minor}" if major else ""
-        yield "ok", f"the NVIDIA driver{f' {version}' if version else ''} answers{newest}", ""
-    elif cards := _nvidia_cards(Path("/")):
-        are = f"{cards} NVIDIA GPUs are" if cards > 1 else "an NVIDIA GPU is"
-        advice = "Install NVIDIA's driver; a container needs to be started with its GPUs (docker run --gpus all)."
-        what = f"{are} on the PCI bus, but the driver's libnvidia-ml.so.1 cannot be loaded"
-        yield subject.weight("cuda"), what, advice
-    else:
-        yield "ok", "no NVIDIA driver, and no NVIDIA GPU on the PCI bus", ""
-
-
-def _nvidia_driver() -> tuple[str | None, tuple[int, int]] | str | None:
-    """Return version and newest CUDA of NVIDIA's driver, or why it does not answer; None if there is no driver."""
+def _nvidia_driver() -> tuple[int, int] | str | None:
+    """Return the newest CUDA of NVIDIA's driver, or why it does not answer; None if there is no driver."""
     if not driver_installed():
         return None
     import pynvml
@@ -186,7 +162,7 @@ def _nvidia_driver() -> tuple[str | None, tuple[int, int]] | str | None:
     try:
         # In the format of cuDriverGetVersion: 12040 is CUDA 12.4 (NVML reference, system queries).
         cuda = optional(pynvml, pynvml.nvmlSystemGetCudaDriverVersion_v2) or 0
-        return optional(pynvml, pynvml.nvmlSystemGetDriverVersion), (cuda // 1000, cuda % 1000 // 10)
+        return cuda // 1000, cuda % 1000 // 10
     finally:
         pynvml.nvmlShutdown()
 
@@ -201,15 +177,10 @@ def _nvidia_cards(root: Path) -> int:
 
 
 def _torch_version() -> str | None:
-    """Return the version of the installed torch; None if there is none to import."""
-    try:
-        if importlib.util.find_spec("torch") is None:
-            return None
+    """Return the version of the installed torch; None if there is none."""
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "of unknown version"
-    except (ImportError, ValueError):
-        return None
+    return None
 
 
 def _torch(subject: _Subject) -> Iterator[_Result]:
@@ -218,28 +189,23 @@ def _torch(subject: _Subject) -> Iterator[_Result]:
         what = "torch is not installed: distributed tests need init=False, and cannot use the fixtures of torch"
         yield "note", what, f"Install one that fits the hardware: {_GET_TORCH}."
         return
-    built = " and ".join(f"{_BUILDS[name]} {version}" for name, version in builds.items()) or "the CPU alone"
-    fits = True
-    cuda = builds.get("cuda", "")
+    cuda, built = builds.get("cuda", ""), " and ".join(map(" ".join, builds.items())) or "the CPU alone"
+    found: list[_Result] = []
     for kind in subject.kinds:
         if kind.name == "cuda" and kind.present and not cuda:
-            fits = False
             advice = "Install a torch that is built for CUDA. On Linux, that of PyPI is: pip install --force-reinstall "
             advice += f"--index-url https://pypi.org/simple torch. {_GET_TORCH}."
             what = f"there are NVIDIA GPUs ({grouped(kind.present)}), but torch {torch} is built for {built}"
-            yield subject.weight("cuda"), what, advice
+            found.append((subject.weight("cuda"), what, advice))
         elif kind.present and kind.lacking is not None:
-            fits = False
             # With `auto` it is a note: the session ignores such a kind, which may be a chip in the processor.
             state: State = "problem" if subject.accel == kind.name else "note"
-            advice = f"To use them, install what is missing ({_GET_TORCH} of torch)."
-            yield state, f"{grouped(kind.present)} ({kind.name}) cannot be used: {kind.lacking}", advice
-    if isinstance(driver, tuple) and (conflict := _too_new(cuda, driver[1])) is not None:
-        fits = False
-        advice = f"Update the driver, or install a torch that is built for CUDA {driver[1][0]}: {_GET_TORCH}."
-        yield subject.weight("cuda"), f"torch {torch} is built for {conflict}", advice
-    if fits:
-        yield "ok", f"torch {torch}, built for {built}", ""
+            what = f"{grouped(kind.present)} ({kind.name}) cannot be used: {kind.lacking}"
+            found.append((state, what, f"To use them, install what is missing ({_GET_TORCH} of torch)."))
+    if isinstance(driver, tuple) and (conflict := _too_new(cuda, driver)) is not None:
+        advice = f"Update the driver, or install a torch that is built for CUDA {driver[0]}: {_GET_TORCH}."
+        found.append((subject.weight("cuda"), f"torch {torch} is built for {conflict}", advice))
+    yield from found or [("ok", f"torch {torch}, built for {built}", "")]
 
 
 def _too_new(cuda: str, newest: tuple[int, int]) -> str | None:
@@ -268,31 +234,20 @@ def _masks(subject: _Subject) -> Iterator[_Result]:
 def _forks(subject: _Subject) -> Iterator[_Result]:
     if _torch_version() is None:
         yield "note", "not checked, because torch is not installed", ""
-        return
-    preload = subject.settings.preload
-    name, failure = try_forks(() if preload == "none" else preload)
-    if failure is None:
+    elif (failure := try_forks(() if subject.settings.preload == "none" else subject.settings.preload)) is None:
         yield "ok", "what ranks are forked from has one thread and no device runtime", ""
-    elif name == _PLUGINS and failure.startswith(_UNFIT):
-        what = f"loading {_PLUGINS} {failure.removeprefix(_UNFIT)}: ranks are forked without them, which takes longer"
-        yield "note", what, "Find the plugin that does: pytest -p no:NAME leaves one out."
+    elif failure.startswith(f"{_PLUGINS}: "):
+        advice = "Find the plugin with pytest -p no:NAME, which leaves one out."
+        yield "note", f"ranks are forked without {failure}, which takes longer", advice
     else:
-        advice = f"Take {name} out of accel_preload, or fix it."
-        if name.partition(".")[0] in ("torch", "pytest", "pytest_accel"):
-            advice = f'Try `python -c "import {name}"`. If that works, check what else Python loads when it starts '
-            advice += "(sitecustomize, .pth files, LD_PRELOAD), and OPENBLAS_NUM_THREADS."
-        elif name == _PLUGINS:
-            advice = "Try `pytest --version --version`, and leave plugins out with -p no:NAME until it works."
-        yield "problem", f"importing {name} {failure}: no rank can be forked", advice
+        advice = "Try `python -c` with this import. If that works, check what else Python loads when it starts "
+        yield "problem", f"no rank can be forked: {failure}", f"{advice}(sitecustomize, .pth files, LD_PRELOAD)."
 
 
-_UNFIT = "is not safe: "
-
-
-def try_forks(modules: Sequence[str], timeout: float = _IMPORT_TIMEOUT) -> tuple[str, str | None]:
+def try_forks(modules: Sequence[str], timeout: float = _IMPORT_TIMEOUT) -> str | None:
     """Import `modules` after those of every fork server in a temporary process.
 
-    Return the name of the last module, and why ranks cannot be forked after its import; None if they can.
+    Return why ranks cannot be forked after that; None if they can.
     """
     source = f"import os, {__name__} as checks; checks.import_and_report(); os._exit(0)"
     # This process owns the folder, because the other one may be killed before it could remove it.
@@ -309,29 +264,24 @@ def try_forks(modules: Sequence[str], timeout: float = _IMPORT_TIMEOUT) -> tuple
     ):
         try:
             output, _ = process.communicate(timeout=timeout)
-            failure = None
+            ended = f"it ends the process with status {process.returncode}"
         except subprocess.TimeoutExpired as error:
-            output, failure = error.output or b"", f"did not finish within {timeout:g} seconds"
+            output, ended = error.output or b"", f"it did not finish within {timeout:g} seconds"
         finally:
             # Kill processes that an import has started: they hold the pipe open, and would leak.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    name, status, done = "pytest_accel", process.returncode, False
-    for line in output.decode(errors="replace").splitlines():
-        # Other lines are ignored: a `sitecustomize` module may print when the process starts.
-        with suppress(ValueError):
-            match json.loads(line):
-                case {"importing": str(found)}:
-                    name = found
-                case {"failure": None | str() as failure}:
-                    done = True
-    if not done and failure is None:
-        failure = f"ends the process: {f'signal {-status}' if status < 0 else f'exit status {status}'}"
-    return name, failure
+    # Other lines are ignored: a `sitecustomize` module may print when the process starts.
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.startswith(_MARK)]
+    last = lines[-1].removeprefix(_MARK) if lines else "importing pytest_accel"
+    return None if last == _DONE else f"{last}: {ended}" if last.startswith("importing ") else last
+
+
+_MARK, _DONE, _PLUGINS = "accel-doctor: ", "done", "pytest's plugins"
 
 
 def import_and_report() -> None:
-    """Run in the temporary process: print a JSON line for each import, and one for a failure or the end.
+    """Run in the temporary process: print a line before each import, and one for a failure or the end.
 
     Its arguments are a folder in which to load pytest's plugins, and the names of more modules.
     """
@@ -340,77 +290,43 @@ def import_and_report() -> None:
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def report(**message: str | None) -> None:
-        print(json.dumps(message), file=output, flush=True)
+    def report(line: str) -> None:
+        print(_MARK + " ".join(line.split()), file=output, flush=True)
 
-    report(importing="pytest_accel.forkserver.preload")
-    from pytest_accel.forkserver.preload import RANK_MODULES, TORCH_MODULES, load_plugins, unfit
+    report("importing pytest_accel.forkserver.preload")
+    from pytest_accel.forkserver.preload import RANK_MODULES, TORCH_MODULES, import_named, load_plugins, unfit
 
-    failure = None
+    failure: str | None = None
     for name in (*RANK_MODULES, *TORCH_MODULES, *modules, _PLUGINS):
-        report(importing=name)
-        try:
-            if name == _PLUGINS:
-                load_plugins(folder)
-            else:
-                importlib.import_module(name)
-        except BaseException as error:
-            failure = f"fails: {type(error).__name__}: {error}"
+        report(f"importing {name}")
+        if name in modules:
+            failure = import_named([name])
+        else:
+            try:
+                if name == _PLUGINS:
+                    load_plugins(folder)
+                else:
+                    importlib.import_module(name)
+                failure = None if (reason := unfit()) is None else f"{name}: the import {reason}"
+            except BaseException as error:
+                failure = f"the import of {name} fails: {type(error).__name__}: {error}"
+        if failure is not None:
             break
-        if (reason := unfit()) is not None:
-            failure = f"{_UNFIT}{reason}"
-            break
-    report(failure=failure)
+    report(failure or _DONE)
 
 
 def _locks(subject: _Subject) -> Iterator[_Result]:
-    folder, elsewhere = default_folder(), "PYTEST_ACCEL_LOCK_DIR names another folder: on a local disk, writable for "
-    elsewhere += "every session's user."
+    folder = default_folder()
     exists, problem = os.path.lexists(folder), None
     if exists:
         problem = folder_problem(folder)
     elif not (folder.parent.is_dir() and os.access(folder.parent, os.W_OK | os.X_OK)):
         problem = f"cannot be created, because {folder.parent} is not a directory that this user may write to"
     if problem is not None:
-        yield "problem", f"{folder} {problem}: no device can be leased", elsewhere
+        advice = "PYTEST_ACCEL_LOCK_DIR names another folder: on a local disk, writable for every session's user."
+        yield "problem", f"{folder} {problem}: no device can be leased", advice
     else:
         yield "ok", f"{folder} {'can be used' if exists else 'will be created by the first session'}", ""
-    filesystem = filesystem_of(Path(os.path.realpath(folder)), read_text(Path("/proc/mounts")))
-    if filesystem.removeprefix("fuse.") in _REMOTE:
-        what = f"{folder} is on a network file system ({filesystem}): locks may not hold there, and sessions of other "
-        yield "note", what + "machines may be taken for this one's", elsewhere
-
-
-def filesystem_of(path: Path, mounts: str) -> str:
-    """Return the type of the file system of `path` (no symbolic links) in the text of ``/proc/mounts``; "": unknown."""
-    best, found = -1, ""
-    for line in mounts.splitlines():
-        words = line.split()
-        if len(words) > 2:
-            # Blanks in paths are escaped in octal (fstab(5)).
-            point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[1]))
-            # A later mount on the same mount point hides the earlier one.
-            if (point == path or point in path.parents) and len(point.parts) >= best:
-                best, found = len(point.parts), words[2]
-    return found
-
-
-def _memory(subject: _Subject) -> Iterator[_Result]:
-    number = len(subject.inventory.devices) if subject.inventory is not None else 0
-    number = number or cpu_slots()
-    enough, ranks = _SHARED_MEMORY * number, count_text(number, "rank")
-    try:
-        figures = os.statvfs("/dev/shm")
-    except OSError:
-        yield "ok", "this system has no /dev/shm", ""
-        return
-    size = figures.f_blocks * figures.f_frsize
-    if size < enough:
-        what = f"/dev/shm holds {format_memory(size)}, which is little for {ranks}: NCCL and data loaders share memory "
-        advice = f"In a container: docker run --shm-size={format_memory(enough).replace(' ', '').lower()[:-2]}, or "
-        yield "note", what + "there", advice + "--ipc=host."
-    else:
-        yield "ok", f"/dev/shm holds {format_memory(size)}, enough for {ranks}", ""
 
 
 def _launcher(subject: _Subject) -> Iterator[_Result]:
@@ -446,10 +362,13 @@ def _network(subject: _Subject) -> Iterator[_Result]:
     """Look at the address where the processes of a launcher on several machines meet."""
     process = next(launcher_env.recognized(os.environ), None)
     joins = process is not None and process.local_size < process.size
+    bad: State = "problem" if joins else "note"
     master, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if master or port:
-        state, what, advice = _meeting(master, port, process if joins else None)
-        yield state, f"MASTER_ADDR={master!r} MASTER_PORT={port!r}: {what}", advice
+        state, what = _meeting(master, port, bad, is_first=joins and process is not None and process.rank == 0)
+        advice = "MASTER_ADDR must be an address of rank 0's machine that all machines reach, and MASTER_PORT a free "
+        advice += "port there, at which rank 0 listens while a session waits. See also the firewalls."
+        yield state, f"MASTER_ADDR={master!r} MASTER_PORT={port!r}: {what}", "" if state == "ok" else advice
     elif joins:
         what = "MASTER_ADDR and MASTER_PORT are not set, and the processes are on several machines"
         yield "problem", what, "Export an address of rank 0's machine, and a free port there, to all processes."
@@ -457,39 +376,29 @@ def _network(subject: _Subject) -> Iterator[_Result]:
         yield "ok", "no processes of a launcher on several machines have to meet", ""
 
 
-def _meeting(master: str, port: str, process: LauncherEnv | None) -> _Result:
-    """Judge the address where processes meet; `process` is this one if they are on several machines, else None."""
-    bad: State = "note" if process is None else "problem"
-    advice = "MASTER_ADDR must be an address of rank 0's machine that all machines reach, and MASTER_PORT a free port."
+def _meeting(master: str, port: str, bad: State, *, is_first: bool) -> tuple[State, str]:
+    """Judge the address where processes meet; `is_first` is True in rank 0 of a launcher on several machines."""
     found = _look_up(master) if port.isdecimal() and 0 < int(port) < 1 << 16 else ()
     if not found:
-        return bad, "there is no such address or port", advice
-    own = {one.address for entries in psutil.net_if_addrs().values() for one in entries}
-    here = any(_is_loopback(one) or one in own for one in found)
-    if process is not None and all(map(_is_loopback, found)):
-        return bad, f"{found[0]} is loopback, at which other machines reach themselves", advice
-    if process is not None and process.rank == 0 and not here:
-        return bad, "another machine, although rank 0 is here", advice
+        return bad, "there is no such address or port"
+    loopback = [one.startswith("127.") or one == "::1" for one in found]
+    if bad == "problem" and all(loopback):
+        return bad, f"{found[0]} is loopback, at which other machines reach themselves"
+    here = any(loopback) or not {one.address for all in psutil.net_if_addrs().values() for one in all}.isdisjoint(found)
+    if is_first and not here:
+        return bad, "another machine, although rank 0 is here"
     answer = _call(found, int(port))
-    if answer == "answers" and here:
-        advice = "If neither a session waits nor torchrun runs, another program has the port."
-        return "note", "in use: a process listens there", advice
     if answer == "answers":
-        return "ok", "a process listens there, and can be reached", ""
+        return ("note", "in use: a process listens there") if here else ("ok", "a process listens there")
     if here:
         try:
             socket.create_server(("", int(port))).close()
         except OSError as error:
-            return bad, f"no port can be opened here: {os.strerror(error.errno or 0)}", "Choose another MASTER_PORT."
-        return "ok", "this machine, and the port is free", ""
-    if answer == "refused":
-        what = "the machine can be reached, and nothing listens there"
-        return "note", what, "While a session waits, rank 0 must listen there."
-    return bad, f"cannot be reached: {answer}", f"{advice} See also the firewalls."
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
+            return bad, f"no port can be opened here: {os.strerror(error.errno or 0)}"
+        return "ok", "this machine, and the port is free"
+    if answer == os.strerror(errno.ECONNREFUSED):
+        return "note", "the machine can be reached, and nothing listens there"
+    return bad, f"cannot be reached: {answer}"
 
 
 def _look_up(name: str) -> tuple[str, ...]:
@@ -505,27 +414,24 @@ def _look_up(name: str) -> tuple[str, ...]:
 
 
 def _call(addresses: Sequence[str], port: int) -> str:
-    """Return ``answers``, ``refused``, or why no one of `addresses` can be reached. A session tries them all, too."""
+    """Return ``answers``, or why the last of `addresses` cannot be reached. A session tries them all, too."""
     answer = ""
     for address in addresses:
         try:
             socket.create_connection((address, port), _ANSWER_TIMEOUT).close()
         except OSError as error:
-            if answer != "refused":
-                answer = "refused" if error.errno == errno.ECONNREFUSED else error.strerror or str(error)
+            answer = error.strerror or str(error)
         else:
             return "answers"
     return answer
 
 
 _CHECKS: dict[str, Callable[[_Subject], Iterator[_Result]]] = {
-    "driver": _driver,
     "devices": _devices,
     "torch": _torch,
     "masks": _masks,
     "forks": _forks,
     "locks": _locks,
-    "memory": _memory,
     "launcher": _launcher,
     "network": _network,
 }

@@ -26,7 +26,8 @@ class _InfoHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
-        write_section(session.config, None, [(table(look(self._session.own_machine)), False)])
+        machine = self._session.own_machine
+        write_section(session.config, None, [(table(machine, look(machine)), False)])
         session.items = []
         return True
 

@@ -101,7 +101,7 @@ class RemoteLeases:
     def unavailable(self, demand: MachineDemand) -> str | None:
         return None
 
-    def pass_on(self, lease: int, request: int) -> bool:
+    def pass_on(self, lease: int, request: int | None) -> bool:
         return False
 
     def describe(self, number: int, *, pids: Sequence[int] | None = None, test: str | None = None) -> None:

@@ -6,24 +6,21 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_accel.features.order import stored_durations
+from pytest_accel.features.order.stored_durations import DurationsError, merge, read, write
 
 
 def merge_files(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m pytest_accel durations",
-        description="Add the times of tests in files of pytest --accel-durations to another such file.",
-        allow_abbrev=False,
-    )
+    about = "Add the times of tests in files of pytest --accel-durations to another such file."
+    parser = argparse.ArgumentParser("python -m pytest_accel durations", description=about, allow_abbrev=False)
     parser.add_argument("result", type=Path, metavar="RESULT", help="the file to add to; it need not exist")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="the files to add, such as those of jobs")
     given = parser.parse_args(arguments)
     if absent := [str(path) for path in given.files if not path.exists()]:
         parser.error(f"{', '.join(absent)}: no such file")
     try:
-        entries = stored_durations.merge(map(stored_durations.read, (given.result, *given.files)))
-        stored_durations.write(given.result, entries)
-    except stored_durations.DurationsError as error:
+        entries = merge(map(read, (given.result, *given.files)))
+        write(given.result, entries)
+    except DurationsError as error:
         parser.error(str(error))
     print(f"{given.result}: times of {len(entries)} tests")
     return 0

@@ -54,7 +54,7 @@ def pytest_accel_collection_finished(session: AccelSession, items: list[pytest.I
         from pytest_accel.features.order.test_demand import Demand, wanted_by
 
         demand = Demand.of(map(wanted_by, items))
-        if demand.tests:
+        if any(demand.tests):
             pass_over_hints(session.config, lambda is_hint: setattr(session, "next_is_hint", is_hint))
             given[_CHANNEL].send(encode(demand))
 
@@ -78,7 +78,7 @@ class OrderHooks:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._received: list[bytes] = []
-        """The demands that workers have sent, all the same."""
+        """The demands that workers have sent, all the same. Threads receive them, and cannot decode two at a time."""
 
     @cached_property
     def demand(self) -> Demand | None:
@@ -106,8 +106,8 @@ class OrderHooks:
     def _make_order(self, collection: list[str]) -> RunOrder | None:
         if self.demand is None:
             return None
-        tests = list(zip(collection, self.demand.kinds_of_tests(len(collection)), strict=True))
-        times = stored_durations.expected_times(stored_durations.recall(self._session.config), tests)
-        stored_durations.record_times(self._session.config)
-        machine = self._session.machine
+        config, machine = self._session.config, self._session.machine
+        tests = list(zip(collection, self.demand.kinds_of_tests(), strict=True))
+        times = stored_durations.expected_times(stored_durations.recall(config), tests)
+        stored_durations.record_times(config)
         return self.demand.order(collection, machine, machine.slots, times)

@@ -8,9 +8,8 @@ the same item of a list. The worker passes over it (`shims.pass_over_hints`), an
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -29,15 +28,10 @@ class AccelScheduling:
         self.config = config  # pytest-rerunfailures uses it.
         self._scheduler: Any = own
         self._make_order: Callable[[list[str]], RunOrder | None] | None = make_order
-        self._collections: dict[Any, list[str]] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of xdist's protocol for schedulers, ``xdist/scheduler/protocol.py``."""
         return getattr(self._scheduler, name)
-
-    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        self._collections[node] = list(collection)
-        self._scheduler.add_node_collection(node, collection)
 
     def remove_node(self, node: Any) -> str | None:
         """Call the present scheduler, also for those who got this method before it was replaced (`xdist_hooks.py`)."""
@@ -47,19 +41,21 @@ class AccelScheduling:
     def schedule(self) -> None:
         make_order, self._make_order = self._make_order, None
         if make_order is not None:
-            nodes = list(self._scheduler.nodes)
-            first, *others = (self._collections[node] for node in nodes if node in self._collections)
+            own = self._scheduler
+            first, *others = own.node2collection.values()
             # xdist's own scheduler reports collections that differ.
-            if all(other == first for other in others) and (order := make_order(first)) is not None:
-                self._scheduler = DeviceScheduling(first, order, self.config.getoption("maxschedchunk"))
-                for node in nodes:
+            if all(other == first for other in others) and (order := make_order(list(first))) is not None:
+                self._scheduler = DeviceScheduling(list(first), order, self.config.getoption("maxschedchunk"))
+                for node in own.nodes:
                     self._scheduler.add_node(node)
-                    self._scheduler.add_node_collection(node, self._collections[node])
+                    self._scheduler.add_node_collection(node, own.node2collection[node])
         self._scheduler.schedule()
 
 
 class DeviceScheduling:
     """An xdist scheduler that knows which devices tests need; the methods are those of xdist's protocol."""
+
+    collection_is_completed = True
 
     def __init__(
         self, collection: list[str], order: RunOrder, most: int | None, clock: Callable[[], float] = monotonic
@@ -79,36 +75,30 @@ class DeviceScheduling:
         return list(self._tests)
 
     @property
-    def collection_is_completed(self) -> bool:
-        return True
+    def has_pending(self) -> bool:
+        return self._order.left > 0 or any(self._tests.values())
 
     @property
     def tests_finished(self) -> bool:
         return not self.has_pending
 
-    @property
-    def has_pending(self) -> bool:
-        return self._order.left > 0 or any(self._tests.values())
-
     def add_node(self, node: Any) -> None:
         self._tests[node] = []
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        """Have a worker wait for tests, unless it has collected others than the first workers.
+        """Have a worker wait for tests. Exit if it has collected others, and no other worker can run the rest.
 
-        Exit if then no worker can run the remaining tests: xdist would wait forever.
+        xdist would wait forever.
         """
         if list(collection) == self.collection:
             self._idle.insert(0, node)
         elif self._order.left and all(
-            one.shutting_down for one in [*self._idle, *filter(self._tests.get, self._tests)]
+            one.shutting_down for one in (*self._idle, *filter(self._tests.get, self._tests))
         ):
-            pairs = itertools.zip_longest(self.collection, collection, fillvalue="missing")
-            place, theirs, own = next((place, *pair) for place, pair in enumerate(pairs, 1) if pair[0] != pair[1])
             pytest.exit(
                 f"worker {node.gateway.id} has collected other tests than the workers before it, so "
-                f"{self._order.left} remaining test(s) cannot be run: its test {place} is {own}, not {theirs}; "
-                "all workers must collect the same tests in the same order",
+                f"{self._order.left} remaining test(s) cannot be run; all workers must collect the same tests in the "
+                "same order",
                 returncode=pytest.ExitCode.TESTS_FAILED,
             )
 
@@ -116,17 +106,15 @@ class DeviceScheduling:
         """Start all tests that can start now; shut idle workers down if none remain."""
         self._idle = [node for node in self._idle if not node.shutting_down]
         while self._idle:
-            node, others = self._idle[-1], len(self._idle) - 1
-            if not self._order.left:
-                self._idle.pop().shutdown()
-                continue
-            tests = self._order.start(node, self._clock(), others, self._most)
-            if not tests:
+            node = self._idle[-1]
+            tests = self._order.start(node, self._clock(), len(self._idle) - 1, self._most)
+            if not tests and self._order.left:
                 return
             self._idle.pop()
-            hint = self._order.likely(node)
+            hint = self._order.likely(node) if tests else None
             try:
-                node.send_runtest_some(tests if hint is None else [*tests, hint - len(self.collection)])
+                if tests:
+                    node.send_runtest_some(tests if hint is None else [*tests, hint - len(self.collection)])
             except OSError:  # The worker has died; xdist will call remove_node(), and no test has crashed.
                 self._return(node, tests)
                 continue
@@ -160,7 +148,3 @@ class DeviceScheduling:
         self._order.end(node)
         for index in tests:
             self._order.put_back(index)
-
-    def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> NoReturn:
-        """Not used: this scheduler never asks a worker to return tests."""
-        raise NotImplementedError

@@ -10,8 +10,9 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
 
 from pytest_accel.core import whole_file
@@ -24,22 +25,23 @@ NO_DEVICE = "none"
 """The kind under which the times of tests that use no device are stored."""
 KEPT = 5
 """Number of times that are stored for each test and kind of device: the latest."""
-_LARGEST = 1e12
-"""The largest allowed number of seconds: the sum of many is still finite."""
-_FORMAT = {"format": "pytest-accel durations", "version": 1}
+_MOST_TESTS = 100_000
+"""Maximum number of tests that are stored: those that ran last. Ids with random parts would add up forever."""
 KEY = "accel/durations"
-"""Key in pytest's cache; the value is `Durations`."""
+"""Key in pytest's cache."""
 _DECAY = 0.8
 """Weight of a session's time relative to that of the session after it."""
-_MOST_TESTS = 100_000
-"""Maximum number of tests in pytest's cache: those that ran last."""
 
-Durations = dict[str, dict[str, list[float]]]
-"""Seconds by node id and kind of device, the latest last."""
-SessionTimes = Sequence[tuple[str, str, float]]
-"""Node id, kind of device and seconds of the tests of one session. Several tests may have one node id."""
-Entries = dict[str, dict[str, list[tuple[float, float]]]]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+"""The sum of many is still finite."""
+Entries = dict[str, dict[str, list[tuple[_Seconds, _Seconds]]]]
 """Pairs of a moment (seconds since 1970) and a test's seconds, by node id and kind of device, in this order."""
+
+
+class _File(msgspec.Struct):
+    format: Literal["pytest-accel durations"]
+    version: Literal[1]
+    tests: Entries
 
 
 class DurationsError(Exception):
@@ -49,118 +51,92 @@ class DurationsError(Exception):
 def read(path: Path) -> Entries:
     """Return the contents of the file, nothing if it does not exist; raise `DurationsError` if it is not valid."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict) or {key: data.get(key) for key in _FORMAT} != _FORMAT:
-            raise ValueError(f"it lacks {json.dumps(_FORMAT)[1:-1]}")
-        return {
-            nodeid: {
-                kind: [(_number(moment), _number(took)) for moment, took in pairs] for kind, pairs in kinds.items()
-            }
-            for nodeid, kinds in data["tests"].items()
-        }
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), _File).tests
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DurationsError(f"{path} cannot be read as a file of durations: {cut_end(str(error), 160)}") from None
-
-
-def _number(value: object) -> float:
-    """Return a number from 0 to `_LARGEST`; raise ValueError for another value."""
-    # Compare before converting: an integer may be too large for a float.
-    if isinstance(value, (int, float)) and 0 <= value <= _LARGEST:
-        return float(value)
-    raise ValueError(
-        f"allowed is [MOMENT, SECONDS] with numbers from 0 to {_LARGEST:g}, not {cut_end(repr(value), 80)}"
-    )
 
 
 def merge(many: Iterable[Entries]) -> Entries:
     """Return all entries, of each test and kind the latest `KEPT`."""
     found: dict[str, dict[str, set[tuple[float, float]]]] = {}
-    for entries in many:
-        for nodeid, kinds in entries.items():
-            for kind, pairs in kinds.items():
-                found.setdefault(nodeid, {}).setdefault(kind, set()).update(pairs)
+    for test, kinds in (item for entries in many for item in entries.items()):
+        for kind, pairs in kinds.items():
+            found.setdefault(test, {}).setdefault(kind, set()).update(pairs)
+    latest = sorted(found, key=lambda test: max(max(pairs, default=(0, 0)) for pairs in found[test].values()))
     return {
-        nodeid: {kind: sorted(pairs)[-KEPT:] for kind, pairs in sorted(kinds.items())}
-        for nodeid, kinds in sorted(found.items())
+        test: {kind: sorted(pairs)[-KEPT:] for kind, pairs in sorted(found[test].items())}
+        for test in sorted(latest[-_MOST_TESTS:])
     }
 
 
 def write(path: Path, entries: Entries) -> None:
     """Replace the file at once, with one line for each test, in the order of the node ids."""
-    tests = ",\n".join(f"  {json.dumps(nodeid)}: {json.dumps(kinds)}" for nodeid, kinds in merge([entries]).items())
+    tests = ",\n".join(f"  {json.dumps(nodeid)}: {json.dumps(kinds)}" for nodeid, kinds in entries.items())
     try:
-        whole_file.write(str(path), f'{json.dumps(_FORMAT)[:-1]}, "tests": {{\n{tests}\n}}}}\n')
+        whole_file.write(str(path), f'{{"format": "pytest-accel durations", "version": 1, "tests": {{\n{tests}\n}}}}\n')
     except OSError as error:
         raise DurationsError(f"{path} cannot be written: {error}") from None
 
 
-def add(path: Path, times: SessionTimes) -> None:
-    """Add the times of a session that ends now to the file."""
+def add(path: Path, times: Sequence[tuple[str, str, float]]) -> None:
+    """Add the times of a session that ends now to the file: node id, kind of device and seconds of its tests."""
+    write(path, merge([read(path), *_entries(times)]))
+
+
+def _entries(times: Sequence[tuple[str, str, float]]) -> list[Entries]:
     moment = round(time.time(), 3)
-    new: list[Entries] = [{nodeid: {kind: [(moment, round(seconds, 4))]}} for nodeid, kind, seconds in times]
-    write(path, merge([read(path), *new]))
+    return [{nodeid: {kind: [(moment, round(seconds, 4))]}} for nodeid, kind, seconds in times]
 
 
-def expected(values: Sequence[float]) -> float | None:
+def expected(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Return the weighted median of a test's times, the latest with most weight; None if there are no times."""
-    weighted = sorted((value, _DECAY**age) for age, value in enumerate(reversed(values)))
+    weighted = sorted((took, _DECAY**age) for age, (_, took) in enumerate(reversed(pairs)))
     half = sum(weight for _, weight in weighted) / 2
-    for value, weight in weighted:
+    for took, weight in weighted:
         half -= weight
         if half <= 0:
-            return value
+            return took
     return None
 
 
-def expected_times(durations: Durations, tests: Sequence[tuple[str, str]]) -> list[float | None]:
+def expected_times(stored: Entries, tests: Sequence[tuple[str, str]]) -> list[float | None]:
     """Return the expected seconds of each of `tests`, a node id and a kind of device; None if no time is stored."""
-    return [expected(durations.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
+    return [expected(stored.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
 
 
-def recall(config: pytest.Config) -> Durations:
+def recall(config: pytest.Config) -> Entries:
     """Return the stored times: those of the file of ``--accel-durations``, without this option those of the cache."""
     return _of_cache(config) if _path(config) is None else shared(config)
 
 
-def shared(config: pytest.Config) -> Durations:
+def shared(config: pytest.Config) -> Entries:
     """Return the times in the file of ``--accel-durations``, which several jobs can have; empty without this option."""
     path = _path(config)
-    entries = {} if path is None else read(path)
-    return {
-        test: {kind: [took for _, took in pairs] for kind, pairs in kinds.items()} for test, kinds in entries.items()
-    }
+    return {} if path is None else read(path)
 
 
-def check_file(config: pytest.Config) -> None:
-    """Raise ``pytest.UsageError`` unless the file of ``--accel-durations`` can be read and written, if it is given."""
-    if (path := _path(config)) is not None:
-        try:
-            read(path)
-            whole_file.check_folder(str(path))
-        except (DurationsError, OSError) as error:
-            text = error if isinstance(error, DurationsError) else f"{path} cannot be written: {error}"
-            raise pytest.UsageError(f"--accel-durations: {text}") from None
-
-
-def _of_cache(config: pytest.Config) -> Durations:
+def _of_cache(config: pytest.Config) -> Entries:
     """Return the times in pytest's cache, a file that anything may have written; empty if they are not valid."""
     cache: Any = getattr(config, "cache", None)
     try:
-        found = (cache.get(KEY, None) if cache is not None else None) or {}
-        return {test: {kind: [*map(_number, times)] for kind, times in kinds.items()} for test, kinds in found.items()}
-    except (ValueError, TypeError, AttributeError):
+        return msgspec.convert(cache.get(KEY, {}), Entries)
+    except (ValueError, AttributeError):  # Without the plugin of the cache there is none.
         return {}
 
 
-def remember(durations: Durations, times: SessionTimes) -> Durations:
-    """Return `durations` with the `times` of one more session added."""
-    kept = dict(durations)
-    for nodeid, kind, seconds in times:
-        earlier = kept.pop(nodeid, {})
-        kept[nodeid] = earlier | {kind: [*earlier.get(kind, ()), round(seconds, 4)][-KEPT:]}
-    return dict(list(kept.items())[-_MOST_TESTS:])
+def check_file(config: pytest.Config) -> None:
+    """Raise ``pytest.UsageError`` unless the file of ``--accel-durations`` can be read and written."""
+    path = _path(config)
+    assert path is not None
+    try:
+        read(path)
+        whole_file.check_folder(str(path))
+    except DurationsError as error:
+        raise pytest.UsageError(f"--accel-durations: {error}") from None
+    except OSError as error:
+        raise pytest.UsageError(f"--accel-durations: {path} cannot be written: {error}") from None
 
 
 def record_times(config: pytest.Config) -> None:
@@ -188,29 +164,24 @@ class _Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        path, cache = _output(session.config), getattr(session.config, "cache", None)
-        if path is not None and not session.config.option.collectonly:
+        """Store the times in the cache or the file; with ``--accel-shard`` in one beside it, ``durations.2-of-4.json``.
+
+        If the jobs changed the file that they read, those that start later would divide the tests in another way.
+        """
+        config, cache = session.config, getattr(session.config, "cache", None)
+        path, shard = _path(config), config.stash[SESSION].settings.shard
+        if path is None and cache is not None and self._times:
+            cache.set(KEY, merge([_of_cache(config), *_entries(self._times)]))
+        elif path is not None and not config.option.collectonly:
+            if shard is not None:
+                path = path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
             try:
-                add(path, self._times)
+                add(Path(own_path(str(path))), self._times)
             except DurationsError as error:
-                write_line(session.config, f"accel: the times of this session are lost: {error}")
-        elif path is None and cache is not None and self._times:
-            cache.set(KEY, remember(_of_cache(session.config), self._times))
+                write_line(config, f"accel: the times of this session are lost: {error}")
 
 
 def _path(config: pytest.Config) -> Path | None:
     """Return the file of ``--accel-durations``; a relative path starts at the folder in which pytest was started."""
     value = config.stash[SESSION].settings.durations
     return None if value is None else config.invocation_params.dir / value
-
-
-def _output(config: pytest.Config) -> Path | None:
-    """Return the file to which the session adds its times: that of ``--accel-durations``, or with ``--accel-shard`` one
-    of its own beside it, ``durations.2-of-4.json``.
-
-    If the jobs changed the file that they read, those that start later would divide the tests in another way.
-    """
-    path, shard = _path(config), config.stash[SESSION].settings.shard
-    if path is not None and shard is not None:
-        path = path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
-    return None if path is None else Path(own_path(str(path)))

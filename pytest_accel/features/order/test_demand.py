@@ -26,12 +26,12 @@ Wanted = tuple[WorldKey, ...]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The tests of a collection that need more than a worker, and what they need."""
+    """The needs of a collection of tests."""
 
     wanted: tuple[Wanted, ...]
-    """The different needs."""
-    tests: tuple[tuple[int, int], ...]
-    """The index of each test in the collection, and the index of its need; tests that cannot run are left out."""
+    """The different needs. The first is that of a test that needs only a worker, or cannot run."""
+    tests: tuple[int, ...]
+    """The index of each test's need."""
 
     @classmethod
     def of(cls, tests: Iterable[Wanted]) -> Demand:
@@ -39,36 +39,25 @@ class Demand:
 
         The keys lose their environment variables: no need depends on them, and messages cannot carry all characters.
         """
-        numbers: dict[Wanted, int] = {}
-        found = [(index, numbers.setdefault(one, len(numbers))) for index, one in enumerate(tests) if one]
-        return cls(tuple(tuple(replace(key, env=()) for key in keys) for keys in numbers), tuple(found))
+        numbers: dict[Wanted, int] = {(): 0}
+        found = tuple(numbers.setdefault(one, len(numbers)) for one in tests)
+        return cls(tuple(tuple(replace(key, env=()) for key in keys) for keys in numbers), found)
 
     def needs(self, machine: Machine, slots: int) -> list[Need]:
-        """Return the needs of the tests: first that of a test that needs only a worker, then the others."""
-        return [Need(), *(_need(keys, machine, slots) for keys in self.wanted)]
+        """Return the different needs as the rule sees them."""
+        return [_need(keys, machine, slots) for keys in self.wanted]
 
-    def needs_of_tests(self, count: int) -> list[int]:
-        """Return the index in :meth:`needs` for each of the `count` tests of the collection."""
-        need_of = {index: 1 + number for index, number in self.tests}
-        return [need_of.get(index, 0) for index in range(count)]
-
-    def kinds_of_tests(self, count: int) -> list[str]:
-        """Return the kind of device that each of the `count` tests of the collection uses."""
-        kinds = [NO_DEVICE, *(keys[0].used_kind if keys[0].ranks else NO_DEVICE for keys in self.wanted)]
-        return [kinds[number] for number in self.needs_of_tests(count)]
+    def kinds_of_tests(self) -> list[str]:
+        """Return the kind of device that each test uses."""
+        kinds = [keys[0].used_kind if keys and keys[0].ranks else NO_DEVICE for keys in self.wanted]
+        return [kinds[number] for number in self.tests]
 
     def order(
         self, collection: Sequence[str], machine: Machine, slots: int, stored: Sequence[float | None]
     ) -> RunOrder:
         """Return the order of `collection` (node ids) on a machine; `stored` has the expected seconds of each test."""
         modules = [nodeid.partition("::")[0] for nodeid in collection]
-        tasks = list(map(Task, self.needs_of_tests(len(collection)), modules, stored))
-        return RunOrder(self.needs(machine, slots), tasks, dict.fromkeys(self.devices(machine), WHOLE), slots)
-
-    def devices(self, machine: Machine) -> list[str]:
-        """Return the ids of all devices and resources that a test may use, whole or in part."""
-        kinds = dict.fromkeys(key.kind for keys in self.wanted for key in keys if key.need is not None)
-        return [device.id for kind in kinds for device in machine.of(kind).devices]
+        return RunOrder(self.needs(machine, slots), list(map(Task, self.tests, modules, stored)), slots)
 
 
 def wanted(item: pytest.Item, plan: ItemPlan | None) -> Wanted:

@@ -60,14 +60,10 @@ def pytest_accel_select(
 
 
 def _refuse_second_partition(config: pytest.Config, option: str) -> None:
-    """Raise ``pytest.UsageError`` if another plugin partitions the tests, too: some of them would run in no session.
-
-    `option` is the option of this plugin that partitions them, such as ``--accel-shard 1/4``.
-    """
+    """Raise ``pytest.UsageError`` if another plugin partitions the tests, too: some of them would run in no session."""
     for other, name in _PARTITIONS:
         parts = getattr(config.option, name, None)
         if isinstance(parts, int) and parts > 1:
             raise pytest.UsageError(
-                f"{option} cannot be used with {other} {parts}: each runs a part of the tests that the other has left; "
-                "leave one of them out"
+                f"{option} cannot be used with {other} {parts}: each runs a part of the tests; leave one out"
             )

@@ -13,10 +13,10 @@ from pytest_accel.core.needs import Needs
 from pytest_accel.core.stash_keys import missing_leases
 from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.hardware.registry import VendorError
-from pytest_accel.settings import options, select_expression
+from pytest_accel.settings import select_expression
 
 if TYPE_CHECKING:
-    from pytest_accel.features.order.stored_durations import Durations
+    from pytest_accel.features.order.stored_durations import Entries
     from pytest_accel.features.planning.forecast import SuiteOnMachine
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.item_redirection import Redirector
@@ -62,14 +62,16 @@ def select(
             if (meets(redirector.needs(plans[item])) if item in plans else unmarked[missing_leases(item) is None])
         }
         _deselect(session.config, items, chosen | wrong)
-    # A plan shows all parts.
-    if shard is not None and not options.plans(session.config):
+    if shard is not None:
         part, parts = shard
         given = session.worker_input
-        workers = 1 if given is None else int(given["workercount"])
-        planned = [(item, plans.get(item)) for item in items]
-        divided = divide(planned, session.config, session.machine, parts, workers)
-        line = f"accel: part {part} of {parts}: {len(divided[part - 1])} of {len(items)} tests, division {_id(divided)}"
+        # A plan divides as the jobs do, which have this number of workers.
+        workers = getattr(session.config.option, "numprocesses", None) if given is None else given["workercount"]
+        divided = _divide(session, [(item, plans.get(item)) for item in items], parts, int(workers or 1))
+        # The id differs between jobs if they divide the tests in different ways.
+        lines = sorted(f"{number} {item.nodeid}" for number, tests in enumerate(divided) for item in tests)
+        name = hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()[:6]
+        line = f"accel: part {part} of {parts}: {len(divided[part - 1])} of {len(items)} tests, division {name}"
         _deselect(session.config, items, set(divided[part - 1]))
         if given is None:
             session.show(line)
@@ -85,29 +87,18 @@ def _deselect(config: pytest.Config, items: list[pytest.Item], chosen: set[pytes
         config.hook.pytest_deselected(items=removed)
 
 
-def _id(divided: Sequence[Sequence[pytest.Item]]) -> str:
-    """Return a short text that differs between jobs if they divide the tests in different ways."""
-    lines = sorted(f"{part} {item.nodeid}" for part, items in enumerate(divided) for item in items)
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()[:6]
+def suite_of(tests: Planned, stored: Entries, machine: Machine) -> SuiteOnMachine:
+    """Return the suite of tests that are not certain to be skipped; `stored` are the times of earlier sessions."""
+    from pytest_accel.features.order.test_demand import Demand, wanted
+    from pytest_accel.features.planning.forecast import SuiteOnMachine, assumed_times
+
+    names = [item.nodeid for item, _ in tests]
+    demand = Demand.of(wanted(item, plan) for item, plan in tests)
+    times = assumed_times(stored, list(zip(names, demand.kinds_of_tests(), strict=True)))
+    return SuiteOnMachine(names, demand, times, machine, machine.slots)
 
 
-def runnable(planned: Planned) -> Planned:
-    """Return the tests that are not certain to be skipped."""
-    return [(item, plan) for item, plan in planned if skip_reason(item, plan) is None]
-
-
-def suite_of(tests: Planned, durations: Durations, machine: Machine) -> SuiteOnMachine:
-    """Return the suite of :func:`runnable` tests; `durations` are the times of earlier sessions."""
-    from pytest_accel.features.order.test_demand import wanted
-    from pytest_accel.features.planning.forecast import SuiteOnMachine
-
-    needs = [(item.nodeid, wanted(item, plan)) for item, plan in tests]
-    return SuiteOnMachine.of(needs, durations, machine, machine.slots)
-
-
-def divide(
-    planned: Planned, config: pytest.Config, machine: Machine, parts: int, workers: int
-) -> list[list[pytest.Item]]:
+def _divide(session: AccelSession, planned: Planned, parts: int, workers: int) -> list[list[pytest.Item]]:
     """Divide tests into `parts` parts, for jobs that run `workers` tests at the same time. See `shards.py`.
 
     Only the times in the file of ``--accel-durations`` count: those in pytest's cache differ from job to job. The tests
@@ -116,8 +107,8 @@ def divide(
     from pytest_accel.features.order.stored_durations import shared
     from pytest_accel.features.planning.shards import SplitTest, partition
 
-    able = runnable(planned)
-    suite = suite_of(able, shared(config), machine)
+    able = [one for one in planned if skip_reason(*one) is None]
+    suite = suite_of(able, shared(session.config), session.machine)
     tests = {
         item: SplitTest(item.nodeid, seconds, need, _together(item))
         for (item, _), seconds, need in zip(able, suite.times.seconds, suite.needs, strict=True)

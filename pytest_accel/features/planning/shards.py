@@ -8,7 +8,7 @@ times and needs alone, so every job computes the same.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -31,11 +31,6 @@ class SplitTest:
     """Tests with the same text stay in one part; empty for a test that may be in any part."""
 
 
-_Load = defaultdict[object, float]
-"""The seconds that tests take each resource: the workers, and each group of devices; and, as they cannot run beside
-each other, the sum of the tests that take all of a group (`alone`), and the longest of the others (`longest`)."""
-
-
 def partition(tests: Sequence[SplitTest], parts: int, workers: int, *, timed: bool) -> list[list[int]]:
     """Return the indices of the `tests` of each of `parts` parts, in ascending order.
 
@@ -43,61 +38,53 @@ def partition(tests: Sequence[SplitTest], parts: int, workers: int, *, timed: bo
     single tests are then distributed by their number and size, since a part with several whole modules could take much
     longer than others. Tests with the same node id are in the same part.
     """
-    best: tuple[float, list[list[int]]] | None = None
     for whole_modules in (True, False) if timed else (False,):
         bundles: dict[str, list[int]] = {}
-        for index in sorted(
-            range(len(tests)), key=lambda index: tests[index].nodeid
-        ):  # The order differs between jobs.
+        for index in sorted(range(len(tests)), key=lambda index: tests[index].nodeid):  # Jobs collect in other orders.
             test = tests[index]
-            module = test.nodeid.partition("::")[0]
-            bundles.setdefault(test.together or (module if whole_modules else test.nodeid), []).append(index)
-        found, excess = _distribute(tests, list(bundles.values()), parts, workers)
-        if best is None or excess < best[0]:
-            best = excess, found
-        if excess <= _ALLOWED_EXCESS:
+            name = test.nodeid.partition("::")[0] if whole_modules else test.nodeid
+            bundles.setdefault(test.together or name, []).append(index)
+        found: list[list[int]] = [[] for _ in range(parts)]
+        loads: list[dict[object, float]] = [{} for _ in range(parts)]
+
+        def rank(bundle: list[int]) -> tuple[float, int, str]:
+            # The order of names would give each part the same one of several equal test functions.
+            name = tests[bundle[0]].nodeid
+            return (
+                -_time(_load({}, tests, bundle, workers, timed=timed)),
+                crc32(name.encode(errors="surrogatepass")),
+                name,
+            )
+
+        for bundle in sorted(bundles.values(), key=rank):
+            after = [_load(load, tests, bundle, workers, timed=timed) for load in loads]
+            part = min(range(parts), key=lambda part: (_time(after[part]), sum(after[part].values()), len(found[part])))
+            loads[part] = after[part]
+            found[part] += bundle
+        times = [_time(load) for load in loads]
+        if max(times) * parts <= sum(times) * (1 + _ALLOWED_EXCESS):
             break
-    assert best is not None
-    return [sorted(part) for part in best[1]]
-
-
-def _distribute(
-    tests: Sequence[SplitTest], bundles: Sequence[list[int]], parts: int, workers: int
-) -> tuple[list[list[int]], float]:
-    """Return the tests of each part, and by which fraction the slowest part exceeds the mean."""
-    found: list[list[int]] = [[] for _ in range(parts)]
-    loads: list[_Load] = [defaultdict(float) for _ in range(parts)]
-
-    def rank(bundle: list[int]) -> tuple[float, int, str]:
-        # The order of names would give each part the same one of several equal test functions.
-        name = tests[bundle[0]].nodeid
-        return -_time(_load([], tests, bundle, workers)), crc32(name.encode(errors="surrogatepass")), name
-
-    for bundle in sorted(bundles, key=rank):
-        after = [_load(load.items(), tests, bundle, workers) for load in loads]
-        part = min(range(parts), key=lambda part: (_time(after[part]), sum(after[part].values()), len(found[part])))
-        loads[part] = after[part]
-        found[part] += bundle
-    times = [_time(load) for load in loads]
-    return found, max(times) * parts / (sum(times) or 1.0) - 1
+    return [sorted(part) for part in found]
 
 
 def _load(
-    before: Iterable[tuple[object, float]], tests: Sequence[SplitTest], bundle: Sequence[int], workers: int
-) -> _Load:
-    """Return the load `before` with that of a bundle added."""
-    load: _Load = defaultdict(float, before)
+    before: Mapping[object, float], tests: Sequence[SplitTest], bundle: Sequence[int], workers: int, *, timed: bool
+) -> dict[object, float]:
+    """Return the load `before` with that of a bundle added: the seconds for which each resource is taken.
+
+    Tests that take all of a group of devices (`alone`) cannot run beside the longest of the others.
+    """
+    load = defaultdict(float, before)
     for test in (tests[index] for index in bundle):
         load["workers"] += test.seconds / workers
-        if test.need.requests:
-            load[test.need.candidates] += test.need.size * test.seconds
-            if test.need.size == 1:
-                load["alone"] += test.seconds
-            else:
-                load["longest"] = max(load["longest"], test.seconds)
+        load[test.need.candidates] += test.need.size * test.seconds
+        if test.need.size == 1:
+            load["alone"] += test.seconds
+        elif test.need.requests and timed:
+            load["longest"] = max(load["longest"], test.seconds)
     return load
 
 
-def _time(load: _Load) -> float:
+def _time(load: Mapping[object, float]) -> float:
     """Return a lower bound of the seconds that the tests of a part take."""
-    return max((*load.values(), load["alone"] + load["longest"]))
+    return max((*load.values(), load.get("alone", 0.0) + load.get("longest", 0.0)))

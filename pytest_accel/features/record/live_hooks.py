@@ -109,7 +109,7 @@ class LiveHooks:
         from pytest_accel.features.order.stored_durations import recall
         from pytest_accel.features.planning.forecast import SuiteOnMachine, assumed_times
 
-        tests = list(zip(collection, demand.kinds_of_tests(len(collection)), strict=True))
+        tests = list(zip(collection, demand.kinds_of_tests(), strict=True))
         times = assumed_times(recall(self._session.config), tests)
         self._suite = SuiteOnMachine(collection, demand, times, self._session.machine, self._session.machine.slots)
         self._workers = workers

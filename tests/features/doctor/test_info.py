@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.device import Device, Link
-from pytest_accel.features.doctor.info import DeviceFacts, SessionFacts, as_json, table
-from pytest_accel.hardware.health import Health
-from pytest_accel.hardware.inventory import Inventory
+from pytest_accel.features.doctor.info import look, table
+from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.leases.device_locks import DeviceLocks, who_holds
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.shared_folder import lock_path
@@ -262,29 +260,23 @@ def test_a_kind_whose_package_cannot_be_imported_is_reported(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_links_health_holders_and_notes_are_shown() -> None:
-    links = (Link("b", "nvlink"), Link("b", "nvlink"), Link("gone", "nvlink"), Link("c", "nvlink"), Link("c", "numa"))
-    devices = tuple(Device("toy", name, at, "Toy", links=links if name == "a" else ()) for at, name in enumerate("abc"))
-    holders = {"a": Holder.unknown()}
-    health = {"a": Health("busy", "is used by pid 7 (x, 2 GiB)"), "b": Health("sick", "is ill"), "c": Health()}
-    facts = SessionFacts(
-        Inventory("toy", devices, present=3, visible=3),
-        tuple(DeviceFacts(f"toy:{one.index}", one, holders.get(one.id), health[one.id]) for one in devices),
-        {"TOYS": "a,b,c", "OTHER": None},
-        ("a note",),
-    )
-    lines = table(facts).splitlines()
-    assert "  numa: 2; nvlink: 1,2  an unknown session  pid 7 (x, 2 GiB)" in lines[2]
-    assert lines[3].endswith("  sick: is ill")
-    assert lines[5:] == ["mask of a process that sees all of them: TOYS=a,b,c", "a note"]
-    document: Any = as_json(facts)
-    assert document["mask"] == {"TOYS": "a,b,c", "OTHER": None}
-    assert document["devices"][0]["links"] == [
-        {"peer": "b", "number": 1, "via": "nvlink", "count": 2},
+def test_health_and_unknown_holders_and_links_to_other_machines_are_shown() -> None:
+    machine = Machine(parse_kind("sim:2"))
+    document = look(machine)
+    first, second = document["devices"]
+    first["links"] = [
+        {"peer": "sim-1", "number": 1, "via": "nvlink", "count": 2},
         {"peer": "gone", "number": None, "via": "nvlink", "count": 1},
-        {"peer": "c", "number": 2, "via": "nvlink", "count": 1},
-        {"peer": "c", "number": 2, "via": "numa", "count": 1},
+        {"peer": "sim-1", "number": 1, "via": "numa", "count": 1},
     ]
+    first["holder"] = {"pid": 0, "user": "unknown", "test": "an unknown session", "since": 0.0}
+    first["health"] = {"state": "busy", "reason": "is used by pid 7 (x, 2 GiB)"}
+    second["health"] = {"state": "sick", "reason": "is ill"}
+    document["notes"].append("a note")
+    lines = table(machine, document).splitlines()
+    assert lines[2].endswith("  numa: 1; nvlink: 1  an unknown session  pid 7 (x, 2 GiB)")
+    assert lines[3].endswith("  sick: is ill")
+    assert lines[-1] == "a note"
 
 
 def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:

@@ -108,18 +108,3 @@ def test_tests_of_one_world_run_one_after_the_other(logging_suite: Suite) -> Non
             "begin b",
             "end b",
         ]
-
-
-@pytest.mark.long
-def test_the_ini_file_can_enable_reordering(logging_suite: Suite) -> None:
-    logging_suite.ini("accel_schedule = always")
-    assert logging_suite.run("--collect-only", "-q").text.count("test_all") == 4
-    assert logging_suite.run("-k", "all or one").ret == 0
-    assert _test_order(logging_suite) == [*_ALL * 2, *_ONE * 2]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("options", [(), ("-n1", "-o", "accel_schedule=off")], ids=["none", "xdist"])
-def test_without_the_option_and_under_xdist_the_order_is_unchanged(logging_suite: Suite, options: tuple[str]) -> None:
-    assert logging_suite.run("test_a.py", *options).count() == {"PASSED": 6, "SKIPPED": 1}
-    assert _test_order(logging_suite) == ["all", "plain", "one", "plain in class", "one more", "all again"]

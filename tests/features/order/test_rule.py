@@ -119,11 +119,8 @@ def test_short_tests_are_sent_together_with_a_hint() -> None:
         assert hint + 100 not in tests
 
 
-DEVICES = ("d0", "d1", "d2", "d3")
-
-
-def _order(tests: Sequence[Test], *, known: bool = True) -> RunOrder:
-    return order_of(tests, DEVICES, [test.seconds if known else None for test in tests])
+def _order(tests: Sequence[Test]) -> RunOrder:
+    return order_of(tests, ("d0", "d1", "d2", "d3"), [test.seconds for test in tests])
 
 
 def test_the_largest_then_longest_test_that_fits_is_first_and_then_one_without_a_device() -> None:
@@ -138,25 +135,6 @@ def test_the_largest_then_longest_test_that_fits_is_first_and_then_one_without_a
     order.end("a")
     # No more than the largest remaining one.
     assert [tests[index].devices for index in order.start("a", 2.0, 2)] == [4]
-
-
-def test_a_test_that_takes_as_long_as_all_others_goes_before_larger_ones() -> None:
-    assert _order([Test(1.0, 2)] * 8 + [Test(30.0, 1)]).start("a", 0.0, 3) == [8]
-    # But after one that cannot run beside it.
-    assert _order([Test(1.0, 2)] * 8 + [Test(30.0, 1), Test(1.0, 4)]).start("a", 0.0, 3) == [9]
-
-
-def test_a_test_leaves_devices_to_other_workers_if_workers_are_scarce() -> None:
-    tests = [Test(1.0, 3), *(Test(1.0, 1) for _ in range(8))]
-    assert tests[_order(tests).start("a", 0.0, 2)[0]].devices == 1
-    assert tests[_order(tests).start("a", 0.0, 1)[0]].devices == 3
-
-
-def test_small_tests_go_first_if_times_differ_much_and_none_are_known() -> None:
-    order = _order([Test(1.0, devices) for devices in (1, 2)] * 20, known=False)
-    for index, seconds in ((0, 0.1), (2, 0.1), (4, 0.1), (6, 0.1), (8, 9.0)):
-        order.record(index, seconds)
-    assert order.start("a", 0.0, 9)[0] % 2 == 0
 
 
 def test_each_worker_stays_with_one_module_while_there_are_others() -> None:

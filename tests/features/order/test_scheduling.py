@@ -171,8 +171,8 @@ def test_a_replaced_worker_that_collects_other_tests_ends_the_session(suite: Sui
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "worker 'gw0' crashed while running 'test_suite.py::test_crashes'" in run.text
     assert (
-        "worker gw2 has collected other tests than the workers before it, so 2 remaining test(s) cannot be run: "
-        "its test 3 is test_suite.py::test_plain[1], not test_suite.py::test_plain[0]"
+        "worker gw2 has collected other tests than the workers before it, so 2 remaining test(s) cannot be run; "
+        "all workers must collect the same tests in the same order"
     ) in run.text
 
 
@@ -344,10 +344,10 @@ def test_durations_are_remembered_and_used(suite: Suite) -> None:
     assert set(found) == {"test_suite.py::test_plain", *(f"test_suite.py::test_all[{number}]" for number in range(6))}
     assert {tuple(kinds) for name, kinds in found.items() if "test_all" in name} == {("sim",)}
     assert set(found["test_suite.py::test_plain"]) == {"none"}
-    assert all(len(times) == 1 and times[0] >= 0 for kinds in found.values() for times in kinds.values())
+    assert all(len(times) == 1 and times[0][1] >= 0 for kinds in found.values() for times in kinds.values())
 
     for number in range(6):
-        found[f"test_suite.py::test_all[{number}]"] = {"sim": [10.0 * (number + 1)]}
+        found[f"test_suite.py::test_all[{number}]"] = {"sim": [(1.0, 10.0 * (number + 1))]}
     path.write_text(json.dumps(found))
     (suite.path / "order").unlink()
     suite.run("-n2")

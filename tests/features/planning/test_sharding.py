@@ -132,27 +132,8 @@ def test_a_wrong_durations_file_or_part_is_a_usage_error(suite: Suite) -> None:
     suite.write("times.json", "{}")
     run = suite.run("--accel-durations", "times.json")
     assert run.ret == 4
-    assert (
-        f"--accel-durations: {suite.path / 'times.json'} cannot be read as a file of durations: it lacks" in run.errors
-    )
+    assert f"--accel-durations: {suite.path / 'times.json'} cannot be read as a file of durations: " in run.errors
     assert (suite.path / "times.json").read_text() == "{}"
     run = suite.run("--accel-shard", "3/2")
     assert run.ret == 4
     assert "argument --accel-shard: must be I/N with ints 1 <= I <= N, got '3/2'" in run.errors
-
-
-def test_a_plan_shows_the_parts(suite: Suite) -> None:
-    suite.write("test_it.py", SUITE)
-    tests = {f"test_it.py::test_two[{number}]": {"cuda": [[0, 60.0]]} for number in range(3)}
-    tests |= {f"test_it.py::test_plain[{number}]": {"none": [[0, 0.1]]} for number in range(5)}
-    tests["test_it.py::test_ranks"] = {"cuda": [[0, 60.0]]}
-    times = {"format": "pytest-accel durations", "version": 1, "tests": tests}
-    (suite.path / "times.json").write_text(json.dumps(times))
-    plan = ("--accel-durations", "times.json", "--accel-plan")
-    run = suite.run(*plan, "cuda:4", "--accel-shard", "1/2")
-    assert run.ret == 0
-    assert re.search(r"^2 jobs with -n \d+ each:$", run.text, re.MULTILINE)
-    rows = re.findall(r"^ +(\d/2) +(\d+) +(60\.\d s)$", run.text, re.MULTILINE)
-    assert [part for part, _, _ in rows] == ["1/2", "2/2"]
-    assert sum(int(tests) for _, tests, _ in rows) == 9
-    assert json.loads((suite.path / "times.json").read_text()) == times

@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.makespan import MIXES
-from benchmarks.shards import imbalance
 from pytest_accel.features.order.rule import Need
 from pytest_accel.features.planning.shards import SplitTest, partition
 from pytest_accel.leases.policy import Request
@@ -63,15 +60,3 @@ def test_modules_are_not_split_if_the_parts_stay_equal() -> None:
         names = {modules[index].nodeid.partition("::")[0] for index in part}
         assert len(names) == 2
         assert len(part) == 10
-
-
-@pytest.mark.parametrize("mix", MIXES)
-def test_jobs_end_together_if_the_times_are_known(mix: str) -> None:
-    for seed, parts in ((0, 2), (1, 4), (4, 8)):
-        assert imbalance(mix, seed, parts, timed=True) <= 1.06
-
-
-@pytest.mark.parametrize("mix", ["large ones collected last", "3 devices each", "half of them shared", "everything"])
-def test_jobs_end_nearly_together_if_no_time_is_known(mix: str) -> None:
-    """Use only suites in which the times of tests with equal needs vary uniformly by a factor of ten at most."""
-    assert sum(imbalance(mix, seed, 3, timed=False) for seed in range(4)) / 4 <= 1.2

@@ -12,7 +12,6 @@ from pytest_accel.core.marks import Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, plan_item
 from pytest_accel.features.order.test_demand import Demand
-from pytest_accel.features.planning.forecast import SuiteOnMachine
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, RayMachine, RayNode
 from pytest_accel.features.sizes.hooks import pytest_accel_plan_all
@@ -125,8 +124,9 @@ def test_the_schedule_counts_devices_whose_properties_are_unknown() -> None:
 @pytest.mark.parametrize("nodes", [NODES, NODES[:1]])
 def test_the_schedule_has_a_worker_wait_for_devices_that_an_autoscaler_may_add(nodes: Sequence[RayNode]) -> None:
     growing = machine("sim:4", nodes, can_scale=True)
-    suite = SuiteOnMachine.of([("test_it.py::test_large", (key(9),))], {}, growing, 2)
-    assert [forecast.makespan for forecast in suite.forecasts()] == [suite.lower_bound]
+    demand = Demand.of([(key(9),)])
+    order = demand.order(["test_it.py::test_large"], growing, 2, [None])
+    assert order.start("gw0", 0.0, 0) == [0]
 
 
 def test_kinds_that_torch_cannot_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
