@@ -108,7 +108,6 @@ _TYPES = {
     ("threading", "BrokenBarrierError"): Consequence.BROKEN_BARRIER,
     ("builtins", "ConnectionResetError"): _LOST,
     ("builtins", "BrokenPipeError"): _LOST,
-    ("pytest_accel", "RankZeroFailed"): _TIMED_OUT,  # features/plugins/benchmark.py
     # features/properties, and Hypothesis on a rank where the example of @reproduce_failure passes.
     ("pytest_accel", "FailedElsewhere"): Consequence.FAILED_EXAMPLE,
     ("hypothesis.errors", "DidNotReproduce"): Consequence.FAILED_EXAMPLE,

@@ -20,7 +20,6 @@ _REINITIALIZING = """
 
     PIDS = set()
 
-
     @pytest.fixture(params=[1, 2])
     def own(request, free_port, rank, world_size, pytestconfig):
         import jax
@@ -33,7 +32,6 @@ _REINITIALIZING = """
             jax.clear_caches()
             jax.extend.backend.clear_backends()
 
-
     def gathers(jax, rank):
         from jax.experimental.multihost_utils import process_allgather
 
@@ -41,15 +39,11 @@ _REINITIALIZING = """
         assert PIDS <= {os.getpid()}
         PIDS.add(os.getpid())
 
-
     @pytest.mark.distributed(2, init=False, env={"JAX_PLATFORMS": "cpu", "FORGETS": "1"})
-    def test_forgets(own, rank):
-        gathers(own, rank)
-
+    def test_forgets(own, rank): gathers(own, rank)
 
     @pytest.mark.distributed(2, init=False, env={"JAX_PLATFORMS": "cpu", "FORGETS": "0"})
-    def test_remembers(own, rank):
-        gathers(own, rank)
+    def test_remembers(own, rank): gathers(own, rank)
     """
 
 
