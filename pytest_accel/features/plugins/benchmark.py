@@ -61,9 +61,10 @@ class _InRank:
     def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "teardown":
             return None
+        failed = any(one.has_error for one in self._session.benchmarks)
         measured = [one for one in self._session.benchmarks if one.stats]
         self._session.benchmarks.clear()  # Keep the list itself: fixtures hold its method `append`.
-        if any(one.has_error for one in measured):
+        if failed:
             return {"failed": True}
         if self._rank or not measured:
             return None

@@ -36,7 +36,9 @@ TESTS = """
         import torch.distributed as dist
 
         dist.barrier()
-        dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
+        group = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
 
     @pytest.mark.distributed(2)
     def test_one_rank_fails(rank):

@@ -185,10 +185,12 @@ _HANDLED = """
         code = "import signal; assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL"
         subprocess.run([sys.executable, "-c", code], check=True)
 
+    @pytest.mark.devices
+    def test_marked(devices): pass
+
     def test_unhandled(): assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
-    @pytest.mark.devices
-    def test_handled(devices):
+    def test_handled():
         os.kill(os.getpid(), signal.SIGUSR1)
         assert Path("handled").read_text()
     """
@@ -206,8 +208,8 @@ def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(s
         "faulthandler.register(signal.SIGUSR1, open('handled', 'w'))",
     ):
         suite.write("conftest.py", f"import faulthandler\n{_HANDLER_CONFTEST}\n\n{register}\n")
-        run = suite.run("test_it.py::test_handled")
-        run.expect({"test_handled": "PASSED"})
+        run = suite.run("-k", "marked or test_handled")
+        run.expect({"test_marked": "PASSED", "test_handled": "PASSED"})
         assert "accel: 1 running" not in run.text
         (suite.path / "handled").unlink()
 
@@ -235,12 +237,14 @@ def test_the_end_of_a_session_does_not_wait_for_a_report_without_end(suite: Back
         from conftest import STARTED
 
         @pytest.mark.devices
-        def test_device():
+        def test_device(device): pass
+
+        def test_plain():
             os.kill(os.getpid(), signal.SIGUSR1)
             STARTED.wait()
         """,
     )
-    suite.run().expect({"test_device": "PASSED"})
+    suite.run().expect({"test_device": "PASSED", "test_plain": "PASSED"})
 
 
 def test_looponfail_has_no_live_view(suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory) -> None:
