@@ -22,10 +22,10 @@ _ENDINGS = {"hung": "did not finish", "unstarted": "did not start", "stopped": "
 
 def longest_text(tests: Iterable[TestRun]) -> int:
     """Return the number of characters to which a text is truncated, so that all together have at most `TEXT_BUDGET`."""
-    count = sum(
-        bool(text) for test in tests for phase in test.phases for text in (phase.failure, *phase.output.values())
-    )
-    return TEXT_BUDGET // max(1, count)
+    lengths = [
+        len(text) for test in tests for phase in test.phases for text in (phase.failure, *phase.output.values()) if text
+    ]
+    return TEXT_BUDGET if sum(lengths) <= TEXT_BUDGET else TEXT_BUDGET // len(lengths)
 
 
 def clock(at: float) -> str:
