@@ -149,7 +149,7 @@ class Recorded:
 
     def line(self, text: str) -> int:
         """Return the number of the line of the test file that has `text`."""
-        lines = (self.folder / "sub" / "test_it.py").read_text().splitlines()
+        lines = (self.folder.parent / "sub" / "test_it.py").read_text().splitlines()
         return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
@@ -162,13 +162,14 @@ def sessions() -> dict[str, Recorded]:
 def _run(option: str, suite: Suite, monkeypatch: pytest.MonkeyPatch, done: dict[str, Recorded]) -> Recorded:
     if option not in done:
         suite.write("sub/test_it.py", TESTS)
-        (suite.path / "summary.md").write_text("An earlier step.")
-        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(suite.path / "summary.md"))
+        name = f"files{option}"
+        summary = suite.write(f"{name}/summary.md", "An earlier step.")
+        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
         monkeypatch.setenv("GITHUB_WORKSPACE", str(suite.path))
         monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # It marks a session that a test has started.
-        files = ["--accel-record=record.jsonl", "--junitxml=junit.xml"]
-        files += ["--accel-report=report.html"] if importlib.util.find_spec("bokeh") else []
-        done[option] = Recorded(suite.path, suite.run(*files, *filter(None, [option])).text)
+        files = [f"--accel-record={name}/record.jsonl", f"--junitxml={name}/junit.xml"]
+        files += [f"--accel-report={name}/report.html"] if importlib.util.find_spec("bokeh") else []
+        done[option] = Recorded(summary.parent, suite.run(*files, *filter(None, [option])).text)
     return done[option]
 
 

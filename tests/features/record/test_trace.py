@@ -63,8 +63,8 @@ def test_a_trace_has_the_devices_workers_and_ranks_of_several_sessions(
     }
     verdicts = {event["name"]: event["args"]["verdict"] for event in on_devices}
     assert verdicts["sub/test_it.py::test_one_rank_ends"] == "failed"
-    calls = {event["name"] for event in events["X"] if threads[event["tid"]] in ("gw0", "gw1", "pytest")}
-    assert {f"call {test.test}" for test in tests} <= calls
+    phases = {event["name"] for event in events["X"] if threads[event["tid"]] in ("gw0", "gw1", "pytest")}
+    assert {f"{phase.when} {test.test}" for test in tests for phase in test.phases} <= phases
     waits = Counter(event["args"]["test"] for event in events["X"] if event["name"] == "wait")
     assert waits == Counter(test.test for test in tests if test.waited > 0)
     starts = Counter(event["args"]["test"] for event in events["X"] if event["name"] == "start of ranks")
