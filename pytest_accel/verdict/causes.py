@@ -108,7 +108,6 @@ _TYPES = {
     ("threading", "BrokenBarrierError"): Consequence.BROKEN_BARRIER,
     ("builtins", "ConnectionResetError"): _LOST,
     ("builtins", "BrokenPipeError"): _LOST,
-    ("pytest_accel", "RankZeroFailed"): _TIMED_OUT,  # features/plugins/benchmark.py
     # On a rank where the example of Hypothesis's @reproduce_failure passes.
     ("hypothesis.errors", "DidNotReproduce"): Consequence.FAILED_EXAMPLE,
 }

@@ -5,8 +5,8 @@ A plugin that collects or writes something works on rank 0, and the other ranks 
 - `rows`: what a plugin has collected on rank 0 and the driver adds to its own data, a row for each plugin.
 - `restrictions`: what ranks other than 0, or all ranks, must not do with a plugin.
 - `refusals`: uses of plugins that cannot work with marked tests.
-- `junit`, `allure`, `benchmark`, `django`, `snapshots`: plugins that need more.
+- `junit`, `allure`, `benchmark`, `snapshots`: plugins that need more.
 
-A plugin's data is imported only in sessions that have marked tests and have loaded that plugin. Other plugins lose what
-they collect in ranks; a conftest can bring it to the driver with two hooks, as docs/reference/plugins.md shows.
+A module is imported only in sessions that have marked tests and have loaded its plugin. Other plugins lose what they
+collect in ranks; a conftest can bring it to the driver with two hooks, as docs/reference/plugins.md shows.
 """

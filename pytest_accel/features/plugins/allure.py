@@ -6,6 +6,7 @@ writes them: they are sent when the test has ended, and added to the test's resu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
@@ -21,7 +22,7 @@ _LISTENER = "allure_listener"
 _TITLE = ("name", "description", "descriptionHtml")
 _LISTS = {"steps": "TestStepResult", "attachments": "Attachment", "labels": "Label", "links": "Link"}
 """The lists of a result, and allure's classes of their entries."""
-_PARTS = {**_LISTS, "parameters": "Parameter", "errors": "GlobalError"}
+_PARTS = {**_LISTS, "parameters": "Parameter"}
 _allure_hook = pluggy.HookimplMarker("allure")
 
 
@@ -34,7 +35,6 @@ def in_rank(config: pytest.Config) -> object | None:
     # A rank calls all hooks of a class of this module. The driver adds labels of marks, statuses and captured output.
     without = {"pytest_runtest_makereport": None, "pytest_runtest_teardown": None}
     listener: Any = type("RankListener", (named("allure_pytest.listener", "AllureListener"),), without)(config)
-    _containers(listener)
     manager.register(listener)
     config.pluginmanager.register(listener, _LISTENER)
     rank = _InRank(listener)
@@ -45,10 +45,7 @@ def in_rank(config: pytest.Config) -> object | None:
 def in_driver(config: pytest.Config) -> object | None:
     """Return the plugin that adds these objects to the results of marked tests; None if no results are written."""
     listener = config.pluginmanager.get_plugin(_LISTENER)
-    if listener is None:
-        return None
-    _containers(listener)
-    return _InDriver(listener)
+    return None if listener is None else _InDriver(listener)
 
 
 def _containers(listener: Any) -> list[Any]:
@@ -64,7 +61,6 @@ class _InRank:
         self._listener = listener
         self._closed: list[Any] = []
         self._bodies: dict[str, bytes] = {}
-        self._globals: list[Any] = []
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> object:
         result = self._listener.allure_logger.get_test(None)
@@ -75,18 +71,9 @@ class _InRank:
         if report.when != "teardown":
             return to_plain(known)  # When the driver tears the test down, allure makes an id of the parameters.
         used = [one for one in (*_containers(self._listener), *self._closed) if result.uuid in one.children]
-        sent: dict[str, Any] = {name: [_as_data(entry) for entry in getattr(result, name)] for name in _LISTS}
-        sent |= {
-            **known,
-            "fixtures": [
-                {name: [_as_data(one) for one in getattr(container, name)] for name in ("befores", "afters")}
-                for container in used
-                if container.befores
-            ],
-            "globals": self._globals,
-            "bodies": self._bodies,
-        }
-        self._closed, self._globals, self._bodies = [], [], {}
+        fixtures = [_entries(container, ("befores", "afters")) for container in used if container.befores]
+        sent = {**_entries(result, _LISTS), **known, "fixtures": fixtures, "bodies": self._bodies}
+        self._closed, self._bodies = [], {}
         return to_plain(sent)
 
     @_allure_hook
@@ -101,10 +88,6 @@ class _InRank:
     def report_attached_file(self, source: str, file_name: str) -> None:
         with open(source, "rb") as file:
             self._bodies[file_name] = file.read()
-
-    @_allure_hook
-    def report_globals(self, globals_item: Any) -> None:
-        self._globals.append(_as_data(globals_item))
 
 
 class _InDriver:
@@ -133,10 +116,12 @@ class _InDriver:
             container = named("allure_commons.model2", "TestResultContainer")(uuid=str(uuid4()), **parts)
             container.children.append(result.uuid)
             self._hook.report_container(container=container)
-        for one in data["globals"]:
-            self._hook.report_globals(globals_item=_build("Globals", one))
         for name, body in data["bodies"].items():
             self._hook.report_attached_data(body=body, file_name=name)
+
+
+def _entries(owner: Any, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [_as_data(entry) for entry in getattr(owner, name)] for name in names}
 
 
 def _as_data(entry: Any) -> dict[str, Any]:
@@ -150,7 +135,6 @@ def _build(kind: str, data: dict[str, Any]) -> Any:
     made = dict(data)
     for name, part in _PARTS.items():
         if name in data:
-            part = "GlobalAttachment" if kind == "Globals" and name == "attachments" else part
             made[name] = [_build(part, one) for one in data[name]]
     if "statusDetails" in data:
         made["statusDetails"] = named("allure_commons.model2", "StatusDetails")(**data["statusDetails"])

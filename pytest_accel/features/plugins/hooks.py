@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
 from pytest_accel.core.plugin_roles import with_default_roles
 from pytest_accel.core.rank_data import OWN_PREFIX, OwnData
 from pytest_accel.features.plugins import refusals
-from pytest_accel.features.plugins.rows import UNKNOWN_RELEASE
+from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE, Row
 from pytest_accel.rank.context import RANK
 
 if TYPE_CHECKING:
@@ -21,35 +22,37 @@ if TYPE_CHECKING:
 
 
 class Module(NamedTuple):
-    """A module for a plugin. It has the functions ``in_rank(config)`` and ``in_driver(config)``.
+    """The functions for a plugin that needs more than a row, ``MODULE:NAME``; empty: none.
 
-    Each returns an object to register with pytest, or None. The object's method ``send(item, report)`` returns plain
-    data for the driver, or None; ``merge(item, report, sent)`` gets what ranks have sent, by rank.
+    Each is called with `config` and returns an object to register with pytest, or None. The object of a rank may have a
+    method ``send(item, report)``, which returns a dict of plain data for the driver, or None. That of the driver has
+    ``merge(item, report, sent)`` then, which gets what ranks have sent, by rank.
     """
 
-    name: str
-    missing: str = ""
-    """The data that marked tests lack with a release without the names that the module uses."""
-    damage: str = ""
-    """Why such a release is refused; empty: it is not."""
-    applies: refusals.Condition = lambda config, items: True
-    """Returns True if `damage` applies to a session."""
+    plugin: str
+    """Its name (`refusals.is_loaded`)."""
+    missing: str
+    """What marked tests lack with a release without the names that the functions use."""
+    in_rank: str = ""
+    in_driver: str = ""
+    blocks: str = ""
+    """The fixture that fails in ranks with such a release, since all ranks would write the same files."""
 
 
-_UNSTORED = "snapshots of marked tests would be written or removed by each rank"
-_USES_SNAPSHOT = refusals.uses("snapshot")
-MODULES = {
-    "_pytest.junitxml": Module("junit", "what ranks record for --junitxml"),
-    "allure_pytest.plugin": Module("allure", "steps, attachments and fixtures"),
-    "inline_snapshot.pytest_plugin": Module("inline_snapshot", damage=_UNSTORED),
-    "pytest_benchmark.plugin": Module("benchmark", "the statistics, and their functions run once"),
-    "pytest_django.plugin": Module("django", damage="ranks would share their test databases"),
-    "pytest_snapshot.plugin": Module("pytest_snapshot", damage=_UNSTORED, applies=_USES_SNAPSHOT),
-    "syrupy": Module("syrupy", damage=_UNSTORED, applies=_USES_SNAPSHOT),
-}
-"""The modules, by the plugins' names (`refusals.is_loaded`)."""
-_warned: set[str] = set()
-"""The plugins about whose releases this process has warned."""
+MODULES = (
+    Module("_pytest.junitxml", "what ranks record for --junitxml", "junit:in_rank", "junit:in_driver"),
+    Module("allure_pytest.plugin", "steps, attachments and fixtures", "allure:in_rank", "allure:in_driver"),
+    Module("approvaltests.integrations.pytest.pytest_plugin", "a single writer", "restrictions:approvaltests"),
+    Module("inline_snapshot.pytest_plugin", "a folder of each rank", "restrictions:inline_snapshot"),
+    Module("memray_manager", "recordings of each rank", "restrictions:pytest_memray"),
+    Module("pytest_benchmark.plugin", "statistics, and run once", "benchmark:in_rank", "benchmark:in_driver"),
+    Module("pytest_dependency", "an error of depends()", "restrictions:pytest_dependency"),
+    Module("pytest_django.plugin", "databases of each rank", "restrictions:OwnDatabases", blocks="django_db_setup"),
+    Module("pytest_forked", "a driver that is not forked", in_driver="restrictions:pytest_forked"),
+    Module("pytest_recording.plugin", "a single writer", "restrictions:pytest_recording"),
+    Module("pytest_snapshot.plugin", "new snapshots", "snapshots:pytest_snapshot", "snapshots:Files", "snapshot"),
+    Module("syrupy", "new snapshots", "snapshots:syrupy", "snapshots:Syrupy", "snapshot"),
+)
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
 
 
@@ -68,134 +71,88 @@ def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], red
         raise pytest.UsageError("\n".join(refused))
     if not config.stash.get(_REGISTERED, False):
         config.stash[_REGISTERED] = True
-        for plugin in _in_driver(config, runnable):
+        for plugin in _plugins(config, "in_driver", partial(refusals.is_loaded, config)):
             config.pluginmanager.register(plugin)
 
 
 class _RankHooks:
-    """Registers what a rank needs for other plugins."""
+    """Registers what a rank needs for other plugins, for each with its default role."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
         """Do this after all plugins have been configured, and before these handle the session's start."""
-        for plugin in _in_rank(session.config):
-            session.config.pluginmanager.register(plugin)
+        config, context = session.config, session.config.stash[RANK]
+        loaded = with_default_roles(config.pluginmanager, context.absent, dict(context.session.roles))
+        for plugin in _plugins(config, "in_rank", loaded.__contains__):
+            config.pluginmanager.register(plugin)
         return (yield)
 
 
-def _in_rank(config: pytest.Config) -> Iterator[object]:
-    """Yield the plugins of a rank: for each plugin that it has loaded or left out, if it has its default role."""
-    from pytest_accel.features.plugins import restrictions, rows
-
-    context = config.stash[RANK]
-    loaded = with_default_roles(config.pluginmanager, context.absent, dict(context.session.roles))
-    for name, restrict in restrictions.RESTRICTIONS.items():
-        if name in loaded and (restriction := restrict(config)) is not None:
-            yield restriction
-    for name, module in MODULES.items():
-        if name in loaded:
-            try:
-                plugin = _import(module).in_rank(config)
-            except UNKNOWN_RELEASE as error:  # The driver has found this, too: it has refused the plugin, or warned.
-                plugin = _Refused(module, name, error) if module.damage else None
-            if plugin is not None:
-                yield plugin
-            if hasattr(plugin, "send"):
-                yield _Sender(name, plugin.send)
-    yield from (_Sender(row.plugin, row.send) for row in rows.ROWS if row.plugin in loaded)
+def _plugins(
+    config: pytest.Config, side: Literal["in_rank", "in_driver"], is_loaded: Callable[[str], bool]
+) -> Iterator[object]:
+    """Yield what a rank or the driver registers with pytest."""
+    for row in (*MODULES, *ROWS):
+        if is_loaded(row.plugin):
+            part: Any = row
+            if isinstance(row, Module):
+                name = getattr(row, side)
+                try:
+                    part = resolve_name(f"{__package__}.{name}")(config) if name else None
+                except UNKNOWN_RELEASE as error:
+                    part = _Unknown(row, error)
+                if part is not None:
+                    yield part
+            yield _Passing(row, part)
 
 
-def _in_driver(config: pytest.Config, items: Sequence[pytest.Item]) -> Iterator[object]:
-    """Yield the plugins of the driver, in which `items` are marked. Raise `pytest.UsageError` to refuse a plugin."""
-    from pytest_accel.features.plugins import restrictions, rows
+class _Unknown:
+    """Stands for the part of a plugin with an unknown release, and fails the fixture of ranks that would do damage."""
 
-    restrictions.keep_from_forking(config)
-    for name, module in MODULES.items():
-        if refusals.is_loaded(config, name):
-            try:
-                plugin = _import(module).in_driver(config)
-            except UNKNOWN_RELEASE as error:
-                if not module.damage:
-                    _warn(name, module.missing, error)
-                elif module.applies(config, items):
-                    raise pytest.UsageError(_refusal(module, name, error)) from error
-                continue
-            if plugin is not None:
-                yield plugin
-            if hasattr(plugin, "merge"):
-                yield _Receiver(name, plugin.merge, module.missing)
-    for row in rows.ROWS:
-        if refusals.is_loaded(config, row.plugin):
-            try:
-                row.check()
-            except UNKNOWN_RELEASE as error:
-                _warn(row.plugin, row.missing, error)
-            yield _Receiver(row.plugin, row.merge, row.missing)
+    def __init__(self, module: Module, error: Exception) -> None:
+        self._module, self._error = module, error
 
+    def send(self, *args: object) -> object:
+        raise self._error
 
-def _import(module: Module) -> Any:
-    return import_module(f"pytest_accel.features.plugins.{module.name}")
-
-
-def _refusal(module: Module, plugin: str, error: Exception) -> str:
-    text = f"pytest-accel does not know this release of {plugin} ({error}): {module.damage}"
-    return f"{text}; switch it off with -p no:{plugin}"
-
-
-class _Refused:
-    """Fails the tests of a rank that use a plugin which would do damage."""
-
-    def __init__(self, module: Module, plugin: str, error: Exception) -> None:
-        self._applies = module.applies
-        self._text = _refusal(module, plugin, error)
+    merge = send
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if self._applies(item.config, [item]):
-            pytest.fail(self._text, pytrace=False)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+        if fixturedef.argname == self._module.blocks and RANK in request.config.stash:
+            plugin = self._module.plugin
+            text = f"pytest-accel does not know this release of {plugin} ({self._error}), and all ranks would write"
+            pytest.fail(f"{text} the same files: switch it off with -p no:{plugin}", pytrace=False)
 
 
-class _Sender:
-    """Sends the data of a plugin from a rank, under a key that no conftest or other plugin can use."""
+class _Passing:
+    """Passes on what a plugin has collected in ranks, under a key that no conftest or other plugin can use."""
 
-    def __init__(self, plugin: str, send: Callable[[pytest.Item, pytest.TestReport], object]) -> None:
-        self._key = f"{OWN_PREFIX}{plugin}"
-        self._send = send
+    def __init__(self, row: Module | Row, part: Any) -> None:
+        self._key, self._row = f"{OWN_PREFIX}{row.plugin}", row
+        self._send, self._merge = getattr(part, "send", None), getattr(part, "merge", None)
+        self._has_warned = False
 
     def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> OwnData | None:
-        data = self._send(item, report)
+        try:
+            data = None if self._send is None else self._send(item, report)
+        except UNKNOWN_RELEASE as error:
+            data = {"unknown": f"{type(error).__name__}: {error}"}
         return None if data is None else OwnData({self._key: data})
-
-
-class _Receiver:
-    """Adds the data that ranks have sent to what the plugin has in the driver."""
-
-    def __init__(self, plugin: str, merge: Callable[..., None], missing: str) -> None:
-        self._plugin = plugin
-        self._key = f"{OWN_PREFIX}{plugin}"
-        self._merge = merge
-        self._missing = missing
 
     def pytest_accel_merge(
         self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
     ) -> None:
         sent = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
-        if not sent:
-            return
-        try:
-            self._merge(item, report, sent)
-        except UNKNOWN_RELEASE as error:
-            if not self._missing:
-                raise
-            _warn(self._plugin, self._missing, error)
-
-
-def _warn(plugin: str, missing: str, error: Exception) -> None:
-    """Warn once that `missing` is missing for marked tests, since `error` was raised."""
-    if plugin in _warned:
-        return
-    _warned.add(plugin)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")  # A suite whose warnings are errors must not fail.
-        text = f"pytest-accel does not know this release of {plugin} ({error}): marked tests lack {missing}"
-        warnings.warn(pytest.PytestWarning(text), stacklevel=2)
+        error: object = next((data["unknown"] for data in sent.values() if "unknown" in data), None)
+        if error is None and sent and self._merge is not None:
+            try:
+                self._merge(item, report, sent)
+            except UNKNOWN_RELEASE as raised:
+                error = raised
+        if error is not None and not self._has_warned:
+            self._has_warned = True
+            text = f"pytest-accel does not know this release of {self._row.plugin} ({error}): marked tests lack "
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")  # A suite whose warnings are errors must not fail.
+                warnings.warn(pytest.PytestWarning(text + self._row.missing), stacklevel=2)

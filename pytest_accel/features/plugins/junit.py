@@ -15,22 +15,23 @@ def in_rank(config: pytest.Config) -> object | None:
     arguments = config.known_args_namespace
     if getattr(arguments, "numprocesses", None) or getattr(arguments, "tx", None):
         return None  # pytest has no junit log in xdist workers: recorded data is lost there, without a warning.
-    log = make_junit_log(config)
-    return None if log is None else _InRank(config, log)
+    return _Junit.of(config, make_junit_log(config))
 
 
 def in_driver(config: pytest.Config) -> object | None:
     """Return the plugin that adds this data to the file; None if this process writes none."""
-    log = junit_log(config)
-    return None if log is None else _InDriver(log)
+    return _Junit.of(config, junit_log(config))
 
 
-class _InRank:
-    """Sends what the fixtures of pytest's plugin have recorded in the `log` of a rank."""
+class _Junit:
+    """Sends what fixtures have recorded in the `log` of a rank, or adds it to that of the driver."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        self._config = config
-        self._log = log
+        self._log, self._rank = log, config.stash.get(RANK, None)
+
+    @classmethod
+    def of(cls, config: pytest.Config, log: Any) -> object | None:
+        return None if log is None else cls(config, log)
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "teardown":
@@ -39,21 +40,16 @@ class _InRank:
         properties, self._log.global_properties = self._log.global_properties, []
         self._log.node_reporters.clear()
         self._log.node_reporters_ordered.clear()
-        if self._config.stash[RANK].rank or not (attributes or properties):
-            return None
-        return {"attributes": attributes, "properties": properties}
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_unconfigure(self) -> None:
-        forget_junit_log(self._config)  # pytest's plugin would unregister the log a second time.
-
-
-class _InDriver:
-    def __init__(self, log: Any) -> None:
-        self._log = log
+        of_rank_0 = self._rank is not None and self._rank.rank == 0 and (attributes or properties)
+        return {"attributes": attributes, "properties": properties} if of_rank_0 else None
 
     def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
         for name, value in sent[0]["attributes"]:
             self._log.node_reporter(report).add_attribute(name, value)
         for name, value in sent[0]["properties"]:
             self._log.add_global_property(name, value)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        if self._rank is not None:
+            forget_junit_log(config)  # pytest's plugin would unregister the log a second time.

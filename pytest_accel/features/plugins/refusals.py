@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ def is_loaded(config: pytest.Config, plugin: str) -> bool:
     return any(one is not None and plugin in (name, getattr(one, "__name__", None)) for name, one in named)
 
 
-def is_given(config: pytest.Config, *flags: str) -> bool:
+def _is_given(config: pytest.Config, *flags: str) -> bool:
     """Return whether one of `flags` is on the command line, in ``addopts`` or in ``PYTEST_ADDOPTS``.
 
     The names under which a plugin stores its options differ between releases.
@@ -36,23 +37,12 @@ def is_given(config: pytest.Config, *flags: str) -> bool:
 
 def _is_set(config: pytest.Config, *names: str) -> bool:
     """Return whether the ini file has a value for one of `names`. A release of a plugin may have no such setting."""
-    for name in names:
-        try:
-            if config.getini(name):
-                return True
-        except ValueError:
-            continue
-    return False
+    return any(config.inicfg.get(name) for name in names)
 
 
-def given(*flags: str) -> Condition:
+def _given(*flags: str) -> Condition:
     """Return the condition that one of the options `flags` is given."""
-    return lambda config, items: is_given(config, *flags)
-
-
-def uses(fixture: str) -> Condition:
-    """Return the condition that a marked test uses `fixture`."""
-    return lambda config, items: any(fixture in getattr(item, "fixturenames", ()) for item in items)
+    return lambda config, items: _is_given(config, *flags)
 
 
 def _in_several_ranks(condition: Condition) -> Condition:
@@ -70,7 +60,12 @@ def _any_has(items: Sequence[pytest.Item], *marks: str) -> bool:
 
 
 def _writes_arrays(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    return is_given(config, "--arraydiff-generate-path") and _any_has(items, "array_compare")
+    return _is_given(config, "--arraydiff-generate-path") and _any_has(items, "array_compare")
+
+
+def _replaces_files(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    # By default pytest-insta only creates files that are missing.
+    return getattr(config.option, "insta", "") in ("record", "review", "update")
 
 
 def _writes_images(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
@@ -79,13 +74,18 @@ def _writes_images(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
     Hashes and the summary are written when a session ends, so that a rank would replace those of the driver.
     """
     flags = ("--mpl-generate-path", "--mpl-generate-hash-library", "--mpl-generate-summary", "--mpl-results-path")
-    folder = is_given(config, *flags) or _is_set(config, "mpl-generate-summary", "mpl-results-path")
+    folder = _is_given(config, *flags) or _is_set(config, "mpl-generate-summary", "mpl-results-path")
     return folder and _any_has(items, "mpl_image_compare")
 
 
-def _updates_with_insta(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    # By default pytest-insta only creates files that are missing.
-    return getattr(config.option, "insta", None) in ("record", "review", "update")
+def _changes_source(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    """Return whether inline-snapshot changes source by values in the driver, which lacks those of marked tests.
+
+    ``review``, a default flag at a terminal, asks first.
+    """
+    state = getattr(sys.modules.get("inline_snapshot._global_state"), "state", lambda: None)()
+    flags = set(getattr(state, "flags", ())) if getattr(state, "active", False) else set()
+    return bool(flags & {"create", "fix", "trim", "update"}) and "review" not in flags
 
 
 def _rewrites_cassettes(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
@@ -96,123 +96,76 @@ def _rewrites_cassettes(config: pytest.Config, items: Sequence[pytest.Item]) -> 
 
 def _forks(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
     """Return whether pytest-isolate forks the process for a marked test."""
-    if is_given(config, "--no-isolate") or any(is_loaded(config, name) for name in ("forked", "timeout")):
+    if _is_given(config, "--no-isolate") or any(is_loaded(config, name) for name in ("forked", "timeout")):
         return False  # pytest-isolate turns itself off next to these two plugins.
     limits = ("isolate_timeout", "isolate_mem_limit", "isolate_cpu_limit")
     flags = ("--isolate", "--forked", *(f"--{limit.replace('_', '-')}" for limit in limits))
-    return is_given(config, *flags) or _is_set(config, *limits) or _any_has(items, "isolate", "forked", "timeout")
+    return _is_given(config, *flags) or _is_set(config, *limits) or _any_has(items, "isolate", "forked", "timeout")
 
 
 def _measures_with_codspeed(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    plugin = config.pluginmanager.get_plugin("codspeed_plugin")
-    by_option = is_given(config, "--codspeed") or "CODSPEED_ENV" in os.environ
-    return bool(getattr(plugin, "is_codspeed_enabled", by_option))
+    return _is_given(config, "--codspeed") or "CODSPEED_ENV" in os.environ
 
 
 def _runs_in_threads(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
     """Return whether pytest-run-parallel runs a marked test in several threads."""
     unsafe = [item for item in items if not item.get_closest_marker("thread_unsafe")]
     by_mark = _any_has(unsafe, "parallel_threads", "force_parallel_threads")
-    return by_mark or (is_given(config, "--parallel-threads") and bool(unsafe))
-
-
-def _reports_to_portal(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    # Each rank would start its own launch. A rank that does not would lack the plugin's loggers.
-    return bool(getattr(config.option, "rp_enabled", False)) or is_given(config, "--reportportal")
+    return by_mark or (_is_given(config, "--parallel-threads") and bool(unsafe))
 
 
 class Refusal(NamedTuple):
-    """A use of a plugin that is refused in a session with marked tests."""
+    """A use of a plugin that is refused in a session with marked tests. The error is one line: ``TEXT: INSTEAD``."""
 
     plugin: str
     """The plugin's name (`is_loaded`)."""
     applies: Condition
     text: str
-    """The error, one line: what does not work, and what to do instead."""
+    instead: str = "do without it, or deselect marked tests (-m 'not distributed and not devices')"
 
 
-_DESELECT = "deselect marked tests (-m 'not distributed and not devices')"
-_FILES = "would have each rank of a marked test write the same files:"
 _FORCED = ("--force-regen", "--regen-all")
-_TESTMON = ("--testmon", "--testmon-forceselect", "--testmon-noselect", "--testmon-nocollect", "--testmon-env")
+_FILES = "would have each rank of a marked test write the same files"
+_INLINE, _MINUTES, _INCREASE = "inline_snapshot.pytest_plugin", "--flake-max-minutes", "--fail-on-increase"
+_ORDER = "--error-on-failed-ordering"
+_TESTMON = tuple(f"--testmon{rest}" for rest in ("", "-forceselect", "-noselect", "-nocollect", "-env"))
 
 REFUSALS = (
-    Refusal(
-        "pytest_arraydiff.plugin",
-        _in_several_ranks(_writes_arrays),
-        f"--arraydiff-generate-path {_FILES} {_DESELECT}",
-    ),
-    Refusal("pytest_examples", given("--update-examples"), f"--update-examples {_FILES} {_DESELECT}"),
-    Refusal(
-        "pytest_insta.plugin",
-        _in_several_ranks(_updates_with_insta),
-        f"--insta=update, record and review {_FILES} use another strategy, or {_DESELECT}",
-    ),
-    Refusal(
-        "pytest_mpl.plugin",
-        _writes_images,
-        f"pytest-mpl with a folder for images or results {_FILES} use --mpl alone, or {_DESELECT}",
-    ),
-    Refusal(
-        "pytest_regressions.plugin",
-        _in_several_ranks(given(*_FORCED)),
-        f"--force-regen and --regen-all {_FILES} {_DESELECT}",
-    ),
-    Refusal(
-        "codspeed_plugin",
-        _measures_with_codspeed,
-        "pytest-codspeed cannot measure marked tests, which run in ranks: it runs a function for a fixed time, so that "
-        f"ranks would run it unequally often; {_DESELECT}",
-    ),
-    Refusal(
-        "pytest_deadfixtures",
-        given("--dup-fixtures"),
-        "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out",
-    ),
-    Refusal(
-        "pytest_flakefinder",
-        given("--flake-max-minutes"),
-        "--flake-max-minutes: ranks could disagree on the end, since each has its own clock; leave it out",
-    ),
+    Refusal("pytest_arraydiff.plugin", _in_several_ranks(_writes_arrays), f"--arraydiff-generate-path {_FILES}"),
+    Refusal("pytest_examples", _given("--update-examples"), f"--update-examples {_FILES}"),
+    Refusal("pytest_insta.plugin", _in_several_ranks(_replaces_files), f"--insta=update, record and review {_FILES}"),
+    Refusal("pytest_mpl.plugin", _writes_images, f"a folder of pytest-mpl for images or results {_FILES}"),
+    Refusal("pytest_regressions.plugin", _in_several_ranks(_given(*_FORCED)), f"{' and '.join(_FORCED)} {_FILES}"),
+    Refusal(_INLINE, _changes_source, "inline-snapshot's create, fix, trim and update do not work for tests in ranks"),
+    Refusal("codspeed_plugin", _measures_with_codspeed, "pytest-codspeed would run functions unequally often on ranks"),
+    Refusal("pytest_deadfixtures", _given("--dup-fixtures"), "--dup-fixtures cannot compare fixtures of ranks"),
+    Refusal("pytest_flakefinder", _given(_MINUTES), f"{_MINUTES} would let ranks disagree on the end, by their clocks"),
+    Refusal("memray_manager", _given(_INCREASE), f"{_INCREASE} would have each rank compare with the peak of another"),
+    Refusal("pytest_order.plugin", _given(_ORDER), f"{_ORDER} cannot fail marked tests"),
+    Refusal("testmon.pytest_testmon", _given(*_TESTMON), "pytest-testmon does not know which code ranks execute"),
     Refusal(
         "pytest_isolate.plugin",
         _forks,
-        "pytest-isolate runs a test in a fork of the pytest process, and limits that fork; it cannot isolate the ranks "
-        "of a marked test: use --no-isolate; `fresh=True` gives a marked test new processes, `timeout=` limits it",
-    ),
-    Refusal(
-        "memray_manager",
-        given("--fail-on-increase"),
-        "--fail-on-increase: each rank would compare with the peak of another one; leave it out",
-    ),
-    Refusal(
-        "pytest_order.plugin",
-        given("--error-on-failed-ordering"),
-        f"--error-on-failed-ordering cannot fail marked tests: leave it out, or {_DESELECT}",
+        "pytest-isolate runs a test in a fork of the pytest process, and cannot isolate the ranks of a marked test",
+        "use --no-isolate; `fresh=True` gives a marked test new processes, `timeout=` limits it",
     ),
     Refusal(
         "pytest_recording.plugin",
         _rewrites_cassettes,
-        "pytest-recording's record mode `rewrite` does not work in ranks: each would remove the recordings of the "
-        "others; remove the cassettes, and record with --record-mode=once",
-    ),
-    Refusal(
-        "testmon.pytest_testmon",
-        given(*_TESTMON),
-        "pytest-testmon does not know which code the ranks of a marked test execute, and would not select it again: "
-        f"leave out its options, or {_DESELECT}",
+        "in pytest-recording's record mode `rewrite`, each rank would remove the recordings of the others",
+        "remove the cassettes, and record with --record-mode=once",
     ),
     Refusal(
         "pytest_reportportal.plugin",
-        _reports_to_portal,
-        "--reportportal: pytest-reportportal cannot report tests that run in ranks; leave the option out, and import "
-        "the file of --junitxml into ReportPortal",
+        _given("--reportportal"),  # Each rank would start its own launch, or would lack the plugin's loggers.
+        "--reportportal cannot report tests that run in ranks",
+        "do without it, and import the file of --junitxml into ReportPortal",
     ),
     Refusal(
         "pytest_run_parallel.plugin",
         _runs_in_threads,
-        "pytest-run-parallel would mix up the collectives of a marked test, which runs in ranks: give the test the "
-        "mark `thread_unsafe`, too",
+        "pytest-run-parallel would mix up the collectives of a marked test, which runs in ranks",
+        "give the test the mark `thread_unsafe`, too",
     ),
 )
 
@@ -221,4 +174,4 @@ def refusals(config: pytest.Config, items: Sequence[pytest.Item]) -> Iterator[st
     """Yield the text of each refusal that applies to the session and its marked tests `items`."""
     for refusal in REFUSALS:
         if is_loaded(config, refusal.plugin) and refusal.applies(config, items):
-            yield refusal.text
+            yield f"{refusal.text}: {refusal.instead}"

@@ -1,13 +1,19 @@
-"""Uses of plugins that ranks must not make, since all ranks of a test would make them at the same time."""
+"""Uses of plugins that ranks must not make, since all ranks of a test would make them at the same time.
+
+A rank calls these functions when all plugins have been configured; they may return a plugin. The driver calls
+`pytest_forked`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import pytest
 
+from pytest_accel.core.shims import base_temporary_directory
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.features.plugins.rows import named
 from pytest_accel.rank.context import RANK
@@ -24,21 +30,24 @@ def _failing(text: str) -> Callable[..., NoReturn]:
 def approvaltests(config: pytest.Config) -> None:
     """Only rank 0 verifies: a rank could remove the received file of another one before that compares."""
     text = (
-        "ApprovalTests' verify() works in rank 0 alone, since all ranks would write the same files: "
-        "use `if rank == 0: verify(...)`"
+        "ApprovalTests' verify() works in rank 0 alone, since all ranks would write the same files: use `if rank == 0:`"
     )
     approver = named("approvaltests.file_approver", "FileApprover")
-    assert approver.verify
-    if config.stash[RANK].rank:
-        approver.verify = staticmethod(_failing(text))
+    approver.verify = staticmethod(_failing(text)) if config.stash[RANK].rank else approver.verify
+
+
+def inline_snapshot(config: pytest.Config) -> None:
+    """Each rank compares, as an xdist worker does, and keeps temporary files where its own are."""
+    state = named("inline_snapshot._global_state", "state")()
+    state.active = False
+    if state.tmp_dir is not None:
+        state.tmp_dir.cleanup()
+        state.tmp_dir = TemporaryDirectory(prefix="inline-snapshot-", dir=base_temporary_directory(config))
 
 
 def pytest_dependency(config: pytest.Config) -> None:
     """A rank does not know the outcomes of other tests."""
-    text = (
-        "pytest_dependency.depends() does not work in a rank, which does not know the outcomes of other tests: "
-        "mark the test with @pytest.mark.dependency(depends=[...]) instead"
-    )
+    text = "depends() of pytest-dependency does not work in a rank: use @pytest.mark.dependency(depends=[...]) instead"
     named("pytest_dependency", "DependencyManager").checkDepend = _failing(text)
 
 
@@ -73,17 +82,43 @@ def pytest_recording(config: pytest.Config) -> object:
     return ReadOnly() if config.stash[RANK].rank else None
 
 
-RESTRICTIONS: dict[str, Callable[[pytest.Config], object]] = {
-    "approvaltests.integrations.pytest.pytest_plugin": approvaltests,
-    "pytest_dependency": pytest_dependency,
-    "memray_manager": pytest_memray,
-    "pytest_recording.plugin": pytest_recording,
-}
-"""The functions for plugins, which a rank calls when all plugins have been configured. They may return a plugin."""
+class OwnDatabases:
+    """pytest-django: each rank has test databases of its own."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        context = config.stash[RANK]
+        self._add_suffix = named("pytest_django.fixtures", "_set_suffix_to_test_databases")
+        self._suffix = f"w{context.spec.world}r{context.rank}"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        if fixturedef.argname == "django_db_modify_db_settings_xdist_suffix":
+            result = yield
+            self._add_suffix(self._suffix)  # pytest-django appends the name of an xdist worker in the same way.
+            return result
+        if fixturedef.argname != "django_db_setup":
+            return (yield)
+        # pytest-django creates the databases that `session.items` use; a rank has only some of the session's tests.
+        items = request.session.items
+        request.session.items = [*items, _UsesEverything()]  # type: ignore[list-item]
+        try:
+            return (yield)
+        finally:
+            request.session.items = items
 
 
-def keep_from_forking(config: pytest.Config) -> None:
-    """Keep pytest-forked from forking the driver for a marked test, which runs in other processes anyway."""
+class _UsesEverything:
+    """A stand-in for a test that uses all databases, with serialized rollback."""
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        mark = pytest.mark.django_db(databases="__all__", serialized_rollback=True).mark
+        return mark if name == "django_db" else None
+
+
+def pytest_forked(config: pytest.Config) -> None:
+    """The driver is not forked for a marked test, which runs in other processes anyway."""
     for implementation in config.hook.pytest_runtest_protocol.get_hookimpls():
         if getattr(implementation.plugin, "__name__", None) == "pytest_forked":
             implementation.function = _unless_marked(implementation.function)  # type: ignore[misc]

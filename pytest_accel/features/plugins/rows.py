@@ -27,26 +27,19 @@ class Row(NamedTuple):
     """The data that marked tests lack with a release without the names that the row uses."""
     read: Callable[[pytest.Item, pytest.TestReport], Any]
     """Returns the data after a phase on rank 0; empty: there is none."""
-    add: Callable[[pytest.Item, pytest.TestReport, Any], None]
+    add: Callable[[pytest.Item, pytest.TestReport, Any], object]
     """Adds this data to the item or the report in the driver."""
-    check: Callable[[], object] = lambda: None
-    """Raises an error if the release lacks the names."""
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> Any:
-        """Return what rank 0 or a rank that has failed sends: data, or the error of an unknown release."""
+        """Return what rank 0 or a rank that has failed sends; None if there is no data."""
         if item.config.stash[RANK].rank and not report.failed:
             return None
-        try:
-            data = self.read(item, report)
-            return {"failed": report.failed, "data": to_plain(data)} if data else None
-        except UNKNOWN_RELEASE as error:
-            return {"failed": True, "error": f"{type(error).__name__}: {error}"}
+        data = self.read(item, report)
+        return {"failed": report.failed, "data": to_plain(data)} if data else None
 
     def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, Any]) -> None:
         """Add the data of the first rank that has failed in the driver; else, that of rank 0."""
         of_rank = next((one for one in sent.values() if one["failed"]), sent.get(0))
-        if of_rank is not None and "error" in of_rank:
-            raise LookupError(of_rank["error"])
         if of_rank is not None:
             self.add(item, report, of_rank["data"])
 
@@ -66,90 +59,69 @@ def to_plain(value: object) -> Any:
         return value
     number = getattr(value, "item", None) if type(value).__module__ == "numpy" else None
     value = number() if number is not None and getattr(value, "shape", None) == () else value
-    for kind in (bool, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    return str(value)
+    return next((kind(value) for kind in (bool, int, float) if isinstance(value, kind)), str(value))
 
 
-def _extras(item: pytest.Item) -> Any:
-    return item.config.stash.get(named("pytest_html.fixtures", "extras_stash_key"), None)
-
-
-def _add_extras(item: pytest.Item, report: pytest.TestReport, extras: list[Any]) -> None:
-    report.extras = [*getattr(report, "extras", ()), *extras]  # type: ignore[attr-defined]
-
-
-def _json_data(item: pytest.Item, report: pytest.TestReport) -> Any:
-    data = item._json_report_extra  # type: ignore[attr-defined]
+def _json_data(item: Any, report: pytest.TestReport) -> Any:
     names = (report.when,) if report.when == "teardown" else (report.when, "metadata")  # Not twice: see `Row.merge`.
+    data = item._json_report_extra if item.config.option.json_report else {}
     return {name: data[name] for name in names if data.get(name)}
 
 
-def _add_json_data(item: pytest.Item, report: pytest.TestReport, data: dict[str, Any]) -> None:
+def _add_json_data(item: Any, report: pytest.TestReport, data: dict[str, Any]) -> None:
     for name, values in data.items():
-        item._json_report_extra.setdefault(name, {}).update(values)  # type: ignore[attr-defined]
+        item._json_report_extra.setdefault(name, {}).update(values)
 
 
-def _ctrf_data(item: pytest.Item) -> dict[str, Any]:
-    data: dict[str, Any] = getattr(item, named("ctrf.BaseMetadataReport", "metadata"))
-    return data
-
-
-def _add_ctrf_data(item: pytest.Item, report: pytest.TestReport, data: dict[str, Any]) -> None:
-    _ctrf_data(item).update(data)
+def _ctrf(item: pytest.Item) -> Any:
+    return getattr(item, named("ctrf.BaseMetadataReport", "metadata")) if item.config.option.ctrf else {}
 
 
 def _metadata(item: pytest.Item) -> Any:
     return item.config.stash[named("pytest_metadata.plugin", "metadata_key")]
 
 
-_STATISTICS = "hypothesis_statistics"
-
-
-def _scenario(item: pytest.Item, report: pytest.TestReport) -> Any:
-    found = named("pytest_bdd.reporting", "test_report_context_registry").get(report)
-    return None if found is None else found.scenario
+def _scenarios() -> Any:
+    return named("pytest_bdd.reporting", "test_report_context_registry")
 
 
 def _add_scenario(item: pytest.Item, report: pytest.TestReport, scenario: Any) -> None:
-    made = named("pytest_bdd.reporting", "ReportContext")(scenario=scenario, name=item.name)
-    named("pytest_bdd.reporting", "test_report_context_registry")[report] = made
+    _scenarios()[report] = named("pytest_bdd.reporting", "ReportContext")(scenario=scenario, name=item.name)
 
 
 ROWS = (
     Row(
         "_hypothesis_pytestplugin",
         "the statistics of Hypothesis",
-        lambda item, report: vars(item).get(_STATISTICS) if report.when == "call" else None,
-        lambda item, report, data: vars(item).update({_STATISTICS: data}),
-        lambda: named("_hypothesis_pytestplugin", "pytest_runtest_call"),
+        lambda item, report: vars(item).get("hypothesis_statistics") if report.when == "call" else None,
+        lambda item, report, data: vars(item).update(hypothesis_statistics=data),
     ),
     Row(
         "ctrf.main",
         "the metadata of pytest-json-ctrf",
-        lambda item, report: _ctrf_data(item) if item.config.option.ctrf and report.when != "teardown" else None,
-        _add_ctrf_data,
-        lambda: named("ctrf.BaseMetadataReport", "metadata"),
+        lambda item, report: _ctrf(item) if report.when != "teardown" else None,
+        lambda item, report, data: _ctrf(item).update(data),
     ),
     Row(
         "pytest_bdd.plugin",
         "the steps of pytest-bdd",
-        _scenario,
+        lambda item, report: _scenarios()[report].scenario if report in _scenarios() else None,
         _add_scenario,
-        lambda: named("pytest_bdd.reporting", "ReportContext"),
     ),
     Row(
         "pytest_html.plugin",
         "the extras of pytest-html",
-        lambda item, report: _extras(item) if report.when == "call" else None,
-        _add_extras,
-        lambda: named("pytest_html.fixtures", "extras_stash_key"),
+        lambda item, report: (
+            item.config.stash.get(named("pytest_html.fixtures", "extras_stash_key"), None)
+            if report.when == "call"
+            else None
+        ),
+        lambda item, report, extras: vars(report).update(extras=[*getattr(report, "extras", ()), *extras]),
     ),
     Row(
         "pytest_jsonreport.plugin",
         "the metadata, output and log records of pytest-json-report",
-        lambda item, report: _json_data(item, report) if item.config.option.json_report else None,
+        _json_data,
         _add_json_data,
     ),
     Row(
@@ -157,6 +129,5 @@ ROWS = (
         "the metadata of pytest-metadata",
         lambda item, report: _metadata(item) if report.when == "teardown" else None,
         lambda item, report, data: _metadata(item).update(data),
-        lambda: named("pytest_metadata.plugin", "metadata_key"),
     ),
 )

@@ -1,15 +1,24 @@
-"""Changes of stored snapshots: ranks only collect them, and the driver makes those on which all ranks agree."""
+"""pytest-snapshot and syrupy: each rank compares with what is stored and only collects changes.
+
+The driver makes the changes on which all ranks agree.
+"""
 
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.features.plugins.rows import named
 
 _KEPT = "(as it is stored)"
 
@@ -30,7 +39,7 @@ class Changes:
         return sent
 
 
-def agreed(item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _agreed(item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield the changes on which all ranks of `item` agree, with the names; fail `report` for others."""
     for name in sorted({name for one in sent.values() for name in one["made"]}):
         values = {
@@ -41,14 +50,14 @@ def agreed(item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[st
         if different is not None:
             lines = (_lines(values[first]), _lines(values[different]), f"rank {first}", f"rank {different}")
             text = "\n".join(difflib.unified_diff(*lines, lineterm="", n=2))
-            fail(report, f"the snapshot {name} differs between ranks; it is left as it was\n{text}")
+            _fail(report, f"the snapshot {name} differs between ranks; it is left as it was\n{text}")
         elif len(sent) < item.stash[MARKED].key.ranks:
-            fail(report, f"the snapshot {name} is left as it was: only {ranks_text(list(sent))} reported")
+            _fail(report, f"the snapshot {name} is left as it was: only {ranks_text(list(sent))} reported")
         else:
             yield name, values[first]
 
 
-def fail(report: pytest.TestReport, text: str) -> None:
+def _fail(report: pytest.TestReport, text: str) -> None:
     """Fail `report` with `text`. If it has failed already, add a section instead."""
     if report.failed:
         report.sections.append(("snapshots", text))
@@ -61,3 +70,116 @@ def _lines(value: Any) -> list[str]:
     data = value[-1] if isinstance(value, list) else value
     text = data.decode(errors="backslashreplace") if isinstance(data, bytes) else str(data)
     return [line if line.isprintable() else repr(line) for line in text.splitlines()]
+
+
+def pytest_snapshot(config: pytest.Config) -> Changes | None:
+    """Return the plugin that collects changes of files in this rank; None if files are not to be changed."""
+    if not config.option.snapshot_update:
+        return None
+    snapshot = named("pytest_snapshot.plugin", "Snapshot")
+    original = snapshot._snapshot_path
+    changes = Changes()
+    base: Any = type(Path())
+
+    def change(path: Any, data: bytes | None = None) -> None:
+        changes.made[os.path.abspath(path)] = data
+
+    def read_bytes(path: Any) -> bytes:
+        changes.compared.add(os.path.abspath(path))
+        data: bytes = base.read_bytes(path)
+        return data
+
+    members = {"mkdir": lambda path, **options: None, "read_bytes": read_bytes, "unlink": change, "write_bytes": change}
+    kind: Any = type("SnapshotPath", (base,), members)
+
+    def _snapshot_path(self: Any, name: Any) -> Any:
+        __tracebackhide__ = True
+        return kind(original(self, name))
+
+    snapshot._snapshot_path = _snapshot_path
+    return changes
+
+
+class Files:
+    """Writes and deletes the files of pytest-snapshot in the driver."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Need nothing of `config`."""
+
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
+        for name, data in _agreed(item, report, sent):
+            path = Path(name)
+            if data is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+
+def syrupy(config: pytest.Config) -> Changes:
+    """Return the plugin that collects changes of syrupy's snapshots in this rank."""
+    # syrupy listens to reports, so a rank does not call its pytest_sessionstart, which makes its session.
+    plugin: Any = config.pluginmanager.get_plugin("syrupy")
+    plugin.pytest_sessionstart(SimpleNamespace(config=config))
+    session: Any = vars(config)["_syrupy"]
+    for needed in ("finish", "flush_snapshot_write_queue", "queue_snapshot_write"):
+        getattr(session, needed)  # A release that writes by other methods is unknown.
+    changes, recall = Changes(), session.recall_snapshot
+
+    def name(extension: Any, test_location: Any, index: Any) -> str:
+        where = {"test_location": test_location, "index": index}
+        return f"{extension.get_snapshot_name(**where)!r} of {extension.get_location(**where)}"
+
+    def recall_snapshot(extension: Any, test_location: Any, index: Any) -> Any:
+        changes.compared.add(name(extension, test_location, index))
+        return recall(extension, test_location, index)
+
+    def queue_snapshot_write(extension: Any, test_location: Any, data: Any, index: Any) -> None:
+        kind = type(extension)
+        plain = str(data) if isinstance(data, str) else bytes(data)
+        index = str(index) if isinstance(index, str) else int(index)
+        changes.made[name(extension, test_location, index)] = [kind.__module__, kind.__qualname__, index, plain]
+
+    session.recall_snapshot, session.queue_snapshot_write = recall_snapshot, queue_snapshot_write
+    session.register_request = lambda assertion: None
+    session.flush_snapshot_write_queue = session.finish = lambda: 0
+    return changes
+
+
+class Syrupy:
+    """Writes syrupy's snapshots by the session of the driver.
+
+    For that session, marked tests are skipped ones: it keeps their snapshots, and does not count them.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        if not hasattr(named("syrupy.session", "SnapshotSession"), "ran_item") and config.option.update_snapshots:
+            text = "pytest-accel does not know this release of syrupy, which would remove snapshots of marked tests"
+            raise pytest.UsageError(f"{text}: leave out --snapshot-update, or switch it off with -p no:syrupy")
+        self._ran_item = named("syrupy.session", "SnapshotSession").ran_item
+        self._config: Any = config
+        self._marked: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if MARKED in item.stash:
+            self._marked.add(item.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.nodeid in self._marked:
+            self._ran_item(self._config._syrupy, report.nodeid, "skipped")
+
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
+        for name, (module, qualified_name, index, data) in _agreed(item, report, sent):
+            extension: Any = sys.modules.get(module) or import_module(module)
+            for part in qualified_name.split("."):
+                extension = getattr(extension, part, None)
+            if extension is None:
+                text = f"{module}.{qualified_name} is not at the top level of a module"
+                _fail(report, f"the snapshot {name} is left as it was: its extension {text}")
+                continue
+            location = named("syrupy.location", "PyTestLocation")(item)
+            self._config._syrupy.queue_snapshot_write(
+                extension=extension(), test_location=location, data=data, index=index
+            )

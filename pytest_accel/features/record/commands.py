@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from pkgutil import resolve_name
 
 from pytest_accel.core import whole_file
 from pytest_accel.features.record.record_file import RecordError, read_record
 from pytest_accel.features.record.timeline import Session, sessions_of
 
-Kind = Literal["trace", "report", "summary"]
-_ABOUT: dict[Kind, str] = {
-    "trace": "a trace for ui.perfetto.dev or chrome://tracing",
-    "report": "an HTML page",
-    "summary": "a summary in GitHub's Markdown",
+_MAKERS = {
+    "trace": ("chrome_trace:trace_text", "a trace for ui.perfetto.dev or chrome://tracing"),
+    "report": ("report_page:page", "an HTML page"),
+    "summary": ("github_summary:summary", "a summary in GitHub's Markdown"),
 }
+"""The function that makes each file of sessions, and what it is. Only the module of the wanted one is imported."""
 
 
 def check_report(path: str | None) -> None:
@@ -33,25 +33,14 @@ def check_report(path: str | None) -> None:
         raise RecordError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def make(kind: Kind, sessions: Sequence[Session]) -> str:
+def make(kind: str, sessions: Sequence[Session]) -> str:
     """Return the content of a file of `kind` about `sessions`."""
-    match kind:
-        case "trace":
-            from pytest_accel.features.record.chrome_trace import trace_text
-
-            return trace_text(sessions)
-        case "report":
-            from pytest_accel.features.record.report_page import page
-
-            return page(sessions)
-        case "summary":
-            from pytest_accel.features.record.github_summary import summary
-
-            return summary(sessions)
+    text: str = resolve_name(f"{__package__}.{_MAKERS[kind][0]}")(sessions)
+    return text
 
 
-def _make_of_records(kind: Kind, arguments: Sequence[str]) -> int:
-    parser = _parser(kind, f"Make {_ABOUT[kind]} of the records of one or several sessions.")
+def _make_of_records(kind: str, arguments: Sequence[str]) -> int:
+    parser = _parser(kind, f"Make {_MAKERS[kind][1]} of the records of one or several sessions.")
     to_stdout = " (default: standard output)" if kind == "summary" else ""
     required = kind != "summary"
     parser.add_argument("-o", "--output", required=required, metavar="FILE", help=f"the file to write{to_stdout}")
@@ -98,5 +87,5 @@ def _parser(name: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {kind: partial(_make_of_records, kind) for kind in _ABOUT}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {kind: partial(_make_of_records, kind) for kind in _MAKERS}
 COMMANDS["census"] = _take_census

@@ -38,8 +38,7 @@ def show(sessions: Sequence[Session], environment: Mapping[str, str], *, annotat
 
     These are the annotations, without `annotate` none, and a line if the summary cannot be shown.
     """
-    path = environment["GITHUB_STEP_SUMMARY"]
-    text = summary(sessions).encode()
+    path, text = environment["GITHUB_STEP_SUMMARY"], summary(sessions).encode()
     try:
         with open(path, "ab") as file:
             if file.tell() + len(text) > LARGEST:
@@ -78,8 +77,8 @@ def summary(sessions: Sequence[Session]) -> str:
 def _tables(sessions: Sequence[Session]) -> Iterator[str]:
     tests = [test for session in sessions for test in session.tests]
     failures = [_failure_row(test) for _, test in _failures_of(sessions)]
-    most_used = nlargest(_MOST, (test for test in tests if test.lanes), key=lambda one: (one.device_seconds, one.span))
-    slowest = [(one.test, one.device_seconds, one.span.seconds, one.waited) for one in most_used]
+    used = ((one.test, one.device_seconds, one.span.seconds, one.waited) for one in tests if one.lanes)
+    slowest = nlargest(_MOST, used, key=lambda row: row[1:3])
     waits = [(one.waited, one.wait.why) for one in tests if one.wait and one.wait.why and one.waited >= _SHORTEST_WAIT]
     skipped = [test for test in tests if test.verdict == "skipped"]
     missing = Counter(test.missing for test in skipped if test.missing)
@@ -95,16 +94,18 @@ def _tables(sessions: Sequence[Session]) -> Iterator[str]:
 def _table(title: str, columns: str, rows: Sequence[Sequence[_Cell]]) -> Iterator[str]:
     """Yield the parts of a table: nothing without rows."""
     if rows:
-        shown = [[_shown(cell) for cell in row] for row in rows[:_MOST_ROWS]]
+        shown = [
+            [
+                _code(cell) if isinstance(cell, str) else f"{cell:.1f}" if isinstance(cell, float) else str(cell)
+                for cell in row
+            ]
+            for row in rows[:_MOST_ROWS]
+        ]
         lines = [[columns], [":---" if isinstance(cell, str) else "---:" for cell in rows[0]], *shown]
         yield f"### {title}"
         yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
     if len(rows) > _MOST_ROWS:
         yield f"{len(rows) - _MOST_ROWS} more left out."
-
-
-def _shown(cell: _Cell) -> str:
-    return _code(cell) if isinstance(cell, str) else f"{cell:.1f}" if isinstance(cell, float) else str(cell)
 
 
 def _code(text: str) -> str:

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from pytest_accel.pool.pool import PoolSnapshot
     from pytest_accel.session import AccelSession
 
-_SIGNALS: tuple[int, ...] = tuple(
-    number for name in ("SIGUSR1", "SIGINFO") if (number := getattr(signal, name, None)) is not None
-)
+_SIGNALS: list[int] = [getattr(signal, name) for name in ("SIGUSR1", "SIGINFO") if hasattr(signal, name)]
 QUIET = 2.0
 """Seconds without output after which the status line is shown: pytest's own progress is enough until then."""
 REFRESH = 1.0
 """Seconds between two looks at the state for the status line."""
+_LONGEST_REPORT = 10.0
+"""Seconds for which the end of the session waits for a report that is being made: it looks at processes and stacks."""
 _PLUGIN = "accel-live"
 """Name of the plugin with the hooks."""
 
@@ -81,7 +81,6 @@ class LiveHooks:
         """The worker that has started each test."""
         self._ended: Counter[str] = Counter()
         self._suite: SuiteOnMachine | None = None
-        """The tests that the session is going to run, for an estimate of the time."""
         self._workers = 1
         self._requests: SimpleQueue[bool] = SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
@@ -137,21 +136,18 @@ class LiveHooks:
     def pytest_leave_pdb(self) -> None:
         self._terminal.pause(False)
 
+    def pytest_unconfigure(self) -> None:
+        self.pytest_sessionfinish()  # The session may have ended before it started any test.
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        self._stop()
-
-    def pytest_unconfigure(self) -> None:
-        self._stop()  # The session may have ended before it started any test.
-
-    def _stop(self) -> None:
         if not self._stopped and not self._session.is_forked_copy:
             self._stopped = True
             for number in self._signals:
                 if getsignal(number) == self._on_signal:
                     set_handler(number, SIG_DFL)
             self._requests.put(False)
-            threads.end(self._thread)
+            threads.end(self._thread, _LONGEST_REPORT)
             self._terminal.remove()
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -209,8 +205,8 @@ class LiveHooks:
 
 
 def _counts(running: Mapping[str, object], state: PoolSnapshot) -> list[str]:
-    parts = [f"{len(running)} running", f"{len(state.waiting)} waiting"]
-    return [*parts, f"{state.used} of {count_text(state.devices, 'device')} in use"] if state.devices else parts
+    used = [f"{state.used} of {count_text(state.devices, 'device')} in use"] if state.devices else []
+    return [f"{len(running)} running", f"{len(state.waiting)} waiting", *used]
 
 
 def _can_have_status(config: pytest.Config) -> bool:

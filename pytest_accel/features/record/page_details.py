@@ -21,19 +21,11 @@ _ENDINGS = {"hung": "did not finish", "unstarted": "did not start", "stopped": "
 
 
 def longest_text(tests: Iterable[TestRun]) -> int:
-    """Return the number of characters to which a text is truncated, so that all together have at most `TEXT_BUDGET`.
-
-    Only the longest texts of `tests` are truncated then.
-    """
-    texts = (text for test in tests for phase in test.phases for text in (phase.failure, *phase.output.values()))
-    lengths = sorted(map(len, texts))
-    left = TEXT_BUDGET
-    for position, length in enumerate(lengths):
-        equal = left // (len(lengths) - position)
-        if length > equal:
-            return equal
-        left -= length
-    return TEXT_BUDGET
+    """Return the number of characters to which a text is truncated, so that all together have at most `TEXT_BUDGET`."""
+    lengths = [
+        len(text) for test in tests for phase in test.phases for text in (phase.failure, *phase.output.values()) if text
+    ]
+    return TEXT_BUDGET if sum(lengths) <= TEXT_BUDGET else TEXT_BUDGET // len(lengths)
 
 
 def clock(at: float) -> str:

@@ -77,9 +77,15 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> tuple[figu
                 seen.add(id(test))
             bottom += height
         ticks[(top + bottom) / 2] = cut_end(lane_label(lane, sessions), _LONGEST_LABEL)
+    columns = np.array(bars, dtype=float).reshape(-1, 6).T
+    columns[2:4] -= origin
+    # Collection may take most of a session, so show the time in which tests ran.
+    shown = (
+        (columns[2].min(), columns[3].max()) if bars else (0, max(session.span.stop for session in sessions) - origin)
+    )
     plot = figure(
         name="timeline",
-        x_range=Range1d(0, max(session.span.stop for session in sessions) - origin, bounds="auto"),
+        x_range=Range1d(*shown, bounds="auto"),
         y_range=Range1d(bottom, 0),
         height=round(bottom * min(max(560 / bottom, 10), 26)) + 110,
         sizing_mode="stretch_width",
@@ -100,8 +106,6 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> tuple[figu
         label = Label(x=4, x_units="screen", y=at, text=PlainText(text=title), text_baseline="middle")
         label.update(text_font_size="12px", text_font_style="bold")
         plot.add_layout(label)
-    columns = np.array(bars, dtype=float).reshape(-1, 6).T
-    columns[2:4] -= origin
     types = {"top": "f4", "bottom": "f4", "left": "f8", "right": "f8", "kind": "i1", "n": "i4"}
     data = {name: column.astype(kind) for (name, kind), column in zip(types.items(), columns, strict=True)}
     source = ColumnDataSource(data, name="bars")

@@ -125,6 +125,6 @@ body:has(#details:not([hidden])) { padding-bottom: calc(48vh + 40px); }
   #tests td button { min-height: 34px; }
   #tests .devices { display: none; }
   #details { padding: 4px 12px 16px; max-height: 60vh; }
-  #details th, #details td { white-space: normal; }
+  #details th, #details td { padding-right: 10px; font-size: 12px; }
 }
 """

@@ -32,13 +32,10 @@ class RecordFile:
     """
 
     def __init__(self, path: str | None) -> None:
-        """Replace the file `path`, and create its folder. Raise :class:`RecordError` if that fails.
-
-        Without a path, the events are kept in memory.
-        """
+        """Replace the file `path`, or keep events in memory without one. Raise :class:`RecordError` if that fails."""
         self.name = path or "the record of the session"
         self.error: str | None = None
-        """The first error of writing; None if there was none. Nothing is written after it."""
+        """The first error of writing, after which nothing is written."""
         self._process = {"host": socket.gethostname(), "pid": getpid()}
         try:
             self._file: IO[bytes] = io.BytesIO() if path is None else _new_file(path)

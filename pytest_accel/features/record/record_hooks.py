@@ -52,10 +52,8 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
             config.pluginmanager.register(CollectedTests(channel.send))
         return
     # A test may change the working directory.
-    record, report = (
-        None if (path := options.output_path(config, option)) is None else os.path.realpath(path)
-        for option in (options.RECORD, options.REPORT)
-    )
+    paths = (options.output_path(config, option) for option in (options.RECORD, options.REPORT))
+    record, report = (None if path is None else os.path.realpath(path) for path in paths)
     option = options.REPORT
     try:
         if report is not None:
@@ -141,15 +139,9 @@ class RecordHooks:
         """The tests that processes have collected (`CollectedTests`). Threads that receive from workers add to it."""
         self._failed_files = False
         self._skipped_files: dict[str, str] = {}
-        file(
-            "SessionStarted",
-            schema=SCHEMA,
-            session=uuid.uuid4().hex,
-            version=__version__,
-            command=list(map(str, session.config.invocation_params.args)),
-            root=self._folders.root,
-            shard=session.settings.shard,
-        )
+        command = list(map(str, session.config.invocation_params.args))
+        about = {"session": uuid.uuid4().hex, "version": __version__, "shard": session.settings.shard}
+        file("SessionStarted", schema=SCHEMA, command=command, root=self._folders.root, **about)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -193,14 +185,11 @@ class RecordHooks:
         tests: Counter[str] = Counter()
         for selected, _ in found:
             tests |= Counter(selected)
-        self._file(
-            "TestsCollected",
-            tests=list(tests.elements()),
-            deselected=sorted({test for _, deselected in found for test in deselected}),
-            # pytest does not collect the tests that --last-failed leaves out.
-            complete=bool(found) and not self._failed_files and not self._config.getoption("lf", False),
-            skipped_files=self._skipped_files,
-        )
+        deselected = sorted({test for _, deselected in found for test in deselected})
+        # pytest does not collect the tests that --last-failed leaves out.
+        complete = bool(found) and not self._failed_files and not self._config.getoption("lf", False)
+        fields = {"deselected": deselected, "complete": complete, "skipped_files": self._skipped_files}
+        self._file("TestsCollected", tests=list(tests.elements()), **fields)
 
     def _make_files(self) -> str | None:
         """Write the page and the summary; return what went wrong, or None."""

@@ -27,10 +27,7 @@ class TerminalFile:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        """Raise OSError if the file has no descriptor.
-
-        Make this object while nothing is captured: then the descriptor is that of the terminal.
-        """
+        """Take the descriptor of the terminal, so nothing may be captured. Raise OSError if there is none."""
         self._config = config
         self._file, self._line = terminal_file(config)
         self._lock = Lock()
@@ -41,7 +38,6 @@ class TerminalFile:
         self._has_status = False
         """True if a status line is on the screen."""
         self._paused = False
-        """True while no status line may be shown."""
         self._written_at = monotonic()
         set_terminal_file(config, self)
 
@@ -72,10 +68,9 @@ class TerminalFile:
         return monotonic() - self._written_at
 
     def show_status(self, text: str) -> None:
-        """Show `text` below the unfinished line until pytest writes the next text, in place of an earlier status.
+        """Show `text` below the unfinished line, at whose end the cursor stays, until pytest writes the next text.
 
-        The cursor stays at the end of the unfinished line. If there is none, the status is on the cursor's line. An
-        empty `text` erases the status. No-op if the output is not a terminal, or has no space.
+        An empty `text` erases the status. No-op if the output is not a terminal, or has no space.
         """
         try:
             columns = get_terminal_size(self._descriptor).columns
@@ -109,13 +104,15 @@ class TerminalFile:
 
     def _write(self, text: str) -> None:
         data = text.encode(self._file.encoding, "backslashreplace")
-        with suppress(OSError):  # The terminal is closed, which pytest notices by itself.
+        with suppress(OSError):  # The terminal is closed, which pytest notices by itself; or `remove` was called.
             while data:
                 data = data[write(self._descriptor, data) :]
 
     def remove(self) -> None:
-        """Make pytest write to its own file again. No other method may be called after this one."""
-        self.pause(True)
+        """Make pytest write to its own file again. What other threads write later is lost."""
         if terminal_file(self._config)[0] is self:  # Otherwise another plugin has replaced it.
             set_terminal_file(self._config, self._file)
-        close(self._descriptor)
+        with self._lock:
+            self._erase()
+            close(self._descriptor)
+            self._descriptor = -1

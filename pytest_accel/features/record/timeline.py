@@ -19,7 +19,7 @@ Verdict = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed", 
 
 
 class Period(NamedTuple):
-    """A period."""
+    """A period of time."""
 
     start: float
     stop: float
@@ -90,8 +90,7 @@ class TestRun:
 
     @property
     def verdict(self) -> Verdict:
-        failed = {phase.when for phase in self.phases if phase.outcome == "failed"}
-        if failed:
+        if failed := {phase.when for phase in self.phases if phase.outcome == "failed"}:
             return "error" if failed <= {"setup", "teardown"} else "failed"
         if any(phase.outcome not in ("passed", "skipped") for phase in self.phases):
             return "rerun"

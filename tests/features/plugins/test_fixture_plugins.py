@@ -1,4 +1,4 @@
-"""Tests of plugins with fixtures and hooks that must act on the process that runs the test."""
+"""Tests of plugins with fixtures, parameters, coroutines and hooks that act on the process that runs the test."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HEAD = """
 
     import pytest
 
-    LAST = os.environ.get("RANK", "1") == "1"
+    RANK = os.environ.get("RANK", "1")
+    LAST = RANK == "1"
     two = pytest.mark.distributed(2, kind="cpu")
-
 
     def in_ranks():
         import torch.distributed as dist
@@ -27,23 +27,55 @@ _HEAD = """
             assert dist.get_world_size() == 2
             dist.barrier()
 """
+_FIXTURES = """
+    import asyncio
+    import random
 
-
-@needs("pytest_factoryboy")
-def test_factories_of_pytest_factoryboy_work_in_ranks(pair: Pair) -> None:
-    pair.plugin("pytest_factoryboy.plugin")
-    pair.write(
-        "test_books.py",
-        _HEAD
-        + """
+    import anyio
     import factory
+    import pytest_asyncio
     from pytest_factoryboy import register
+    from pytest_lazy_fixtures import lf
 
+    @pytest_asyncio.fixture
+    async def number():
+        await asyncio.sleep(0)
+        yield 7
+        await asyncio.sleep(0)
+
+    @pytest_asyncio.fixture(scope="module", loop_scope="module")
+    async def loop_of_the_module(): return asyncio.get_running_loop()
+
+    @two
+    @pytest.mark.asyncio
+    async def test_asyncio(number):
+        in_ranks()
+        await asyncio.sleep(0)
+        assert number == 7
+
+    @two
+    @pytest.mark.asyncio
+    async def test_asyncio_fails(number):
+        await asyncio.sleep(0)
+        assert not LAST
+
+    @two
+    @pytest.mark.asyncio(loop_scope="module")
+    async def test_in_the_modules_loop(loop_of_the_module):
+        assert asyncio.get_running_loop() is loop_of_the_module
+
+    @pytest.mark.asyncio
+    async def test_unmarked(number): assert number == 7
+
+    @two
+    async def test_of_anyio():
+        in_ranks()
+        await anyio.sleep(0)
+        with open(f"ran.{RANK}", "a") as file:
+            print("x", file=file)
 
     class Author:
-        def __init__(self, name):
-            self.name = name
-
+        def __init__(self, name): self.name = name
 
     class AuthorFactory(factory.Factory):
         class Meta:
@@ -51,47 +83,76 @@ def test_factories_of_pytest_factoryboy_work_in_ranks(pair: Pair) -> None:
 
         name = "Ada"
 
-
     register(AuthorFactory)
 
+    @two
+    def test_factory(author): assert author.name == "Ada"
 
     @two
-    def test_passes(author):
-        in_ranks()
-        assert author.name == "Ada"
-
+    def test_mock_fails(mocker):
+        mocked = mocker.patch("os.getlogin")
+        if not LAST:
+            os.getlogin()
+        mocked.assert_called_once()
 
     @two
-    def test_fails(author):
-        assert not LAST
+    def test_mock_is_undone(): assert "mock" not in type(os.getlogin).__name__.lower()
+
+    @pytest.fixture(params=[1, 2])
+    def parameter(request): return request.param
+
+    @two
+    @pytest.mark.parametrize("value", [lf("parameter"), 3])
+    def test_parameters(value):
+        assert value in (1, 2, 3)
+        assert os.environ["SERVICE"] == "from the ini file"
+
+    @two
+    @pytest.mark.repeat(2)
+    def test_faker(faker):
+        with open(f"names.{RANK}", "a") as file:
+            print(faker.name(), random.random(), file=file)
+"""
 
 
-    def test_unmarked(author):
-        assert author.name == "Ada"
-    """,
-    )
-    _, marked = pair.run_both()
-    assert marked.count() == {"PASSED": 2, "FAILED": 1}
-
-
-@pytest.mark.parametrize("option", ["--disable-socket", "--allow-hosts=192.0.2.2"])
-@needs("pytest_socket", "pytest_rerunfailures")
-def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, option: str) -> None:
-    pair.plugin("pytest_socket", "pytest_rerunfailures")
+@needs("pytest_asyncio", "anyio", "trio", "pytest_factoryboy", "pytest_mock", "pytest_env", "faker", "pytest_randomly")
+@needs("pytest_lazy_fixtures", "pytest_repeat")
+def test_fixtures_parameters_and_coroutines_of_plugins_work_in_ranks(pair: Pair) -> None:
+    # The name of the entry point `asyncio` is that of a module that the fork server has imported.
+    pair.plugin("asyncio", "anyio.pytest_plugin", "pytest_factoryboy.plugin", "pytest_mock", "pytest_env.plugin")
+    pair.plugin("faker.contrib.pytest.plugin", "pytest_lazyfixture", "pytest_repeat", "pytest_randomly")
+    pair.ini("asyncio_default_fixture_loop_scope = function\nenv =\n  SERVICE=from the ini file")
     pair.write(
-        "test_network.py",
-        _HEAD
-        + """
+        "conftest.py",
+        """
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if item.name.startswith("test_of_anyio"):
+                    item.add_marker(pytest.mark.anyio)
+        """,
+    )
+    pair.write("test_fixtures.py", _HEAD + _FIXTURES)
+    _, marked = pair.run_both("--randomly-seed=12", "--randomly-dont-reorganize")
+    assert {name for name, word in marked.outcomes().items() if word == "FAILED"} == {
+        *("test_asyncio_fails", "test_mock_fails")
+    }
+    assert marked.count()["PASSED"] >= 10
+    assert pair.plain.read("ran.1") == pair.marked.read("ran.1") == pair.marked.read("ran.0") == ["x"] * 2
+    # Faker and pytest-randomly have the same seed in all ranks and in the plain session.
+    assert pair.plain.read("names.1") == pair.marked.read("names.0") == pair.marked.read("names.1") != []
+
+
+_NETWORK = """
     import socket
 
     import pytest_socket
-
 
     def called(address):
         with socket.socket() as call:
             call.settimeout(1)
             call.connect(address)
-
 
     @pytest.fixture
     def own_group():
@@ -102,7 +163,6 @@ def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, option: s
         if group is not None:
             dist.destroy_process_group(group)
 
-
     @two
     def test_collectives(own_group):
         in_ranks()
@@ -111,9 +171,7 @@ def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, option: s
 
             dist.barrier(own_group)
 
-
     BLOCKED = pytest_socket.SocketBlockedError, pytest_socket.SocketConnectBlockedError
-
 
     @two
     def test_blocked():
@@ -121,18 +179,9 @@ def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, option: s
         with pytest.raises(BLOCKED), pytest.warns(UserWarning):
             called(("192.0.2.1", 80))
 
-
-    @two
-    @pytest.mark.filterwarnings("ignore")
-    def test_blocked_in_one():
-        if LAST:
-            called(("192.0.2.1", 80))
-
-
     def test_unmarked():
         with pytest.raises(BLOCKED), pytest.warns(UserWarning):
             called(("192.0.2.1", 80))
-
 
     @two
     @pytest.mark.flaky(reruns=1)
@@ -143,59 +192,15 @@ def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, option: s
                 os._exit(3)
             raise ValueError
 
-
     @two
-    def test_last():
-        in_ranks()
-    """,
-    )
-    marked = pair.run_marked(pair.plain.run(option), option)
-    assert marked.count() == {"PASSED": 5, "FAILED": 1, "RERUN": 1}
+    def test_last(): in_ranks()
+"""
 
 
-@needs("pytest_mock", "pytest_env", "faker", "pytest_lazy_fixtures", "pytest_repeat")
-def test_fixtures_and_parameters_of_plugins_work_in_ranks(pair: Pair) -> None:
-    pair.plugin("pytest_mock", "pytest_env.plugin", "faker.contrib.pytest.plugin")
-    pair.plugin("pytest_lazyfixture", "pytest_repeat")
-    pair.ini("env =\n  SERVICE=from the ini file")
-    pair.write(
-        "test_fixtures.py",
-        _HEAD
-        + """
-    from pytest_lazy_fixtures import lf
-
-    pytestmark = two
-
-
-    @pytest.fixture(params=[1, 2])
-    def number(request):
-        return request.param
-
-
-    def test_mock_fails(mocker):
-        mocked = mocker.patch("os.getlogin")
-        if not LAST:
-            os.getlogin()
-        mocked.assert_called_once()
-
-
-    def test_mock_is_undone():
-        assert "mock" not in type(os.getlogin).__name__.lower()
-
-
-    @pytest.mark.parametrize("value", [lf("number"), 3])
-    def test_parameters(value):
-        assert value in (1, 3)
-        assert os.environ["SERVICE"] == "from the ini file"
-
-
-    @pytest.mark.repeat(2)
-    def test_faker(faker):
-        with open(f"names.{os.environ.get('RANK', '1')}", "a") as file:
-            print(faker.name(), file=file)
-    """,
-    )
-    _, marked = pair.run_both()
-    assert marked.count() == {"PASSED": 5, "FAILED": 2}
-    # Faker has the same seed in all ranks and in the plain session.
-    assert pair.plain.read("names.1") == pair.marked.read("names.0") == pair.marked.read("names.1") != []
+@pytest.mark.parametrize("option", ["--disable-socket", "--allow-hosts=192.0.2.2"])
+@needs("pytest_socket", "pytest_rerunfailures")
+def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, option: str) -> None:
+    pair.plugin("pytest_socket", "pytest_rerunfailures")
+    pair.write("test_network.py", _HEAD + _NETWORK)
+    _, marked = pair.run_both(option)
+    assert marked.count() == {"PASSED": 5, "RERUN": 1}

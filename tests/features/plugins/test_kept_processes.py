@@ -24,10 +24,8 @@ _WANDB = """
 
     PIDS = set()
 
-
     def cores():
         return {child.pid for child in psutil.Process().children() if "wandb-core" in " ".join(child.cmdline())}
-
 
     @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.parametrize("number", [0, 1])
@@ -35,13 +33,8 @@ _WANDB = """
         PIDS.update(cores())
         with wandb.init(project="p", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
             run.log({"loss": 1.0})
-        assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
         assert len(cores()) == 1
         assert PIDS == (cores() if number else set())
-
-
-    def test_logs_in_the_driver(tmp_path):
-        test_logs(tmp_path, len(PIDS))
     """
 _JOBLIB = """
     import os
@@ -53,31 +46,21 @@ _JOBLIB = """
     PIDS = set()
     pytestmark = pytest.mark.distributed(2, kind="cpu")
 
-
     def workers():
         used = set(joblib.Parallel(n_jobs=2, batch_size=1)(joblib.delayed(os.getpid)() for _ in range(8)))
         running = {child.pid for child in psutil.Process().children() if "popen_loky" in " ".join(child.cmdline())}
         assert used <= running
         return running  # A slow worker may have got no task.
 
-
-    def test_starts_workers():
-        PIDS.update(workers())
-
+    def test_starts_workers(): PIDS.update(workers())
 
     def test_has_them_still():
         assert PIDS
         assert PIDS <= workers()
 
-
     def test_dies(rank):
         if rank == 1:
             os._exit(3)
-
-
-    def test_others_are_started():
-        assert not PIDS
-        assert workers()
     """
 _KEEPS = """
     import os
@@ -89,11 +72,9 @@ _KEEPS = """
     PIDS = []
     CODE = "import signal; signal.pause()  # {}"
 
-
     @pytest.mark.parametrize("name", ["our-helper", "our helper", "another"])
     def test_starts(name):
         PIDS.append(os.posix_spawn(sys.executable, [sys.executable, "-c", CODE.format(name)], os.environ))
-
 
     def test_has_them_still():
         for pid in PIDS:
@@ -110,7 +91,7 @@ def test_processes_of_wandb_and_joblib_are_no_leak(suite: Suite, monkeypatch: py
     before = _loky_files()
     run = suite.run("-o", "accel_leaks=fail", "-W", "default")
     assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_dies": "FAILED"}, run.text
-    assert len(run.outcomes()) == 4 + 3
+    assert len(run.outcomes()) == 2 + 3
     assert not _loky_files() - before
 
 

@@ -46,12 +46,9 @@ _SUITE = """
     HEIGHT = float(os.environ.get("HEIGHT", "1")) if LAST else 1.0
     ranks = pytest.mark.distributed(2, kind="cpu")
 
-
     @ranks
     @pytest.mark.array_compare
-    def test_array():
-        return np.arange(3.0) * HEIGHT
-
+    def test_array(): return np.arange(3.0) * HEIGHT
 
     @ranks
     @pytest.mark.mpl_image_compare
@@ -60,38 +57,32 @@ _SUITE = """
         axes.plot([0, HEIGHT])
         return figure
 
+    @ranks
+    def test_data(data_regression): data_regression.check({"height": HEIGHT})
 
     @ranks
-    def test_data(data_regression):
-        data_regression.check({"height": HEIGHT})
-
+    def test_snapshot(snapshot): assert snapshot("height.txt") == str(HEIGHT)
 
     @ranks
-    def test_snapshot(snapshot):
-        assert snapshot("height.txt") == str(HEIGHT)
-
-
-    @ranks
-    def test_benchmark(codspeed_benchmark):
-        assert codspeed_benchmark(sum, [1, 2]) == 3
+    def test_benchmark(codspeed_benchmark): assert codspeed_benchmark(sum, [1, 2]) == 3
     """
 _THREAD_UNSAFE = """
     import os
-
 
     def pytest_itemcollected(item):
         if item.get_closest_marker("distributed") and "THREADS" not in os.environ:
             item.add_marker("thread_unsafe")
     """
+_WRITE = "would have each rank of a marked test write the same files"
 _REFUSED = {
-    "--arraydiff-generate-path=new": "--arraydiff-generate-path would have each rank of a marked test write the same",
-    "--dup-fixtures": "--dup-fixtures cannot compare the fixtures of marked tests",
-    "--update-examples": "--update-examples would have each rank of a marked test write the same files",
-    "--flake-max-minutes=1": "--flake-max-minutes: ranks could disagree on the end",
-    "--insta=update": "--insta=update, record and review would have each rank",
+    "--arraydiff-generate-path=new": f"--arraydiff-generate-path {_WRITE}: do without it, or deselect marked tests",
+    "--dup-fixtures": "--dup-fixtures cannot compare fixtures of ranks",
+    "--update-examples": f"--update-examples {_WRITE}",
+    "--flake-max-minutes=1": "--flake-max-minutes would let ranks disagree on the end",
+    "--insta=update": f"--insta=update, record and review {_WRITE}",
     "--isolate": "pytest-isolate runs a test in a fork of the pytest process",
-    "--mpl-generate-path=new": "pytest-mpl with a folder for images or results would have each rank",
-    "--force-regen": "--force-regen and --regen-all would have each rank",
+    "--mpl-generate-path=new": f"a folder of pytest-mpl for images or results {_WRITE}",
+    "--force-regen": f"--force-regen and --regen-all {_WRITE}",
     "--parallel-threads=2": "pytest-run-parallel would mix up the collectives of a marked test",
 }
 _COMPARE = ("--mpl", "--arraydiff", "--no-isolate", "--parallel-threads=2", "-Wdefault")
@@ -124,10 +115,9 @@ def test_options_that_write_reference_files_or_cannot_work_are_refused_and_files
     monkeypatch.delenv("THREADS")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     assert [text for text in _REFUSED.values() if text not in refused.text + refused.errors] == []
-    assert _files(pair.marked.path) == expected
     measured = pair.marked.run("--codspeed", "-Wdefault")  # It deselects tests that are no benchmarks.
-    assert measured.ret == pytest.ExitCode.USAGE_ERROR
-    assert "pytest-codspeed cannot measure marked tests" in measured.text + measured.errors
+    assert "pytest-codspeed would run functions unequally often on ranks" in measured.text + measured.errors
+    assert _files(pair.marked.path) == expected
 
     assert pair.marked.run(*_COMPARE).count() == {"PASSED": 5}
     monkeypatch.setenv("HEIGHT", "4")
@@ -136,6 +126,58 @@ def test_options_that_write_reference_files_or_cannot_work_are_refused_and_files
     for test in ("test_array", "test_image", "test_data", "test_snapshot"):
         assert "rank 0: passed" in changed.failure(test)
     assert _files(pair.marked.path) == expected
+
+
+_ONE_RANK = """
+    import pytest
+
+    @pytest.mark.devices
+    def test_data(data_regression, device): data_regression.check({"height": 2.0})
+
+    @pytest.mark.devices(9)
+    @pytest.mark.isolate
+    def test_cannot_run(): pass
+    """
+
+
+@needs("pytest_regressions", "pytest_datadir", "pytest_isolate")
+def test_a_test_of_one_rank_writes_files_and_tests_that_cannot_run_refuse_nothing(suite: Suite) -> None:
+    for name in ("pytest_datadir", "pytest_regressions", "pytest_isolate"):
+        suite.plugin(_PLUGINS[name])
+    suite.write("test_one.py", _ONE_RANK)
+    run = suite.run("--regen-all", "-Wdefault")
+    assert run.outcomes() == {"test_data": "PASSED", "test_cannot_run": "SKIPPED"}
+    assert (suite.path / "test_one" / "test_data.yml").read_text() == "height: 2.0\n"
+
+
+_MEMORY = """
+    import pytest
+
+    def test_plain(): assert bytearray(3 * 10**6)
+
+    @pytest.mark.distributed(2)
+    @pytest.mark.limit_memory("3 MB")
+    def test_one_rank_has_too_much(rank): assert bytearray((1 + 3 * rank) * 10**6)
+
+    @pytest.mark.distributed(2)
+    @pytest.mark.limit_memory("9 MB")
+    def test_within(): assert bytearray(5 * 10**6)
+    """
+
+
+@needs("pytest_memray")
+def test_each_rank_judges_its_limits_of_memory_and_the_report_has_unmarked_tests(suite: Suite) -> None:
+    suite.plugin("memray")
+    suite.write("test_x.py", _MEMORY)
+    run = suite.run("--memray", "--memray-bin-path=bins", "--memray-bin-prefix=of")
+    assert run.outcomes() == {"test_plain": "PASSED", "test_within": "PASSED"}
+    assert "rank 1: failed" in run.failure("test_one_rank_has_too_much")
+    assert "Test was limited to 3.0MiB but allocated 3.8MiB" in run.text
+    assert "Allocation results for test_x.py::test_plain" in run.text
+    assert "Allocation results for test_x.py::test_within" not in run.text
+    assert sorted(path.name for path in (suite.path / "bins").glob("*.bin")) == ["of-test_x.py-test_plain.bin"]
+    refused = suite.run("--memray", "--fail-on-increase")
+    assert "--fail-on-increase would have each rank compare with the peak of another" in refused.text + refused.errors
 
 
 @needs(*_PLUGINS, "pytest_order", "pytest_recording", "pytest_reportportal", "testmon")
@@ -151,7 +193,6 @@ _RESULTS = """
     import pytest
     from pytest_harvest import get_session_results_dct
 
-
     def pytest_sessionfinish(session):
         if not (hasattr(session.config, "workerinput") or session.config.pluginmanager.has_plugin("accel-rank")):
             found = get_session_results_dct(session)
@@ -161,14 +202,10 @@ _RESULTS = """
 _HARVESTED = """
     import pytest
 
-
     @pytest.mark.distributed(2, kind="cpu")
-    def test_in_ranks(results_bag, request):
-        results_bag.loss = 0.25
+    def test_in_ranks(results_bag, request): results_bag.loss = 0.25
 
-
-    def test_unmarked(results_bag):
-        results_bag.loss = 0.5
+    def test_unmarked(results_bag): results_bag.loss = 0.5
     """
 
 

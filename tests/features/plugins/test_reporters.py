@@ -6,7 +6,6 @@ import html
 import json
 import re
 import xml.etree.ElementTree
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +20,22 @@ if TYPE_CHECKING:
 
 _SUITE = """
     import logging
+    import os
 
     import pytest
+    from hypothesis import assume, given, seed, settings, target
+    from hypothesis import strategies as st
+    from pytest_bdd import given as given_step, parsers, scenario, then, when
     from pytest_html import extras as made
 
+    LAST = os.environ.get("RANK", "1") == "1"
     in_ranks = pytest.mark.distributed(2, kind="cpu")
 
     @pytest.fixture(scope="session")
-    def named(metadata):
-        metadata["cluster"] = "seven"
+    def named(metadata): metadata["cluster"] = "seven"
 
     @pytest.fixture
-    def broken():
-        raise OSError("no such disk")
+    def broken(): raise OSError("no such disk")
 
     @in_ranks
     @pytest.mark.parametrize("number", [1, "two"])
@@ -55,22 +57,61 @@ _SUITE = """
         assert [1, 2] == [1, 3]
 
     @in_ranks
-    def test_breaks_in_setup(broken):
-        pass
+    def test_breaks_in_setup(broken): pass
 
     @in_ranks
-    def test_skips():
-        pytest.skip("not today")
+    def test_skips(): pytest.skip("not today")
 
     @in_ranks
     @pytest.mark.xfail(reason="known")
-    def test_fails_as_expected():
-        assert 0
+    def test_fails_as_expected(): assert 0
 
-    def test_is_not_marked(record_property):
-        record_property("color", "blue")
+    def test_is_not_marked(record_property): record_property("color", "blue")
+
+    @in_ranks
+    @seed(1)
+    @settings(deadline=None, database=None, max_examples=20)
+    @given(x=st.integers(0, 9))
+    def test_of_examples(x):
+        assume(x)
+        target(float(x), label="size")
+
+    @in_ranks
+    @scenario("sums.feature", "Right")
+    def test_right(): pass
+
+    @in_ranks
+    @scenario("sums.feature", "Wrong in one rank")
+    def test_wrong(): pass
+
+    @scenario("sums.feature", "Unmarked")
+    def test_unmarked_scenario(): pass
+
+    @given_step(parsers.parse("a number of {number:d}"), target_fixture="number")
+    def number(number): return {"value": number}
+
+    @when("the last process doubles it")
+    def double_in_one(number): number["value"] *= 1 + LAST
+
+    @then(parsers.parse("it is {expected:d}"))
+    def check(number, expected): assert number["value"] == expected
     """
+_FEATURE = """
+    Feature: Sums
+      Scenario: Right
+        Given a number of 2
+        Then it is 2
 
+      Scenario: Wrong in one rank
+        Given a number of 2
+        When the last process doubles it
+        Then it is 2
+        And it is 2
+
+      Scenario: Unmarked
+        Given a number of 2
+        Then it is 2
+    """
 _PLUGINS = {
     "ctrf": "ctrf",
     "pytest_html.fixtures": "pytest_html",
@@ -78,49 +119,48 @@ _PLUGINS = {
     "metadata": "pytest_metadata",
     "pytest_jsonreport": "pytest_jsonreport",
     "pytest_reportlog": "pytest_reportlog",
+    "pytest_bdd.plugin": "pytest_bdd",
+    "_hypothesis_pytestplugin": "hypothesis",
 }
 _OPTIONS = (
-    "--junitxml=junit.xml",
-    *("--html=page.html", "--self-contained-html"),
-    *("--json-report", "--json-report-file=report.json"),
-    "--report-log=log.jsonl",
-    "--ctrf=ctrf.json",
-    *("-W", "ignore"),  # Some plugins use what pytest deprecates.
+    *(
+        "--junitxml=junit.xml",
+        "--html=page.html",
+        "--self-contained-html",
+        "--ctrf=ctrf.json",
+        "--report-log=log.jsonl",
+    ),
+    *("--json-report", "--json-report-file=report.json", "--cucumberjson=cucumber.json"),
+    *("--hypothesis-show-statistics", "-W", "ignore"),  # Some plugins use what pytest deprecates.
 )
 
 
-def _strip_rank_labels(text: str | None) -> str:
+def _plain(text: str | None) -> str:
     """Return `text` without labels that name ranks."""
     return re.sub(r"( \[ranks? [\d, -]+\])|(\branks? [\d, -]+: )", "", text or "")
 
 
-def _read_properties(element: xml.etree.ElementTree.Element) -> list[tuple[str, str]]:
-    """Return names and values of the properties of `element`, without those of this plugin."""
-    found = [(one.get("name", ""), one.get("value", "")) for one in element.iterfind("./properties/property")]
-    return [one for one in found if not one[0].startswith("accel_")]
-
-
 def _read_junit(folder: Path) -> Any:
     suite = next(xml.etree.ElementTree.parse(folder / "junit.xml").iter("testsuite"))
-    cases = [
-        (
-            {name: value for name, value in case.attrib.items() if name != "time"},
-            _read_properties(case),
-            [
-                (one.tag, _strip_rank_labels(one.get("message")), "said" in (one.text or ""))
-                for one in case
-                if one.tag != "properties"
-            ],
+
+    def properties(element: xml.etree.ElementTree.Element) -> list[dict[str, str]]:
+        found = [dict(one.attrib) for one in element.iterfind("./properties/property")]
+        return [one for one in found if not one["name"].startswith(("accel_", "hypothesis-"))]
+
+    def case(one: xml.etree.ElementTree.Element) -> Any:
+        ends = [(end.tag, _plain(end.get("message")).partition("\n")[0]) for end in one if end.tag != "properties"]
+        return (
+            {name: one.get(name) for name in ("name", "classname", "assertions", "node", "line")},
+            properties(one),
+            ends,
         )
-        for case in suite.iter("testcase")
-    ]
+
     numbers = {name: suite.get(name) for name in ("tests", "errors", "failures", "skipped")}
-    return numbers, _read_properties(suite), sorted(cases, key=repr)
+    return numbers, properties(suite), sorted(map(case, suite.iter("testcase")), key=repr)
 
 
 def _read_html(folder: Path) -> Any:
-    page = (folder / "page.html").read_text()
-    found = re.search(r'data-jsonblob="([^"]*)"', page)
+    found = re.search(r'data-jsonblob="([^"]*)"', (folder / "page.html").read_text())
     assert found is not None
     data = json.loads(html.unescape(found[1]))
     tests = {
@@ -134,20 +174,16 @@ def _read_json(folder: Path) -> Any:
     data = json.loads((folder / "report.json").read_text())
 
     def stage(one: dict[str, Any]) -> Any:
-        logged = [record["msg"] for record in one.get("log", ())]
-        crash = _strip_rank_labels(one["crash"]["message"]) if "crash" in one else None
-        return one["outcome"], one.get("stdout"), logged, crash, len(one.get("traceback", ()))
+        return one["outcome"], one.get("stdout"), [record["msg"] for record in one.get("log", ())]
 
-    tests = {
-        test["nodeid"]: (
-            test["outcome"],
-            test.get("metadata"),
-            [one for one in test.get("user_properties", ()) if not any(name.startswith("accel_") for name in one)],
-            {when: stage(test[when]) for when in ("setup", "call", "teardown") if when in test},
+    return data["summary"], {
+        one["nodeid"]: (
+            one["outcome"],
+            one.get("metadata"),
+            [stage(one[when]) for when in ("setup", "call") if when in one],
         )
-        for test in data["tests"]
+        for one in data["tests"]
     }
-    return data["summary"], data["exitcode"], tests
 
 
 def _read_report_log(folder: Path) -> Any:
@@ -156,28 +192,22 @@ def _read_report_log(folder: Path) -> Any:
 
 
 def _read_ctrf(folder: Path) -> Any:
-    results = json.loads((folder / "ctrf.json").read_text())["results"]
-    names = ("name", "status", "rawStatus", "parameters", "suite", "filePath")
-    tests = [
-        (
-            {name: one.get(name) for name in names},
-            sorted(tag for tag in one.get("tags", ()) if not tag.startswith("xfail")),
-            _strip_rank_labels(one.get("message")),
-        )
-        for one in results["tests"]
-    ]
-    return {name: results["summary"][name] for name in ("tests", "passed", "failed", "skipped")}, sorted(
-        tests, key=repr
+    tests = json.loads((folder / "ctrf.json").read_text())["results"]["tests"]
+    return sorted(
+        [str(one.get(name)) for name in ("name", "status", "parameters", "suite", "filePath")] for one in tests
     )
 
 
-_READERS: tuple[Callable[[Path], Any], ...] = (
-    _read_junit,
-    _read_html,
-    _read_json,
-    _read_report_log,
-    _read_ctrf,
-)
+def _read_cucumber(folder: Path) -> Any:
+    features = json.loads((folder / "cucumber.json").read_text())  # Empty with xdist.
+    return {
+        element["name"]: [(step["keyword"], step["name"], step["result"]["status"]) for step in element["steps"]]
+        for feature in features
+        for element in feature["elements"]
+    }
+
+
+_READERS = (_read_junit, _read_html, _read_json, _read_report_log, _read_ctrf, _read_cucumber)
 
 
 @needs(*_PLUGINS.values())
@@ -185,42 +215,71 @@ _READERS: tuple[Callable[[Path], Any], ...] = (
 def test_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin(*_PLUGINS)
     pair.ini("junit_family = xunit1\njunit_logging = all")
+    pair.write("sums.feature", _FEATURE)
     pair.write("test_it.py", _SUITE)
     plain, run = pair.plain.run(*_OPTIONS, *workers), pair.marked.run(*_OPTIONS, *workers)
-    assert plain.count() == {"PASSED": 3, "FAILED": 1, "ERROR": 1, "SKIPPED": 1, "XFAIL": 1}
+    assert plain.count() == {"PASSED": 6, "FAILED": 2, "ERROR": 1, "SKIPPED": 1, "XFAIL": 1}
     assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
     for read in _READERS:
         assert read(pair.marked.path) == read(pair.plain.path)
+    statistics = run.text.partition(" Hypothesis Statistics ")[2].partition("\n===")[0]
+    for text in ("test_it.py::test_of_examples:", "gave up because: failed to satisfy assume()", "target score: 9"):
+        assert text in statistics
+
+
+@needs(*_PLUGINS.values())
+def test_data_is_that_of_rank_0_or_of_the_rank_that_has_failed(pair: Pair) -> None:
+    pair.plugin(*_PLUGINS)
+    pair.ini("junit_family = xunit1")
+    pair.marked.write(
+        "test_it.py",
+        """
+        import pytest
+        from pytest_html import extras as made
+
+        @pytest.mark.distributed(2, kind="cpu")
+        @pytest.mark.parametrize("fails", [False, True])
+        def test_differs(rank, fails, metadata, extras, json_metadata, record_xml_attribute, record_testsuite_property):
+            record_xml_attribute("node", rank)
+            record_testsuite_property("board", rank)
+            extras.append(made.url(f"https://example.org/{rank}", name=f"words {rank}"))
+            metadata["cluster"] = json_metadata["table"] = rank
+            assert not (fails and rank)
+        """,
+    )
+    pair.marked.run(*_OPTIONS)
+    folder = pair.marked.path
+    names = [f"test_it.py::test_differs[{fails}]" for fails in (False, True)]
+    _, properties, cases = _read_junit(folder)
+    assert [one["value"] for one in properties] == ["0", "0"]
+    assert [attributes["node"] for attributes, *_ in cases] == ["0", "0"]
+    shown, cluster = _read_html(folder)
+    assert [extras for name in names for _, extras, _ in shown[name]] == [["words 0"], ["words 1"]]
+    assert cluster == 0
+    assert [_read_json(folder)[1][name][1] for name in names] == [{"table": 0}, {"table": 1}]
 
 
 _STREAMED = """
-    import unittest
-
     import pytest
 
     in_ranks = pytest.mark.distributed(2, kind="cpu")
 
     @in_ranks
     @pytest.mark.parametrize("number", [1, "two"])
-    def test_passes(number):
-        print("said in the test")
+    def test_passes(number): print("said in the test")
 
     @in_ranks
-    def test_fails():
-        assert [1, 2] == [1, 3]
+    def test_fails(): assert [1, 2] == [1, 3]
 
     @in_ranks
-    def test_raises():
-        raise ValueError("no number")
+    def test_raises(): raise ValueError("no number")
 
     @in_ranks
-    def test_skips():
-        pytest.skip("not today")
+    def test_skips(): pytest.skip("not today")
 
     @in_ranks
     @pytest.mark.skip(reason="never")
-    def test_is_skipped():
-        pass
+    def test_is_skipped(): pass
 
     @in_ranks
     def test_warns():
@@ -228,8 +287,7 @@ _STREAMED = """
 
         warnings.warn("mind the gap")
 
-    def test_is_not_marked():
-        assert "ab" == "ac"
+    def test_is_not_marked(): assert "ab" == "ac"
     """
 
 # A reporter with the hooks of VS Code's plugin, which the editor loads by ``-p vscode_pytest`` from its own folder. In
@@ -267,18 +325,12 @@ VSCODE_PLUGIN = """
         if any(mark.name == "skip" for mark in item.own_markers):
             _send(item.nodeid, "skipped")
         return (yield)
-
-    def pytest_sessionfinish(exitstatus):
-        _send("", str(int(exitstatus)))
     """
 
 
 def _read_vscode(suite: Suite, run: Run) -> Any:
-    """Return the messages, without the exit statuses of workers: these depend on the tests that each worker runs."""
     sent = [json.loads(line) for line in suite.read("pipe")]
-    found = [(nodeid, outcome, _first_difference(message)) for nodeid, outcome, message in sent]
-    assert ("", str(int(run.ret)), []) in found
-    return sorted(message for message in found if message[0])
+    return sorted((nodeid, outcome, _first_difference(message)) for nodeid, outcome, message in sent)
 
 
 def _first_difference(message: str | None) -> list[str]:
@@ -288,28 +340,19 @@ def _first_difference(message: str | None) -> list[str]:
     return [line.replace("AssertionError: ", "") for line in lines if line.startswith("E ")][:1]
 
 
-_LEFT_OUT = {"timestamp", "duration", "actual", "expected", "type"}
-
-
 def _parse_teamcity(suite: Suite, run: Run) -> Any:
-    """Return the messages that `run` shows, without times and values, and only with the first line of an error."""
-    found = re.findall(r"##teamcity\[(\w+) (.*)\]$", run.text, re.MULTILINE)
+    """Return the messages that `run` shows: name, test, and the first line of an error."""
     messages = []
-    for name, text in found:
+    for name, text in re.findall(r"##teamcity\[(\w+) (.*)\]$", run.text, re.MULTILINE):
         values = {key: value.replace("|n", "\n") for key, value in re.findall(r"(\w+)='((?:\|.|[^|'])*)'", text)}
-        if "details" in values:
-            values["details"] = str(_first_difference(values["details"]))
-        if "message" in values:
-            values["message"] = values["message"].partition("\n")[0]
         if name != "testCount":
-            messages.append((name, {key: values[key] for key in sorted(values.keys() - _LEFT_OUT)}))
-    return sorted(messages, key=repr)
+            details = _first_difference(values.get("details"))
+            messages.append((name, values["name"], values.get("message", "").partition("\n")[0], details))
+    return sorted(messages)
 
 
 def _parse_annotations(suite: Suite, run: Run) -> Any:
-    return sorted(
-        _strip_rank_labels(line.partition("%0A%0A")[0]) for line in run.errors.splitlines() if line.startswith("::")
-    )
+    return sorted(_plain(line.partition("%0A%0A")[0]) for line in run.errors.splitlines() if line.startswith("::"))
 
 
 @needs("teamcity", "pytest_github_actions_annotate_failures")
@@ -323,54 +366,8 @@ def test_streamed_reports_of_marked_and_unmarked_tests_are_equal(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("TEST_RUN_PIPE", "pipe")
     plain, run = (suite.run("--teamcity", "-W", "default", *workers) for suite in (pair.plain, pair.marked))
-    assert plain.ret == 1
     assert (run.ret, run.count()) == (plain.ret, plain.count())
     for read in (_read_vscode, _parse_teamcity, _parse_annotations):
         expected = read(pair.plain, plain)
         assert expected
         assert read(pair.marked, run) == expected
-
-
-@needs(*_PLUGINS.values())
-def test_data_is_that_of_rank_0_or_of_the_rank_that_has_failed(pair: Pair) -> None:
-    pair.plugin(*_PLUGINS)
-    pair.ini("junit_family = xunit1")
-    pair.write(
-        "test_it.py",
-        """
-        import shutil
-
-        import pytest
-        from pytest_html import extras as made
-
-
-        def test_removes_what_is_made_once():
-            shutil.rmtree("assets")
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        @pytest.mark.parametrize("fails", [False, True])
-        def test_differs(rank, fails, metadata, extras, json_metadata, record_xml_attribute, record_testsuite_property):
-            record_xml_attribute("node", rank)
-            record_testsuite_property("board", rank)
-            extras.append(made.url(f"https://example.org/{rank}", name=f"words {rank}"))
-            metadata["cluster"] = json_metadata["table"] = rank
-            assert not (fails and rank)
-        """,
-    )
-    run = pair.marked.run(*(option for option in _OPTIONS if option != "--self-contained-html"))
-    assert run.count() == {"PASSED": 2, "FAILED": 1}
-    folder = pair.marked.path
-    assert not (folder / "assets").exists()  # Ranks start later and do not create the report's folder again.
-    _, properties, cases = _read_junit(folder)
-    assert properties == [("board", "0")] * 2
-    assert [attributes.get("node") for attributes, *_ in cases] == ["0", "0", None]
-    page = json.loads(
-        html.unescape((folder / "page.html").read_text().partition('data-jsonblob="')[2].partition('"')[0])
-    )
-    shown = {name: [extra["name"] for one in tests for extra in one["extras"]] for name, tests in page["tests"].items()}
-    assert shown["test_it.py::test_differs[False]"] == ["words 0"]
-    assert shown["test_it.py::test_differs[True]"] == ["words 1"]
-    assert page["environment"]["cluster"] == 0
-    tests = {one["nodeid"]: one for one in json.loads((folder / "report.json").read_text())["tests"]}
-    assert [tests[f"test_it.py::test_differs[{fails}]"]["metadata"]["table"] for fails in (False, True)] == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,11 +19,9 @@ _CONFTEST = """
 
     import pytest
 
-
     def pytest_configure(config):
         for name in ("order", "slow"):
             config.addinivalue_line("markers", f"{name}: a mark of one of the plugins")
-
 
     @pytest.fixture(autouse=True)
     def noted(request):
@@ -35,56 +34,40 @@ _TESTS = """
 
     in_ranks = pytest.mark.distributed(2, kind="cpu")
 
-
     @pytest.mark.order(-1)
-    def test_last():
-        pass
-
+    def test_last(): pass
 
     @in_ranks
     @pytest.mark.order(after="test_alone")
     @pytest.mark.parametrize("n", [1, 2])
-    def test_many(n):
-        pass
+    def test_many(n): pass
 
-
-    def test_alone():
-        pass
-
+    def test_alone(): pass
 
     @in_ranks
     @pytest.mark.slow
-    def test_slow():
-        raise ValueError("slow")
-
+    def test_slow(): raise ValueError("slow")
 
     @in_ranks
     class TestGroup:
         @pytest.mark.order("second")
-        def test_second(self):
-            pass
+        def test_second(self): pass
 
-        def test_fails(self):
-            assert 0
+        def test_fails(self): assert 0
 
         @pytest.mark.order(0)
-        def test_first(self):
-            pass
+        def test_first(self): pass
     """
 _MORE_TESTS = """
     import pytest
 
-
     @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.order(before="test_a.py::test_many", index=1)
-    def test_others():
-        pass
-
+    def test_others(): pass
 
     @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.order(after="test_of_nowhere")
-    def test_unordered():
-        pass
+    def test_unordered(): pass
     """
 
 
@@ -146,47 +129,33 @@ def test_marked_and_unmarked_tests_run_in_the_same_order(
     plain, marked = (_run_in_order(one, monkeypatch, *options) for one in (pair.plain, pair.marked))
     assert marked == plain
     assert marked[2]
-
     status, outcomes, order = _run_in_order(pair.marked, monkeypatch, "-n1", *options)
     # Under xdist the scheduler chooses the order.
     assert (status, outcomes, sorted(order)) == (plain[0], plain[1], sorted(plain[2]))
 
 
-@pytest.mark.parametrize(
-    ("plugin", "options", "refused"),
-    [
-        pytest.param("pytest-split", "--splits=2 --group=1", "--splits 2", marks=needs("pytest_split")),
-        pytest.param("pytest-shard", "--num-shards=3 --shard-id=0", "--num-shards 3", marks=needs("pytest_shard")),
-        pytest.param(
-            "test-groups",
-            "--test-group-count=2 --test-group=1",
-            "--test-group-count 2",
-            marks=needs("pytest_test_groups"),
-        ),
-    ],
-)
-def test_accel_shard_with_another_partition_is_refused(suite: Suite, plugin: str, options: str, refused: str) -> None:
-    suite.plugin(plugin)
-    suite.write("test_it.py", "def test_it():\n    pass\n")
-    run = suite.run("--accel-shard=1/2", *options.split())
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"ERROR: --accel-shard 1/2 cannot be used with {refused}: each runs a part of the tests" in run.errors
+@needs("pytest_split", "pytest_shard", "pytest_test_groups")
+def test_accel_shard_with_another_partition_is_refused(suite: Suite) -> None:
+    for plugin in ("pytest-split", "pytest-shard", "test-groups"):
+        suite.plugin(plugin)
+    suite.write("test_it.py", "def test_it(): pass\n")
+    for options in ("--splits=2 --group=1", "--num-shards=3 --shard-id=0", "--test-group-count=2 --test-group=1"):
+        run = suite.run("--accel-shard=1/2", *options.split())
+        refused = options.partition(" ")[0].replace("=", " ")
+        assert f"ERROR: --accel-shard 1/2 cannot be used with {refused}: each runs a part of the tests" in run.errors
 
 
-@needs("pytest_randomly")
-def test_pytest_randomly_uses_one_seed_in_all_ranks(suite: Suite) -> None:
-    suite.plugin("pytest_randomly")
-    suite.write(
-        "test_random.py",
-        """
-        import random
-
-        import pytest
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_draws(gather):
-            drawn = gather(random.random())
-            assert drawn[0] == drawn[1]
-        """,
-    )
-    assert suite.run("--randomly-seed=12", "-n1").count() == {"PASSED": 1}
+@needs("pytest_picked")
+def test_marked_tests_in_changed_files_are_picked(pair: Pair) -> None:
+    pair.plugin("picked")
+    test = "import pytest\n\n@pytest.mark.distributed(2)\ndef test_{0}(): assert {1}\n\ndef test_{0}_unmarked(): pass\n"
+    pair.write("test_same.py", test.format("same", True))
+    pair.write("test_other.py", test.format("other", True))
+    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid")
+    for one in (pair.plain, pair.marked):
+        for command in (("init", "-q"), ("add", "test_same.py", "test_other.py"), ("commit", "-qm", "first")):
+            subprocess.run(["git", *identity, *command], cwd=one.path, check=True)
+    pair.write("test_other.py", test.format("other", False))
+    plain, marked = pair.plain.run("--picked"), pair.marked.run("--picked", "-n1")
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.outcomes() == {"test_other": "FAILED", "test_other_unmarked": "PASSED"}

@@ -10,89 +10,62 @@ from tests.run import CAUSES
 if TYPE_CHECKING:
     from tests.features.plugins.conftest import Pair
 
-_CHECKS = """
+_TESTS = """
     import os
     import threading
+    import unittest
 
     import pytest
     from pytest_check import check
 
     LAST = os.environ.get("RANK", "1") == "1"
     two = pytest.mark.distributed(2, kind="cpu")
-    pytestmark = two
 
-
-    def wrong(what="soft"):
-        check.is_false(LAST, what)
-
+    def wrong(what="soft"): check.is_false(LAST, what)
 
     @pytest.fixture
     def wrong_in_teardown():
         yield
         wrong("in teardown")
 
-
+    @two
     def test_wrong():
         wrong()
         wrong("once more")
 
+    @two
+    def test_teardown(wrong_in_teardown): pass
 
-    def test_teardown(wrong_in_teardown):
-        pass
-
-
-    @pytest.mark.xfail
-    def test_expected():
-        wrong()
-
-
+    @two
     @pytest.mark.xfail(raises=AssertionError)
-    def test_expected_type():
-        wrong()
+    def test_expected_type(): wrong()
 
-
+    @two
     def test_in_a_thread():
         thread = threading.Thread(target=wrong)
         thread.start()
         thread.join()
 
+    def test_unmarked(): check.equal(1, 1)
 
-    def test_unmarked():
-        check.equal(1, 1)
-
-
-    test_unmarked.pytestmark = []
-    """
-
-
-_SUBTESTS = """
-    import os
-    import unittest
-
-    import pytest
-
-    LAST = os.environ.get("RANK", "1") == "1"
-    pytestmark = pytest.mark.distributed(2, kind="cpu")
-
-
-    def test_one_fails(subtests):
+    @two
+    def test_one_subtest_fails(subtests):
         for number in range(3):
             with subtests.test(number=number):
                 assert number != 1 or not LAST
 
-
+    @two
     @pytest.mark.xfail
-    def test_expected(subtests):
+    def test_expected_subtest(subtests):
         with subtests.test("inner"):
             assert not LAST
 
-
+    @two
     class TestOfUnittest(unittest.TestCase):
         def test_case(self):
             for number in range(3):
                 with self.subTest(number=number):
                     self.assertFalse(number == 2 and LAST)
-
 
     @pytest.fixture
     def fails_in_a_fixture(subtests):
@@ -102,28 +75,24 @@ _SUBTESTS = """
         with subtests.test("in teardown"):
             assert not LAST
 
-
-    def test_of_a_fixture(fails_in_a_fixture):
-        pass
-
-
+    @two
+    def test_of_a_fixture(fails_in_a_fixture): pass
     """
 
 
 @needs("pytest_check")
 def test_failed_checks_and_subtests_in_one_rank_fail_the_test(pair: Pair) -> None:
     pair.plugin("pytest_check.plugin")
-    pair.write("test_checks.py", _CHECKS)
-    pair.write("test_sub.py", _SUBTESTS)
+    pair.write("test_it.py", _TESTS)
     plain, marked = pair.plain.run("-rA"), pair.marked.run("-rA")
     assert marked.ret == plain.ret == 1
     # A marked test fails itself if subtests fail, also if it is a unittest case, and if it is expected to fail. If they
     # fail in its teardown, the teardown fails.
     expected = {name: " ".join(words) for name, words in plain.results.items()}
-    expected["test_sub.py::test_of_a_fixture"] = "SUBFAILED FAILED SUBFAILED ERROR"
-    expected["test_sub.py::TestOfUnittest::test_case"] = "SUBPASSED SUBPASSED SUBFAILED FAILED"
-    assert expected["test_sub.py::test_expected"] == "XPASS"
-    expected["test_sub.py::test_expected"] = "XFAIL"
+    expected["test_it.py::test_of_a_fixture"] = "SUBFAILED FAILED SUBFAILED ERROR"
+    expected["test_it.py::TestOfUnittest::test_case"] = "SUBPASSED SUBPASSED SUBFAILED FAILED"
+    assert expected["test_it.py::test_expected_subtest"] == "XPASS"
+    expected["test_it.py::test_expected_subtest"] = "XFAIL"
     assert {name: " ".join(words) for name, words in marked.results.items()} == expected
     failure = marked.failure("test_wrong")
     for text in (": soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
@@ -133,61 +102,33 @@ def test_failed_checks_and_subtests_in_one_rank_fail_the_test(pair: Pair) -> Non
 
 _ENDS = """
     import os
-    import signal
 
     import pytest
-    import pytest_check
     from pytest_check import check
 
     pytestmark = pytest.mark.distributed(2, kind="cpu")
 
-
-    def end():
-        os._exit(3)
-
-
     def test_before_the_announcement(faults, rank):
         check.equal(rank, 0)
         faults.expect_exit(1, status=3)
-        rank and end()
-
+        rank and os._exit(3)
 
     def test_after_the_announcement(faults, rank):
         faults.expect_exit(1, status=3)
-        check.equal(rank, 0)
-        rank and end()
-
-
-    def test_context_manager(faults, rank):
-        faults.expect_exit(1, status=3)
         with check:
             assert rank == 0
-        rank and end()
-
+        rank and os._exit(3)
 
     def test_in_a_subtest(faults, rank, subtests):
         faults.expect_exit(1, status=3)
         with subtests.test("inner"):
             assert rank == 0
-        rank and end()
-
-
-    def test_expected(faults, rank):
-        faults.expect_exit(1, status=3)
-        check.equal(rank, 0, xfail="known")
-        rank and end()
-
-
-    def test_on_the_survivor(faults, rank):
-        faults.expect_exit(1, status=3)
-        check.equal(rank, 1)
-        rank and end()
-
+        rank and os._exit(3)
 
     def test_ends(faults, rank):
         check.equal(1, 1)
         faults.expect_exit(1, status=3)
-        rank and end()
+        rank and os._exit(3)
     """
 
 
@@ -197,13 +138,11 @@ def test_failed_checks_of_a_rank_that_ends_as_announced_fail_the_test(pair: Pair
     suite.plugin("pytest_check.plugin")
     suite.write("test_ends.py", _ENDS)
     run = suite.run(CAUSES)
-    checks = ("test_before_the_announcement", "test_after_the_announcement", "test_context_manager")
+    checks = ("test_before_the_announcement", "test_after_the_announcement")
     run.expect(
         dict.fromkeys(checks, "FAILED failed: failed check; rank 1")
         | {
             "test_in_a_subtest": "SUBFAILED FAILED",
-            "test_expected": "PASSED",
-            "test_on_the_survivor": "FAILED",
             "test_ends": "PASSED",
         }
     )

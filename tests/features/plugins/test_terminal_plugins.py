@@ -12,75 +12,47 @@ from tests.deadline import scaled
 from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.features.conftest import Suite
     from tests.features.plugins.conftest import Pair
     from tests.run import Run
 
-_TESTS = '''
+_TESTS = """
     import pytest
 
     in_ranks = pytest.mark.distributed(2, kind="cpu")
+    DATA = {"name": "a long name that goes on and on", "numbers": list(range(20)), "third": "something that is long"}
 
-
-    def test_before():
-        pass
-
+    def test_here(): assert DATA == {**DATA, "name": "a short name"}
 
     @in_ranks
-    def test_passes():
-        """Runs in ranks."""
-
+    def test_in_ranks(): assert DATA == {**DATA, "name": "a short name"}
 
     @in_ranks
-    def test_fails():
-        """Runs in ranks."""
-        assert {"a": 1, "b": [1, 2, 3]} == {"a": 1, "b": [1, 2, 4]}
-
-
-    @in_ranks
-    def test_skips():
-        pytest.skip("not today")
-
+    def test_skips(): pytest.skip("not today")
 
     @in_ranks
     @pytest.mark.xfail(reason="known")
-    def test_known():
-        assert 0
-
+    def test_known(): assert 0
 
     @in_ranks
     @pytest.mark.parametrize("n", [1, 2])
-    def test_many(n):
-        pass
-
+    def test_many(n): pass
 
     @pytest.fixture
-    def broken():
-        raise ValueError("broken")
-
+    def broken(): raise ValueError("broken")
 
     @in_ranks
-    def test_has_no_fixture(broken):
-        pass
-
-
-    def test_after():
-        assert [1, 2, 3] == [1, 2, 4]
-    '''
-
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+    def test_has_no_fixture(broken): pass
+    """
 _OUTCOMES = r"\d+ (?:passed|failed|skipped|xfailed|error)s?"
+_SUGAR = rf"^ +{_OUTCOMES}$|^ +- test_mix.py:.*|^ test_mix.py \S+"
+"""What pytest-sugar shows: totals, failed tests, and a line with the progress of each file."""
 
 
 def _find_in_output(run: Run, pattern: str) -> list[str]:
     """Return the parts of the output of `run`, without colours, that match `pattern`; fail if there are none."""
-    found = re.findall(pattern, _COLOURS.sub("", run.text), re.MULTILINE)
+    found = re.findall(pattern, re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", run.text), re.MULTILINE)
     assert found, f"no match of {pattern} in\n{run.text}"
     return found
-
-
-_SUGAR = rf"^ +{_OUTCOMES}$|^ +- test_mix.py:.*|^ test_mix.py \S+"
-"""What pytest-sugar shows: totals, failed tests, and a line with the progress of each file."""
 
 
 @needs("pytest_sugar")
@@ -91,43 +63,26 @@ def test_each_test_is_shown_once(pair: Pair) -> None:
     plain, marked = (one.run("--force-sugar", quiet=True) for one in (pair.plain, pair.marked))
     assert _find_in_output(marked, _SUGAR) == _find_in_output(plain, _SUGAR)
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
-
     distributed = pair.marked.run("-n1", "--force-sugar", quiet=True)
     expected, shown = (
         sorted(line for line in _find_in_output(run, _SUGAR) if not line.startswith(" test_mix.py"))
         for run in (plain, distributed)
     )
     assert shown == expected
-    assert distributed.ret == pytest.ExitCode.TESTS_FAILED
-
-
-_COMPARES = """
-    import pytest
-
-    DATA = {"name": "a long name that goes on and on", "numbers": list(range(20)), "third": "something that is long"}
-
-
-    @pytest.mark.distributed(2, kind="cpu")
-    def test_in_ranks():
-        assert DATA == {**DATA, "name": "a short name"}
-
-
-    def test_here():
-        assert DATA == {**DATA, "name": "a short name"}
-    """
 
 
 @needs("pytest_icdiff")
-def test_assertions_are_explained_in_ranks_as_in_the_driver(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assertions_are_explained_in_ranks_as_in_the_driver(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Explanations have the width and the colours of the terminal."""
     pexpect = pytest.importorskip("pexpect")
     for variable in ("COLUMNS", "PY_COLORS"):
-        monkeypatch.delenv(variable)
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    suite.write("pytest.ini", "[pytest]\n")
-    suite.write("test_it.py", _COMPARES)
-    arguments = ["-m", "pytest", "-paccel", "-pxdist", "-picdiff", "-vv"]
-    terminal = pexpect.spawn(sys.executable, arguments, cwd=suite.path, dimensions=(40, 170), timeout=scaled(150))
+    pair.marked.write("pytest.ini", "[pytest]\n")
+    pair.marked.write("test_it.py", _TESTS)
+    arguments = ["-m", "pytest", "-paccel", "-pxdist", "-picdiff", "-vv", "-k", "here or in_ranks"]
+    folder = str(pair.marked.path)
+    terminal = pexpect.spawn(sys.executable, arguments, cwd=folder, dimensions=(40, 170), timeout=scaled(150))
     try:
         terminal.expect(pexpect.EOF)
     finally:

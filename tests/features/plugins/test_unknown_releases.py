@@ -1,10 +1,8 @@
-"""Tests of releases of other plugins that lack the names which are used: one warning, or a refusal."""
+"""Tests of releases of other plugins that lack the names which are used: one warning, or the failure of a fixture."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.features.plugins.conftest import needs
 
@@ -16,30 +14,31 @@ _CONFTEST = """
 
     import pytest
 
-
     class Renamed:
-        \"\"\"Hides a name of a plugin until tests run. The plugin itself would have it under another name.\"\"\"
+        "Hides names of plugins until tests run. The plugins themselves would have them under other names."
 
         def pytest_configure(self, config):
-            self.owner = pkgutil.resolve_name("{owner}")
-            self.hidden = vars(self.owner)["{name}"]
-            delattr(self.owner, "{name}")
+            names = "{names}".split()
+            self.owners = [pkgutil.resolve_name(name.rpartition(".")[0]) for name in names]
+            self.names = [name.rpartition(".")[2] for name in names]
+            self.hidden = [vars(owner)[name] for owner, name in zip(self.owners, self.names)]
+            for owner, name in zip(self.owners, self.names):
+                delattr(owner, name)
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtestloop(self):
-            setattr(self.owner, "{name}", self.hidden)
-
+            for owner, name, value in zip(self.owners, self.names, self.hidden):
+                setattr(owner, name, value)
 
     @pytest.hookimpl(trylast=True)
-    def pytest_configure(config):
-        config.pluginmanager.register(Renamed())
+    def pytest_configure(config): config.pluginmanager.register(Renamed())
     """
-_BENCHMARK = """
+_TESTS = """
     import pytest
 
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
 
-    @pytest.mark.distributed(2, kind="cpu")
-    def test_in_ranks(benchmark, rank):
+    def test_benchmark(benchmark, rank):
         import torch.distributed as dist
 
         def measured():
@@ -48,50 +47,37 @@ _BENCHMARK = """
             dist.barrier()
 
         benchmark(measured)
-    """
-_SNAPSHOT = """
-    import pytest
 
+    def test_snapshot(snapshot): assert 1 == snapshot
 
-    @pytest.mark.distributed(2, kind="cpu")
-    def test_in_ranks(snapshot):
-        pass
+    def test_passes(): pass
     """
 
 
-@needs("pytest_bdd", "pytest_benchmark")
-@pytest.mark.parametrize(
-    ("plugin", "owner", "name", "missing"),
-    [
-        ("pytest_bdd.plugin", "pytest_bdd.reporting", "ReportContext", "the steps of pytest-bdd"),
-        (
-            "pytest_benchmark.plugin",
-            "pytest_benchmark.fixture:BenchmarkFixture",
-            "_calibrate_timer",
-            "the statistics, and their functions run once",
-        ),
-    ],
-)
-def test_what_marked_tests_lack_is_said_once(pair: Pair, plugin: str, owner: str, name: str, missing: str) -> None:
+@needs("syrupy", "pytest_benchmark")
+def test_an_unknown_release_is_one_warning_and_fails_what_would_do_damage(pair: Pair) -> None:
     """The suite makes warnings errors, which must not end the session."""
-    pair.plugin("pytest_bdd.plugin", "pytest_benchmark.plugin")
-    pair.marked.write("conftest.py", _CONFTEST.format(owner=owner, name=name))
-    pair.marked.write("test_it.py", _BENCHMARK)
-    run = pair.marked.run("--benchmark-max-time=0.05")
-    assert run.count() == {"PASSED": 1}
-    assert run.text.count(f"pytest-accel does not know this release of {plugin}") == 1
-    assert f"marked tests lack {missing}" in run.text
-    if "benchmark" in plugin:  # Ranks that chose the number of rounds would wait for each other in the collective.
-        assert [pair.marked.read(f"calls{rank}") for rank in (0, 1)] == [["call"], ["call"]]
+    suite = pair.marked
+    suite.plugin("syrupy")
+    suite.plugin("pytest_benchmark.plugin")
+    names = "pytest_benchmark.fixture:BenchmarkFixture._calibrate_timer syrupy.session:SnapshotSession.recall_snapshot"
+    suite.write("conftest.py", _CONFTEST.format(names=names))
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("--benchmark-max-time=0.05")
+    assert run.outcomes() == {"test_benchmark": "PASSED", "test_snapshot": "ERROR", "test_passes": "PASSED"}
+    for plugin, missing in (("pytest_benchmark.plugin", "statistics, and run once"), ("syrupy", "new snapshots")):
+        assert run.text.count(f"PytestWarning: pytest-accel does not know this release of {plugin}") == 1
+        assert f"marked tests lack {missing}" in run.text
+    # Ranks that chose the number of rounds would wait for each other in the collective.
+    assert [suite.read(f"calls{rank}") for rank in (0, 1)] == [["call"], ["call"]]
+    assert "all ranks would write the same files: switch it off with -p no:syrupy" in run.failure("test_snapshot")
 
 
 @needs("syrupy")
-def test_a_release_with_which_ranks_would_write_snapshots_is_refused(pair: Pair) -> None:
-    pair.plugin("syrupy")
-    pair.marked.write("conftest.py", _CONFTEST.format(owner="syrupy.session:SnapshotSession", name="ran_item"))
-    pair.marked.write("test_it.py", _SNAPSHOT)
-    run = pair.marked.run()
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    text = run.text + run.errors
-    assert "pytest-accel does not know this release of syrupy (" in text
-    assert "snapshots of marked tests would be written or removed by each rank; switch it off with -p no:syrupy" in text
+def test_an_update_that_would_remove_snapshots_of_marked_tests_is_refused(pair: Pair) -> None:
+    suite = pair.marked
+    suite.plugin("syrupy")
+    suite.write("conftest.py", _CONFTEST.format(names="syrupy.session:SnapshotSession.ran_item"))
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("--snapshot-update")
+    assert "syrupy, which would remove snapshots of marked tests: leave out --snapshot-update" in run.text + run.errors

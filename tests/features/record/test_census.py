@@ -6,13 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.__main__ import main
 from pytest_accel.features.record.census import JobTests, read_job
-from pytest_accel.features.record.record_file import RecordFile
+from tests.features.record.conftest import Written, ran, write_events
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -23,80 +23,50 @@ _TESTS = """
 
     import pytest
 
-
     @pytest.fixture
-    def broken():
-        raise RuntimeError
-
+    def broken(): raise RuntimeError
 
     @pytest.mark.parametrize("number", range(2))
-    def test_passes(number):
-        pass
-
+    def test_passes(number): pass
 
     @pytest.mark.distributed(2)
-    def test_fails(rank):
-        assert rank == 0
+    def test_fails(rank): assert rank == 0
 
-
-    def test_errs(broken):
-        pass
-
+    def test_errs(broken): pass
 
     @pytest.mark.xfail
-    def test_xfails():
-        assert False
-
+    def test_xfails(): assert False
 
     @pytest.mark.xfail
-    def test_xpasses():
-        pass
-
+    def test_xpasses(): pass
 
     @pytest.mark.xfail(run=False, reason="would segfault")
-    def test_never_runs():
-        pass
-
+    def test_never_runs(): pass
 
     @pytest.mark.xfail
-    def test_never_gets_there(broken):
-        pass
-
+    def test_never_gets_there(broken): pass
 
     @pytest.mark.distributed(2)
-    def test_skips():
-        pytest.skip("of its own accord")
-
+    def test_skips(): pytest.skip("of its own accord")
 
     @pytest.mark.devices(9)
     @pytest.mark.skip(reason="not for want of hardware")
-    def test_is_skipped():
-        pass
-
+    def test_is_skipped(): pass
 
     @pytest.mark.devices(9)
-    def test_nine():
-        pass
-
+    def test_nine(): pass
 
     @pytest.mark.xfail
     @pytest.mark.distributed([16, 32])
-    def test_ranks():
-        assert False
-
+    def test_ranks(): assert False
 
     @pytest.mark.xdist_group("one")
     @pytest.mark.parametrize("word", ["a@one", "é"])
-    def test_words(word):
-        pass
+    def test_words(word): pass
 
+    def test_removed(): pass
 
-    def test_removed():
-        pass
-
-
-    def test_left_out():
-        pass
+    def test_left_out(): pass
     """
 _CONFTEST = """
     def pytest_collection_modifyitems(items):
@@ -154,36 +124,21 @@ def test_the_statuses_of_tests_do_not_depend_on_the_options(
         monkeypatch.chdir(suite.path)
         capsys.readouterr()  # Discards the output of the sessions.
         assert main(["census", "record.jsonl"]) == 1
-        assert capsys.readouterr().out.splitlines() == [
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:5] == [
             "10 of 18 tests did not run in the job",
             "",
             "deselected (record.jsonl)",
             "    test_it.py::test_left_out",
             "    test_it.py::test_removed",
-            "",
-            "missing hardware: needs 16 sim devices; there are 4: 4 x sim (record.jsonl)",
-            "    test_it.py::test_ranks[world_size=16]",
-            "",
-            "missing hardware: needs 32 sim devices; there are 4: 4 x sim (record.jsonl)",
-            "    test_it.py::test_ranks[world_size=32]",
-            "",
-            "missing hardware: needs 9 sim devices; there are 4: 4 x sim (record.jsonl)",
-            "    test_it.py::test_nine",
-            "",
-            "skipped: [NOTRUN] would segfault (record.jsonl)",
-            "    test_it.py::test_never_runs",
-            "",
-            "skipped: could not import 'not_there': No module named 'not_there' (record.jsonl)",
-            "    test_file.py",
-            "",
-            "skipped: expected failure in setup (record.jsonl)",
-            "    test_it.py::test_never_gets_there",
-            "",
-            "skipped: not for want of hardware (record.jsonl)",
-            "    test_it.py::test_is_skipped",
-            "",
-            "skipped: of its own accord (record.jsonl)",
-            "    test_it.py::test_skips",
+        ]
+        assert [line.removesuffix(" (record.jsonl)") for line in lines[5:] if line[:1].strip()] == [
+            *(f"missing hardware: needs {number} sim devices; there are 4: 4 x sim" for number in (16, 32, 9)),
+            "skipped: [NOTRUN] would segfault",
+            "skipped: could not import 'not_there': No module named 'not_there'",
+            "skipped: expected failure in setup",
+            "skipped: not for want of hardware",
+            "skipped: of its own accord",
         ]
 
 
@@ -196,10 +151,7 @@ _TESTS_THAT_END_THE_SESSION = """
 
     HOW = os.environ.get("HOW")
 
-
-    def test_first():
-        pass
-
+    def test_first(): pass
 
     def test_ends():
         if HOW == "interrupt":
@@ -213,27 +165,25 @@ _TESTS_THAT_END_THE_SESSION = """
             os.wait()
         assert HOW != "fail"
 
-
-    def test_last():
-        pass
+    def test_last(): pass
     """
 
 
+@pytest.mark.long(except_for="crash")
 @pytest.mark.parametrize(
     ("how", "options", "statuses"),
     [
         pytest.param("interrupt", (), ("not run", "not run"), id="interrupt"),
-        pytest.param("interrupt", ("-n1",), ("not run", "not run"), id="interrupt-xdist", marks=pytest.mark.long),
-        pytest.param("fail", ("-x",), ("failed", "not run"), id="first-failure", marks=pytest.mark.long),
+        pytest.param("interrupt", ("-n1",), ("not run", "not run"), id="interrupt-xdist"),
+        pytest.param("fail", ("-x",), ("failed", "not run"), id="first-failure"),
         pytest.param("fail", ("-x", "-n1"), ("failed", "not run"), id="first-failure-xdist"),
-        pytest.param("exit", (), ("not run", "not run"), id="exit", marks=pytest.mark.long),
+        pytest.param("exit", (), ("not run", "not run"), id="exit"),
         pytest.param("crash", ("-n1", "--max-worker-restart=0"), ("failed", "not run"), id="crash"),
-        pytest.param("crash", ("-n1",), ("failed", "passed"), id="replaced-worker", marks=pytest.mark.long),
-        pytest.param("fork", (), ("passed", "passed"), id="forked-copy", marks=pytest.mark.long),
-        pytest.param("", ("--dist=each", "-n2"), ("passed", "passed"), id="each", marks=pytest.mark.long),
-        pytest.param("", ("--collect-only",), ("not run", "not run"), id="collect-only", marks=pytest.mark.long),
-        pytest.param("", ("--collect-only", "-n2"), ("not run", "not run"), id="collect-xdist", marks=pytest.mark.long),
-        pytest.param("", ("--setup-plan",), ("not run", "not run"), id="setup-plan", marks=pytest.mark.long),
+        pytest.param("crash", ("-n1",), ("failed", "passed"), id="replaced-worker"),
+        pytest.param("fork", (), ("passed", "passed"), id="forked-copy"),
+        pytest.param("", ("--dist=each", "-n2"), ("passed", "passed"), id="each"),
+        pytest.param("", ("--collect-only", "-n2"), ("not run", "not run"), id="collect-only"),
+        pytest.param("", ("--setup-plan",), ("not run", "not run"), id="setup-plan"),
     ],
 )  # fmt: skip
 def test_a_test_without_verdict_has_not_run(
@@ -264,146 +214,116 @@ def test_a_session_whose_tests_are_partly_unknown_is_not_complete(suite: Suite) 
     assert not _job(suite).complete
 
 
+Compare = Callable[..., tuple[int, str]]
+
+
 Tests = Mapping[str, tuple[str, str]]
-"""The outcome and the reason of each test, by node id."""
-PASSED = ("passed", "")
-Compare = Callable[..., tuple[int, list[str]]]
+"""The outcome of each test, which may be "missing", "deselected" or "not run", and its reason."""
 
 
-def _write(path: Path, tests: Tests, files: Mapping[str, str] = {}, *, complete: bool = True) -> None:
-    """Write the record of a session with these tests; an outcome may be "deselected" or "not run", too."""
-    file = RecordFile(str(path))
-    file("SessionStarted", schema=1)
-    for test, (outcome, reason) in tests.items():
+def _write(name: str, tests: Tests, files: Mapping[str, str] = {}, *, complete: bool = True) -> None:
+    """Write the record `name` of a session with these tests."""
+    events: list[Written] = []
+    for test, (outcome, why) in tests.items():
+        more: dict[str, Any] = {"missing": why} if outcome == "missing" else {"skip": why} if why else {}
         if outcome not in ("deselected", "not run"):
-            more = {"missing": reason} if outcome == "missing" else {"skip": reason} if outcome == "skipped" else {}
-            outcome = "skipped" if outcome == "missing" else outcome
-            for when in ("setup", "call", "teardown"):
-                ended = outcome if when == "call" else "passed"
-                file("PhaseReported", test=test, when=when, outcome=ended, start=1.0, stop=2.0, **more)
-                more = {}
+            events += ran(test, "skipped" if outcome == "missing" else outcome, **more)
     left_out = [test for test, (outcome, _) in tests.items() if outcome == "deselected"]
     selected = [test for test in tests if test not in left_out]
-    file("TestsCollected", tests=selected, deselected=left_out, complete=complete, skipped_files=files)
-    file.close()
+    fields = {"tests": selected, "deselected": left_out, "complete": complete, "skipped_files": files}
+    write_events(Path(name), *events, (9.0, "TestsCollected", fields))
 
 
 @pytest.fixture
 def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
-    """Provide a function that compares the records of jobs, and returns exit status and lines of output."""
+    """Provide a function that compares the records of jobs, and returns exit status and output."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*jobs: str, allow: str | None = None) -> tuple[int, list[str]]:
+    def run(*jobs: str, allow: str | None = None) -> tuple[int, str]:
         if allow is not None:
             Path("allow.txt").write_text(allow, encoding="utf-8")
         status = main(["census", *jobs, *(["--allow", "allow.txt"] if allow is not None else [])])
-        return status, capsys.readouterr().out.splitlines()
+        return status, capsys.readouterr().out
 
     return run
 
 
+_GROUPED = """4 of 6 tests ran in none of 3 jobs
+
+deselected (two)
+skipped: my\\nown (one)
+    a.py::no
+
+missing hardware: needs 8; there are 1 (one)
+missing hardware: needs 8; there are 4 (two)
+    a.py::eight
+
+not run (two)
+    a.py::late
+
+skipped: no triton (two, three)
+    b.py
+
+not all tests were collected: two
+"""
+
+
 def test_tests_that_ran_in_no_job_are_grouped_by_cause(compare: Compare) -> None:
-    _write(
-        Path("one"),
-        {"a.py::ran": PASSED, "a.py::eight": ("missing", "needs 8; there are 1"), "a.py::no": ("skipped", "my\nown")},
-    )
-    _write(
-        Path("two"),
-        {
-            "a.py::ran": ("deselected", ""),
-            "a.py::eight": ("missing", "needs 8; there are 4"),
-            "a.py::no": ("deselected", ""),
-            "a.py::late": ("not run", ""),
-        },
-        {"b.py": "no triton", "a.py": "no triton", "pkg": "no triton"},
-        complete=False,
-    )
-    _write(Path("three"), {"pkg/c.py::test": ("failed", "")}, {"b.py": "no triton"})
-    assert compare("one", "two", "three") == (
-        1,
-        [
-            "4 of 6 tests ran in none of 3 jobs",
-            "",
-            "deselected (two)",
-            "skipped: my\\nown (one)",
-            "    a.py::no",
-            "",
-            "missing hardware: needs 8; there are 1 (one)",
-            "missing hardware: needs 8; there are 4 (two)",
-            "    a.py::eight",
-            "",
-            "not run (two)",
-            "    a.py::late",
-            "",
-            "skipped: no triton (two, three)",
-            "    b.py",
-            "",
-            "not all tests were collected: two",
-        ],
-    )
+    one = {"a.py::ran": ("passed", ""), "a.py::eight": ("missing", "needs 8; there are 1")}
+    _write("one", {**one, "a.py::no": ("skipped", "my\nown")})
+    two = {"a.py::ran": ("deselected", ""), "a.py::eight": ("missing", "needs 8; there are 4")}
+    files = {"b.py": "no triton", "a.py": "no triton", "pkg": "no triton"}
+    _write("two", {**two, "a.py::no": ("deselected", ""), "a.py::late": ("not run", "")}, files, complete=False)
+    _write("three", {"pkg/c.py::test": ("failed", "")}, {"b.py": "no triton"})
+    assert compare("one", "two", "three") == (1, _GROUPED)
+    _write("none", {})
+    assert compare("none", "none") == (1, "no test was collected in 1 job\n")
+
+
+_OUT_OF_DATE = """2 of 5 tests ran in the job
+
+allow.txt is out of date:
+    line 5: t.py::c: t.py::c ran in job
+    line 6: t.py::gone: there is no such test in any job
+    line 7: t.py::[cd]: there is no such test in any job
+    line 8: t.py::?: t.py::c ran in job
+    line 8: t.py::?: t.py::d ran in job
+"""
 
 
 def test_the_list_of_allowed_tests_must_be_right(compare: Compare) -> None:
-    own = ("skipped", "own")
-    _write(
-        Path("job"), {"t.py::a[1]": own, "t.py::a[2]": own, "t.py::b[x#y]": own, "t.py::c": PASSED, "t.py::d": PASSED}
-    )
+    skipped = dict.fromkeys(("t.py::a[1]", "t.py::a[2]", "t.py::b[x#y]"), ("skipped", "own"))
+    _write("job", {**skipped, "t.py::c": ("passed", ""), "t.py::d": ("passed", "")})
     allow = "# known\n\nt.py::a[?]  # needs 8 devices, which we do not have\n  t.py::b[x#y]\t# own\n"
-    assert compare("job", allow=allow) == (0, ["2 of 5 tests ran in the job; 3 did not, as allow.txt allows"])
-    status, lines = compare("job", allow=f"{allow}t.py::c\nt.py::gone\nt.py::[cd]\nt.py::?\n")
-    assert (status, lines) == (
-        1,
-        [
-            "2 of 5 tests ran in the job",
-            "",
-            "allow.txt is out of date:",
-            "    line 5: t.py::c: t.py::c ran in job",
-            "    line 6: t.py::gone: there is no such test in any job",
-            "    line 7: t.py::[cd]: there is no such test in any job",
-            "    line 8: t.py::?: t.py::c ran in job",
-            "    line 8: t.py::?: t.py::d ran in job",
-        ],
-    )
-    status, lines = compare("job", allow="t.py::a[1]\n")
-    assert (status, lines[0]) == (1, "2 of 5 tests did not run in the job")
+    assert compare("job", allow=allow) == (0, "2 of 5 tests ran in the job; 3 did not, as allow.txt allows\n")
+    assert compare("job", allow=f"{allow}t.py::c\nt.py::gone\nt.py::[cd]\nt.py::?\n") == (1, _OUT_OF_DATE)
+    status, text = compare("job", allow="t.py::a[1]\n")
+    assert (status, text.partition("\n")[0]) == (1, "2 of 5 tests did not run in the job")
 
 
-def test_a_census_without_tests_is_an_error(compare: Compare) -> None:
-    _write(Path("job"), {})
-    assert compare("job", "job") == (1, ["no test was collected in 1 job"])
+def test_a_file_that_cannot_be_used_is_a_usage_error(compare: Compare, capsys: pytest.CaptureFixture[str]) -> None:
+    _write("good", {"a": ("passed", "")})
+    write_events(Path("killed"))
+    Path("half").write_bytes(b"{")
+    Path("other").write_bytes(b'{"document": "another"}\n')
+    Path("binary").write_bytes(b"\xff")
+    for arguments, text in (
+        (["half"], "error: half has no events"),
+        (["other"], "error: other is not a record"),
+        (["killed"], "error: killed does not say what became of each test: its session was killed before it ended"),
+        ([], "the following arguments are required: FILE"),
+        (["none"], "error: none cannot be read: No such file"),
+        (["good", "--allow", "binary"], "error: binary cannot be read: 'utf-8' codec"),
+        (["good", "--allow", "none"], "error: none cannot be read: [Errno 2]"),
+    ):
+        with pytest.raises(SystemExit) as error:
+            main(["census", *arguments])
+        assert error.value.code == 2
+        assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("content", "arguments", "text"),
-    [
-        (b"{", ["bad"], "error: bad has no events"),
-        (b'{"document": "another"}\n', ["bad"], "error: bad is not a record"),
-        (None, ["bad"], "error: bad does not say what became of each test: its session was killed before it ended"),
-        (b"", [], "the following arguments are required: FILE"),
-        (b"", ["none"], "error: none cannot be read: No such file"),
-        (b"\xff", ["good", "--allow", "bad"], "error: bad cannot be read: 'utf-8' codec"),
-        (b"", ["good", "--allow", "none"], "error: none cannot be read: [Errno 2]"),
-    ],
-    ids=["half", "other", "killed", "nothing", "absent", "allow-encoding", "allow-absent"],
-)
-def test_a_file_that_cannot_be_used_is_a_usage_error(
-    compare: Compare, capsys: pytest.CaptureFixture[str], content: bytes | None, arguments: list[str], text: str
-) -> None:
-    _write(Path("good"), {"a": PASSED})
-    if content is None:
-        file = RecordFile("bad")
-        file("SessionStarted", schema=1)
-        file.close()
-    else:
-        Path("bad").write_bytes(content)
-    with pytest.raises(SystemExit) as error:
-        main(["census", *arguments])
-    assert error.value.code == 2
-    assert text in capsys.readouterr().err
-
-
-def test_control_and_unencodable_characters_of_ids_are_escaped(tmp_path: Path) -> None:
-    _write(tmp_path / "a.json", {"é\x1b[2J\udcff::b": ("skipped", "own")})
+def test_control_and_unencodable_characters_of_ids_are_escaped(compare: Compare, tmp_path: Path) -> None:
+    _write("a.json", {"é\x1b[2J\udcff::b": ("skipped", "own")})
     command = [sys.executable, "-m", "pytest_accel", "census", "a.json"]
     environ = {"PATH": "", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)

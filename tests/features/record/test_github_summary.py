@@ -5,75 +5,22 @@ from __future__ import annotations
 import html
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.__main__ import main
-from pytest_accel.features.record.record_file import RecordFile
+from tests.features.record.conftest import Recorded, Written, ran, write_events
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
     from tests.run import Run
 
-_TESTS = """
-    import os
-
-    import pytest
-
-
-    @pytest.fixture
-    def broken():
-        raise RuntimeError("no fixture")
-
-
-    @pytest.mark.distributed(2)
-    def test_ranks():
-        pass
-
-
-    @pytest.mark.distributed(2)
-    def test_one_rank_fails(rank):
-        assert rank == 0
-
-
-    @pytest.mark.distributed(2)
-    def test_one_rank_ends(rank):
-        if rank == 1:
-            os._exit(3)
-
-
-    @pytest.mark.devices
-    def test_errs(broken):
-        pass
-
-
-    @pytest.mark.devices(9)
-    def test_too_many():
-        pass
-
-
-    @pytest.mark.devices
-    @pytest.mark.xfail(reason="known")
-    def test_xfails():
-        assert False
-
-
-    def test_skips():
-        pytest.skip("not today")
-
-
-    def test_plain():
-        pass
-"""
 _PASSING_TEST = """
     import pytest
 
-
     @pytest.mark.devices
-    def test_it():
-        pass
+    def test_it(): pass
 """
 
 
@@ -108,84 +55,74 @@ def _annotations(run: Run) -> list[str]:
     return [line for line in run.text.splitlines() if line.startswith("::")]
 
 
-@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["no-xdist", "xdist"])
-def test_a_job_gets_a_summary_and_annotations(job: GithubJob, options: tuple[str, ...]) -> None:
-    job.suite.write("sub/test_it.py", _TESTS)
-    job.summary.write_text("An earlier step.")
-    run = job.run("--junitxml=junit.xml", *options)
-    earlier, _, text = job.summary.read_text(encoding="utf-8").partition("\n\n")
+@pytest.mark.parametrize("name", ["no_xdist", "two_workers"])
+def test_a_job_gets_a_summary_and_annotations(request: pytest.FixtureRequest, name: str) -> None:
+    recorded: Recorded = request.getfixturevalue(name)
+    earlier, _, text = (recorded.folder / "summary.md").read_text(encoding="utf-8").partition("\n\n")
     assert earlier == "An earlier step."
-    junit = ElementTree.parse(job.suite.path / "junit.xml").getroot()[0]
-    assert [junit.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["8", "2", "1", "3"]
-    assert text.startswith("## pytest-accel: 2 failed, 1 error, 2 passed, 2 skipped, 1 xfailed\n")
+    assert text.startswith("## pytest-accel: 2 failed, 1 error, 8 passed, 2 skipped, 1 xfailed, 1 xpassed\n")
+    line = recorded.line("assert rank == 0")
     for expected in (
         "### Failures (3)\n",
-        "<code>rank 1</code> | <code>sub/test&#95;it.py:19</code> | <code>rank 1: assert 1 == 0</code> |\n",
+        f"<code>rank 1</code> | <code>sub/test&#95;it.py:{line}</code> | <code>rank 1: assert 1 == 0</code> |\n",
         "### Skipped for missing hardware (1)\n",
         "| <code>needs 9 sim devices; there are 4: 4 x sim</code> | 1 |\n",
         "### Skipped for other reasons (1)\n",
-        "| <code>not today</code> | 1 |\n",
+        "| <code>of its own accord</code> | 1 |\n",
         "<code>sim</code> | 4 | <code>4 x sim</code> |",
     ):
         assert expected in text
-    by_test = {line.split("%3A%3A")[1].split("::")[0]: line for line in _annotations(run)}
+    by_test = {line.split("%3A%3A")[1].split("::")[0]: line for line in recorded.annotations}
     assert by_test.keys() == {"test_one_rank_fails", "test_one_rank_ends", "test_errs"}
-    assert by_test["test_one_rank_fails"] == (
-        "::error file=sub/test_it.py,line=19,title=sub/test_it.py%3A%3Atest_one_rank_fails::rank 1: assert 1 == 0"
-    )
+    where = f"file=sub/test_it.py,line={line},title=sub/test_it.py%3A%3Atest_one_rank_fails"
+    assert by_test["test_one_rank_fails"] == f"::error {where}::rank 1: assert 1 == 0"
     assert by_test["test_one_rank_ends"].endswith("::rank 1 exited with status 3")
     assert by_test["test_errs"].endswith("::RuntimeError: no fixture")
 
 
+_PLACES = '''
+    import json
+    import unittest
+
+    import pytest
+
+    def parse(): exec("json.loads('')", {"json": json})
+
+    @pytest.mark.distributed(2)
+    def test_ranks(): parse()
+
+    def test_plain(): parse()
+
+    def double(number):
+        """
+        >>> double(3)
+        7
+        """
+        return 2 * number
+
+    class TestCase(unittest.TestCase):
+        def test_parts(self):
+            with self.subTest():
+                raise ValueError("no value")
+    '''
+
+
 def test_failures_in_libraries_doctests_and_subtests_have_a_place_and_a_cause(job: GithubJob) -> None:
-    job.suite.write(
-        "test_it.py",
-        '''
-        import json
-        import unittest
-
-        import pytest
-
-
-        def parse():
-            exec("json.loads('')", {"json": json})
-
-
-        @pytest.mark.distributed(2)
-        def test_ranks():
-            parse()
-
-
-        def test_plain():
-            parse()
-
-
-        def double(number):
-            """
-            >>> double(2)
-            4
-            >>> double(3)
-            7
-            """
-            return 2 * number
-
-
-        class TestCase(unittest.TestCase):
-            def test_parts(self):
-                with self.subTest():
-                    raise ValueError("no value")
-        ''',
-    )
+    lines = job.suite.write("test_it.py", _PLACES).read_text().splitlines()
     run = job.run("--doctest-modules", "--tb=line")
-    start, test = "::error file=test_it.py,line=", "title=test_it.py%3A%3A"
     error = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
-    assert sorted(_annotations(run)) == [
-        f"{start}25,{test}test_it.double::DocTestFailure: expected '7', got '6'",
-        f"{start}34,{test}TestCase%3A%3Atest_parts::ValueError: no value",
-        f"{start}9,{test}test_plain::{error}",
-        f"{start}9,{test}test_ranks::ranks 0-1: {error}",
-    ]
-    assert "<code>test&#95;it.py:9</code>" in job.summary.read_text()
+    assert sorted(_annotations(run)) == sorted(
+        f"::error file=test_it.py,line={number},title=test_it.py%3A%3A{test}::{cause}"
+        for number, line in enumerate(lines, 1)
+        for place, test, cause in (
+            (">>> double(3)", "test_it.double", "DocTestFailure: expected '7', got '6'"),
+            ("raise ValueError", "TestCase%3A%3Atest_parts", "ValueError: no value"),
+            ("def parse", "test_plain", error),
+            ("def parse", "test_ranks", f"ranks 0-1: {error}"),
+        )
+        if place in line
+    )
+    assert "<code>test&#95;it.py:" in job.summary.read_text()
 
 
 def test_only_the_session_of_a_job_that_has_marked_tests_writes_a_summary(job: GithubJob) -> None:
@@ -198,7 +135,6 @@ def test_only_the_session_of_a_job_that_has_marked_tests_writes_a_summary(job: G
         import sys
 
         import pytest
-
 
         @pytest.mark.devices
         def test_it():
@@ -249,31 +185,21 @@ def _table(text: str, title: str) -> list[list[str]]:
     return [[html.unescape(re.sub("</?code>", "", cell)) for cell in row] for row in rows]
 
 
-def _summary(tmp_path: Path, *sessions: list[tuple[float, str, dict[str, Any]]]) -> str:
-    """Return the summary of sessions with these times, names and fields of events."""
-    for number, events in enumerate(sessions):
-        file = RecordFile(str(tmp_path / f"{number}.jsonl"))
-        file("SessionStarted", at=0.0, host=_EVIL, schema=1, root="/suite")
-        for at, event, fields in events:
-            file(event, at=at, host=_EVIL, **fields)
-        file.close()
-    records = [str(tmp_path / f"{number}.jsonl") for number in range(len(sessions))]
+def _summary(tmp_path: Path, *sessions: list[Written]) -> str:
+    """Return the summary of sessions with these events, on a machine with an evil name."""
+    of_host = [[(at, name, fields | {"host": _EVIL}) for at, name, fields in events] for events in sessions]
+    records = [write_events(tmp_path / f"{n}.jsonl", *events, host=_EVIL) for n, events in enumerate(of_host)]
     assert main(["summary", *records, "-o", str(tmp_path / "out" / "summary.md")]) == 0
     return (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
-
-
-def _phase(test: str, outcome: str, at: float, **fields: Any) -> tuple[float, str, dict[str, Any]]:
-    about = {"test": test, "when": "call", "outcome": outcome, "start": at, "stop": at}
-    return at, "PhaseReported", about | fields
 
 
 def test_text_cannot_inject_markup_or_commands(tmp_path: Path) -> None:
     text = _summary(
         tmp_path,
         [
-            _phase(f"test_it[{_EVIL}]", "failed", 2.0, headline=_EVIL),
-            _phase("test_first", "failed", 1.0, headline="first"),
-            _phase("test_skip", "skipped", 1.0, skip=_EVIL),
+            *ran(f"test_it[{_EVIL}]", "failed", 2.0, headline=_EVIL),
+            *ran("test_first", "failed", 1.0, headline="first"),
+            *ran("test_skip", "skipped", 1.0, skip=_EVIL),
             (2.0, "SessionFinished", {"status": 1}),
         ],
         [(3.0, "TestStarted", {"test": "test_killed"})],
@@ -289,12 +215,8 @@ def test_text_cannot_inject_markup_or_commands(tmp_path: Path) -> None:
 
 
 def test_a_summary_has_devices_slowest_tests_and_waits_and_a_limited_size(tmp_path: Path) -> None:
-    def run(test: str, world: int, start: float, stop: float) -> list[tuple[float, str, dict[str, Any]]]:
-        return [
-            (start, "TestStarted", {"test": test}),
-            (stop, "PhaseReported", _phase(test, "passed", start, stop=stop, world=world)[2]),
-            (stop, "PhaseReported", _phase(test, "passed", stop, when="teardown")[2]),
-        ]
+    def run(test: str, world: int, start: float, stop: float) -> list[Written]:
+        return [(start, "TestStarted", {"test": test}), *ran(test, "passed", start, stop, world=world)]
 
     text = _summary(
         tmp_path,
@@ -313,8 +235,8 @@ def test_a_summary_has_devices_slowest_tests_and_waits_and_a_limited_size(tmp_pa
             *run("test_in_vain", 0, 40.0, 40.0),
             *run("test_unmarked", 0, 40.0, 55.0),
             *run("test_beside_it", 0, 45.0, 60.0),
-            *(_phase(f"test_é[{number}]", "skipped", 60.0, skip="é" * 500 + str(number)) for number in range(200)),
-            *(_phase(f"test_é[{number}]", "failed", 60.0, headline="`" * 500) for number in range(200, 2000)),
+            *(one for n in range(200) for one in ran(f"test_é[{n}]", "skipped", 60.0, skip="é" * 500 + str(n))),
+            *(one for n in range(200, 2000) for one in ran(f"test_é[{n}]", "failed", 60.0, headline="`" * 500)),
             (60.0, "SessionFinished", {"status": 1}),
         ],
     )

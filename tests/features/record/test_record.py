@@ -13,7 +13,8 @@ import pytest
 
 from pytest_accel import RecordError, read_record
 from pytest_accel.features.record.record_file import RecordFile
-from pytest_accel.features.record.timeline import TestRun, sessions_of
+from pytest_accel.features.record.timeline import sessions_of
+from tests.features.record.conftest import VERDICTS, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,129 +23,46 @@ if TYPE_CHECKING:
     from pytest_accel.features.record.events import Event
     from tests.features.conftest import Suite
 
-_TESTS = """
-    import os
-
-    import pytest
-
-
-    @pytest.fixture
-    def broken():
-        raise RuntimeError("no fixture")
-
-
-    @pytest.mark.distributed(2)
-    def test_ranks(rank):
-        print("hello from", rank)
-
-
-    @pytest.mark.distributed(2)
-    def test_one_rank_fails(rank):
-        import torch.distributed as dist
-
-        print("hello from", rank)
-        dist.barrier()
-        assert rank == 0
-
-
-    @pytest.mark.distributed(2)
-    def test_one_rank_ends(rank):
-        if rank == 1:
-            os._exit(3)
-
-
-    @pytest.mark.devices(4)
-    def test_all_devices(devices):
-        pass
-
-
-    @pytest.mark.devices(share=0.25)
-    def test_share(device):
-        pass
-
-
-    @pytest.mark.devices(9)
-    def test_too_many():
-        pass
-
-
-    @pytest.mark.distributed(2, kind="cpu")
-    def test_on_cpu():
-        pass
-
-
-    @pytest.mark.devices
-    def test_errs(broken):
-        pass
-
-
-    @pytest.mark.devices
-    @pytest.mark.xfail(reason="known")
-    def test_xfails():
-        assert False
-
-
-    @pytest.mark.xfail
-    def test_xpasses():
-        pass
-
-
-    def test_skips():
-        pytest.skip("of its own accord")
-
-
-    def test_plain(request):
-        request.node.user_properties += [(7, 1), ([], 1)]  # pytest accepts names that are no strings.
-"""
-_VERDICTS = {
-    **dict.fromkeys(("test_ranks", "test_all_devices", "test_share", "test_on_cpu", "test_plain"), "passed"),
-    **dict.fromkeys(("test_one_rank_fails", "test_one_rank_ends"), "failed"),
-    **dict.fromkeys(("test_too_many", "test_skips"), "skipped"),
-    "test_errs": "error",
-    "test_xfails": "xfailed",
-    "test_xpasses": "xpassed",
-}
-
 
 def _of_kind(record: list[Event], name: str) -> list[Event]:
     return [event for event in record if event.event == name]
 
 
-def _check_record(suite: Suite, *options: str) -> tuple[list[Event], dict[str, TestRun]]:
-    """Run the tests with `options`; check that the record agrees with pytest's own report, and return what it has."""
-    suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel-record=out/record.jsonl", "--junitxml=junit.xml", *options)
-    path = suite.path / "out" / "record.jsonl"
-    assert f"accel: record of the session: {path}" in run.text
-    record = read_record(path)
-    (session,) = sessions_of([record])
-    tests = {run.test.partition("::")[2]: run for run in session.tests}
-    assert {name: test.verdict for name, test in tests.items()} == _VERDICTS
+@pytest.mark.parametrize("name", ["no_xdist", "two_workers"])
+def test_the_record_agrees_with_the_report_of_pytest(request: pytest.FixtureRequest, name: str) -> None:
+    recorded: Recorded = request.getfixturevalue(name)
+    record, tests = recorded.record, recorded.tests
+    assert f"accel: record of the session: {recorded.folder / 'record.jsonl'}" in recorded.text
+    assert {name: test.verdict for name, test in tests.items()} == VERDICTS
     assert (record[0].event, record[-1].event, record[-1].status) == ("SessionStarted", "SessionFinished", 1)
     assert {event.test: event.worker for event in _of_kind(record, "TestStarted")} == {
-        test.test: test.worker for test in session.tests
+        test.test: test.worker for test in tests.values()
     }
-    junit = ElementTree.parse(suite.path / "junit.xml").getroot()[0]
     verdicts = Counter(test.verdict for test in tests.values())
-    assert [int(junit.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")] == [
+    assert [int(recorded.junit.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")] == [
         len(tests),
         verdicts["failed"],
         verdicts["error"],
         verdicts["skipped"] + verdicts["xfailed"],
     ]
-    for case in junit.iter("testcase"):
+    for case in recorded.junit.iter("testcase"):
         properties = {one.get("name"): one.get("value") for one in case.iter("property")}
         lanes = [lane.name for lane in tests[case.get("name", "")].lanes if lane.session is None]
         assert properties.get("accel_devices", "") == ",".join(lanes)
-    return record, tests
+    for test in tests.values():
+        assert record[0].at < test.span.start <= test.span.stop < record[-1].at
+    waits = {event.request: event.why for event in _of_kind(record, "RequestWaits")}
+    requests = _of_kind(record, "WorldRequested")
+    assert all(f"{one.test} waits for " in waits.get(one.request, f"{one.test} waits for ") for one in requests)
+    answers = [*_of_kind(record, "WorldAcquired"), *_of_kind(record, "RequestEnded")]
+    assert sorted(event.request for event in answers) == sorted(one.request for one in requests)
 
 
-def test_the_record_of_one_process_has_failures_output_and_worlds(suite: Suite) -> None:
-    record, tests = _check_record(suite)
+def test_the_record_has_failures_output_and_worlds(no_xdist: Recorded) -> None:
+    record, tests = no_xdist.record, no_xdist.tests
     failure = tests["test_one_rank_fails"].failure
     assert failure is not None
-    place = next(number for number, line in enumerate(suite.read("test_it.py"), 1) if "assert rank == 0" in line)
-    assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", place))
+    assert (failure.failed_ranks, failure.place) == ((1,), ("sub/test_it.py", no_xdist.line("assert rank == 0")))
     assert "assert 1 == 0" in failure.headline
     assert "assert rank == 0" in failure.failure
     assert failure.output["Captured stdout call [rank 1]"] == "hello from 1\n"
@@ -155,7 +73,7 @@ def test_the_record_of_one_process_has_failures_output_and_worlds(suite: Suite) 
     assert tests["test_xfails"].phases[1].xfail == "known"
     assert tests["test_skips"].skip == "of its own accord"
     assert tests["test_too_many"].missing == "needs 9 sim devices; there are 4: 4 x sim"
-    assert tests["test_ranks"].phases[-1].output == {}
+    assert tests["test_ranks[0]"].phases[-1].output == {}
 
     world = tests["test_one_rank_ends"].world
     assert world is not None
@@ -165,29 +83,17 @@ def test_the_record_of_one_process_has_failures_output_and_worlds(suite: Suite) 
     names = ("WorldStarting", "WorldReady", "WorldEnding", "WorldGone")
     numbers = [[event.world for event in _of_kind(record, name)] for name in names]
     assert all(set(found) == set(numbers[0]) for found in numbers)
-    assert sum(len(event.pids) for event in _of_kind(record, "WorldReady")) == sum(
-        len(event.places) for event in _of_kind(record, "WorldStarting")
-    )
 
 
-def test_the_record_of_two_workers_has_devices_and_waits(suite: Suite) -> None:
-    record, tests = _check_record(suite, "-n2")
+def test_the_record_of_two_workers_has_devices(two_workers: Recorded) -> None:
+    record, tests = two_workers.record, two_workers.tests
     assert [(event.kind, event.slots > 0) for event in _of_kind(record, "PoolOpened")] == [("sim", True)]
     assert [event.device for event in _of_kind(record, "DeviceFound")] == [f"sim-{number}" for number in range(4)]
     assert set(tests["test_all_devices"].lanes.values()) == {1.0}
-    assert list(tests["test_share"].lanes.values()) == [0.25]
+    assert list(tests["test_share[0]"].lanes.values()) == [0.25]
     assert [(lane.kind, lane.session) for lane in tests["test_on_cpu"].lanes] == [("slot", 0)] * 2
     assert tests["test_plain"].lanes == tests["test_too_many"].lanes == {}
     assert {test.worker for test in tests.values()} == {"gw0", "gw1"}
-    for test in tests.values():
-        assert record[0].at < test.span.start <= test.span.stop < record[-1].at
-    waits = {event.request: event.why for event in _of_kind(record, "RequestWaits")}
-    for request in _of_kind(record, "WorldRequested"):
-        assert f"{request.test} waits for " in waits.get(request.request, f"{request.test} waits for ")
-    answers = [*_of_kind(record, "WorldAcquired"), *_of_kind(record, "RequestEnded")]
-    assert sorted(event.request for event in answers) == sorted(
-        event.request for event in _of_kind(record, "WorldRequested")
-    )
 
 
 def test_a_phase_lasts_until_ranks_that_did_not_report_have_ended(suite: Suite) -> None:
@@ -224,24 +130,23 @@ def test_a_phase_lasts_until_ranks_that_did_not_report_have_ended(suite: Suite) 
         assert test.device_seconds >= 2.0
 
 
+_RERUNS = """
+    from _pytest.runner import runtestprotocol
+
+    def pytest_runtest_protocol(item, nextitem):
+        for outcome in ("rerun", None):
+            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+            for report in runtestprotocol(item, nextitem=nextitem, log=False):
+                if report.failed and outcome is not None:
+                    report.outcome = outcome
+                item.ihook.pytest_runtest_logreport(report=report)
+        return True
+    """
+
+
 def test_the_record_of_unmarked_tests_has_each_run_and_no_pool(suite: Suite) -> None:
     suite.plugin("reruns")
-    suite.write(
-        "reruns.py",
-        """
-        from _pytest.runner import runtestprotocol
-
-
-        def pytest_runtest_protocol(item, nextitem):
-            for outcome in ("rerun", None):
-                item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-                for report in runtestprotocol(item, nextitem=nextitem, log=False):
-                    if report.failed and outcome is not None:
-                        report.outcome = outcome
-                    item.ihook.pytest_runtest_logreport(report=report)
-            return True
-        """,
-    )
+    suite.write("reruns.py", _RERUNS)
     suite.write("test_it.py", "RUNS = []\ndef test_second(): RUNS.append(0); assert len(RUNS) == 2\n")
     suite.run("--accel-record=record.jsonl")
     record = read_record(suite.path / "record.jsonl")
@@ -251,23 +156,27 @@ def test_the_record_of_unmarked_tests_has_each_run_and_no_pool(suite: Suite) -> 
     assert {event.event for event in record} == names
 
 
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        pytest.param("folder", "--accel-record: {}/folder cannot be written: it is not a regular file", id="folder"),
-        pytest.param("test_it.py/a", "--accel-record: {}/test_it.py/a cannot be written: File exists", id="path"),
-        pytest.param("/proc/record.jsonl", "--accel-record: /proc/record.jsonl cannot be written: ", id="proc"),
-        pytest.param(" ", "argument --accel-record: must be the path of a file, got ' '", id="empty"),
-    ],
-)  # fmt: skip
-def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite, path: str, text: str) -> None:
-    suite.write("test_it.py", "def test_it():\n    pass\n")
+def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite) -> None:
+    path = suite.write("test_it.py", "def test_it(): pass\n")
     (suite.path / "folder").mkdir()
-    run = suite.run("--accel-record", path)
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert text.format(suite.path) in run.errors
-    assert not run.results
-    assert "Traceback" not in run.text + run.errors
+    lost = "test_it.py: it exists and has other content, which would be lost; name a new"
+    for option, value, text in (
+        (
+            "--accel-record",
+            "folder",
+            f"--accel-record: {suite.path}/folder cannot be written: it is not a regular file",
+        ),
+        ("--accel-record", "test_it.py/a", f"--accel-record: {suite.path}/test_it.py/a cannot be written: File exists"),
+        ("--accel-record", "/proc/record.jsonl", "--accel-record: /proc/record.jsonl cannot be written: "),
+        ("--accel-record", " ", "argument --accel-record: must be the path of a file, got ' '"),
+        *((option, "test_it.py", f"ERROR: {option} {lost}") for option in ("--accel-record", "--accel-report")),
+    ):
+        run = suite.run(option, value)
+        assert run.ret == pytest.ExitCode.USAGE_ERROR
+        assert text in run.errors
+        assert not run.results
+        assert "Traceback" not in run.text + run.errors
+    assert path.read_text() == "def test_it(): pass\n"
 
 
 def test_an_old_record_is_removed_if_pytest_fails_to_start(suite: Suite) -> None:
@@ -276,16 +185,6 @@ def test_an_old_record_is_removed_if_pytest_fails_to_start(suite: Suite) -> None
     suite.write("conftest.py", "1 / 0")
     assert suite.run("--accel-record=record.jsonl").ret == pytest.ExitCode.USAGE_ERROR
     assert not (suite.path / "record.jsonl").exists()
-
-
-@pytest.mark.parametrize("option", ["--accel-record", "--accel-report", "--accel-log"])
-def test_a_test_file_is_not_overwritten_if_a_value_was_forgotten(suite: Suite, option: str) -> None:
-    path = suite.write("test_it.py", "def test_it():\n    pass\n")
-    text = path.read_text()
-    run = suite.run(option, "test_it.py")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"ERROR: {option} test_it.py: it exists and has other content, which would be lost; name a new" in run.errors
-    assert path.read_text() == text
 
 
 _START = {"schema": 1, "session": "5e55", "version": "0.1.0", "command": ["-q"], "root": "/suite"}

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import pytest
 
 from pytest_accel import read_record
 from pytest_accel.__main__ import main
-from pytest_accel.features.record.record_file import RecordFile
-from pytest_accel.features.record.timeline import Session, sessions_of
+from pytest_accel.features.record.timeline import sessions_of
+from tests.features.record.conftest import VERDICTS, Recorded, ran, write_events
 from tests.large_record import write_record
 
 if TYPE_CHECKING:
@@ -29,79 +28,6 @@ if TYPE_CHECKING:
 
 pytest.importorskip("bokeh")
 
-_TESTS = """
-    import os
-
-    import pytest
-
-
-    @pytest.fixture
-    def broken():
-        raise RuntimeError("no fixture")
-
-
-    @pytest.mark.distributed(2)
-    @pytest.mark.parametrize("number", range(4))
-    def test_ranks(number):
-        import torch.distributed as dist
-
-        dist.barrier()
-
-
-    @pytest.mark.distributed(2)
-    def test_one_rank_fails(rank):
-        import torch.distributed as dist
-
-        print("hello from", rank)
-        dist.barrier()
-        assert rank == 0
-
-
-    @pytest.mark.distributed(2)
-    def test_one_rank_ends(rank):
-        if rank == 1:
-            os._exit(3)
-
-
-    @pytest.mark.devices(4)
-    @pytest.mark.parametrize("number", range(2))
-    def test_all_devices(number):
-        pass
-
-
-    @pytest.mark.devices(share=0.25)
-    @pytest.mark.parametrize("number", range(2))
-    def test_share(number):
-        pass
-
-
-    @pytest.mark.devices(9)
-    def test_too_many():
-        pass
-
-
-    @pytest.mark.distributed(2, kind="cpu")
-    def test_on_cpu():
-        pass
-
-
-    @pytest.mark.devices
-    def test_errs(broken):
-        pass
-
-
-    @pytest.mark.xfail(reason="known")
-    def test_xfails():
-        assert False
-
-
-    def test_skips():
-        pytest.skip("of its own accord")
-
-
-    def test_plain():
-        pass
-"""
 _INJECTION = "</script></style><img src=x onerror=alert(1)>$$x^2$$"
 """Text that a page would execute or typeset if it did not escape it."""
 _SIZES = ((1280, 900), (390, 844), (1600, 1000))
@@ -229,32 +155,12 @@ def _column(page: Page, number: int) -> list[str]:
     return page.locator(f"{_ROWS} td:nth-child({number + 1})").all_inner_texts()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide the folder for the files of `session`: ``report.html``, ``record.jsonl`` and ``junit.xml``."""
-    return tmp_path_factory.mktemp("session")
-
-
-@pytest.fixture
-def session(suite: Suite, folder: Path) -> Session:
-    """Provide a session with many verdicts. The first test that uses this fixture runs the session."""
-    record, report = folder / "record.jsonl", folder / "report.html"
-    if not report.exists():
-        suite.write("test_it.py", _TESTS)
-        files = f"--accel-record={record}", f"--accel-report={report}", f"--junitxml={folder / 'junit.xml'}"
-        assert f"accel: report of the session: {report}" in suite.run("-n2", *files).text
-    (found,) = sessions_of([read_record(record)])
-    return found
-
-
-def test_the_page_agrees_with_the_session(folder: Path, session: Session, browser: Browser) -> None:
-    with _open_page(browser, folder / "report.html") as page:
+def test_the_page_agrees_with_the_session(two_workers: Recorded, browser: Browser) -> None:
+    session = two_workers.session
+    assert f"accel: report of the session: {two_workers.folder / 'report.html'}" in two_workers.text
+    with _open_page(browser, two_workers.folder / "report.html") as page:
         counts = _counts(page)
         assert counts == Counter(test.verdict for test in session.tests)
-        junit = ElementTree.parse(folder / "junit.xml").getroot()[0]
-        assert [counts["failed"], counts["error"], counts["skipped"] + counts["xfailed"], counts.total()] == [
-            int(junit.get(name, "")) for name in ("failures", "errors", "skipped", "tests")
-        ]
         table = _tests(page)
         runs = {test.test: test for test in session.tests}
         assert Counter(table["test"]) == Counter(list(runs))
@@ -267,8 +173,8 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
                 (test.span.seconds, test.waited, test.device_seconds), abs=1e-4
             )
         ranks = dict(zip(table["test"], table["ranks"], strict=True))
-        counts_of_ranks = {"ranks[0]": 2, "all_devices[0]": 1, "plain": None, "too_many": None}
-        assert {name: ranks[f"test_it.py::test_{name}"] for name in counts_of_ranks} == counts_of_ranks
+        counts_of_ranks = {"ranks[0]": 2, "all_devices": 1, "plain": None, "too_many": None}
+        assert {name: ranks[f"sub/test_it.py::test_{name}"] for name in counts_of_ranks} == counts_of_ranks
         bars = _bars(page)
         on_lanes = Counter(table["test"][n] for n, kind in zip(bars["n"], bars["kind"], strict=True) if kind < 8)
         assert on_lanes == {test.test: len(test.lanes) for test in session.tests if test.lanes}
@@ -283,8 +189,8 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
 
 
 @pytest.mark.long
-def test_a_user_can_explore_the_page(folder: Path, session: Session, browser: Browser) -> None:
-    with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
+def test_a_user_can_explore_the_page(two_workers: Recorded, browser: Browser) -> None:
+    with _open_page(browser, two_workers.folder / "report.html", (1280, 1400)) as page:
         _check_tooltip(page)
         _check_details(page)
         _check_table(page)
@@ -292,7 +198,7 @@ def test_a_user_can_explore_the_page(folder: Path, session: Session, browser: Br
 
 def _check_tooltip(page: Page) -> None:
     """Check that the tooltip of a bar describes its test."""
-    page.mouse.move(*_bar_center(page, "test_it.py::test_one_rank_fails"))
+    page.mouse.move(*_bar_center(page, "sub/test_it.py::test_one_rank_fails"))
     tooltip = page.locator(".bk-tooltip-content", has_text="test_one_rank_fails")
     tooltip.wait_for()
     text = tooltip.inner_text()
@@ -304,35 +210,31 @@ def _check_tooltip(page: Page) -> None:
 def _check_details(page: Page) -> None:
     """Check that a click on a row or a bar shows the details of its test, which can be closed."""
     page.locator(_ROWS, has_text="test_one_rank_fails").click()
-    details = page.locator("#details", has_text="test_it.py::test_one_rank_fails")
+    details = page.locator("#details", has_text="sub/test_it.py::test_one_rank_fails")
     details.get_by_text("rank 1: assert 1 == 0", exact=True).wait_for()
     text = details.inner_text()
-    assert "call failed, rank 1, test_it.py:" in text
+    assert "call failed, rank 1, sub/test_it.py:" in text
     assert "assert rank == 0" in text
     assert "hello from 1" in text
     assert re.search(r"rank 1\s+passed [\d.]+ s\s+failed [\d.]+ s", text)
     page.get_by_role("button", name="Close").click()
     details.wait_for(state="hidden")
 
-    page.mouse.click(*_bar_center(page, "test_it.py::test_one_rank_ends"))
-    details = page.locator("#details", has_text="test_it.py::test_one_rank_ends")
+    page.mouse.click(*_bar_center(page, "sub/test_it.py::test_one_rank_ends"))
+    details = page.locator("#details", has_text="sub/test_it.py::test_one_rank_ends")
     details.get_by_text("rank 1 exited with status 3").first.wait_for()
-    assert page.locator(f"{_ROWS}.chosen .name").all_inner_texts() == ["test_it.py::test_one_rank_ends"]
+    assert page.locator(f"{_ROWS}.chosen .name").all_inner_texts() == ["sub/test_it.py::test_one_rank_ends"]
     page.keyboard.press("Escape")
     details.wait_for(state="hidden")
 
     # The keyboard reaches each test, and comes back to it.
-    page.locator("select").focus()
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.dataset.key") == "verdict"
-    page.get_by_role("button", name="test_it.py::test_errs").focus()
+    page.get_by_role("button", name="sub/test_it.py::test_errs").focus()
     page.keyboard.press("Enter")
-    details = page.locator("#details", has_text="RuntimeError: no fixture")
-    details.wait_for()
+    page.locator("#details", has_text="RuntimeError: no fixture").wait_for()
     assert page.evaluate("document.activeElement.id") == "close"
     page.keyboard.press("Enter")
     details.wait_for(state="hidden")
-    assert page.evaluate("document.activeElement.textContent") == "test_it.py::test_errs"
+    assert page.evaluate("document.activeElement.textContent") == "sub/test_it.py::test_errs"
 
 
 def _check_table(page: Page) -> None:
@@ -340,32 +242,29 @@ def _check_table(page: Page) -> None:
     verdicts = _tests(page)["verdict"]
     assert verdicts[:3] == ["failed", "failed", "error"]
     page.get_by_placeholder("part of its name").press_sequentially("RANKS[")
-    page.get_by_text(f"4 of {len(verdicts)} tests").wait_for()
-    assert sorted(_column(page, 1)) == [f"test_it.py::test_ranks[{number}]" for number in range(4)]
+    page.get_by_text(f"3 of {len(verdicts)} tests").wait_for()
+    assert sorted(_column(page, 1)) == [f"sub/test_it.py::test_ranks[{number}]" for number in range(3)]
     page.get_by_placeholder("part of its name").fill("")
     page.locator("select").select_option("error")
     page.get_by_text(f"1 of {len(verdicts)} tests").wait_for()
-    assert _column(page, 1) == ["test_it.py::test_errs"]
+    assert _column(page, 1) == ["sub/test_it.py::test_errs"]
     page.locator("select").select_option("all")
     page.get_by_text(f"{len(verdicts)} of {len(verdicts)} tests").wait_for()
     header = page.locator("#tests [data-key=test]")
-    header.click()
-    ascending = _column(page, 1)
-    assert ascending == sorted(_tests(page)["test"])[: len(ascending)]
-    header.click()
-    descending = _column(page, 1)
-    assert descending == sorted(_tests(page)["test"], reverse=True)[: len(descending)]
+    for reverse in (False, True):
+        header.click()
+        assert _column(page, 1) == sorted(_tests(page)["test"], reverse=reverse)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", _SIZES, ids=str)
 def test_the_page_follows_the_colour_scheme_and_fits(
-    folder: Path, session: Session, browser: Browser, size: tuple[int, int]
+    two_workers: Recorded, browser: Browser, size: tuple[int, int]
 ) -> None:
     image = pytest.importorskip("PIL.Image")
     background = {}
     for scheme in ("light", "dark"):
-        with _open_page(browser, folder / "report.html", size, scheme) as page:
+        with _open_page(browser, two_workers.folder / "report.html", size, scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") == size[0]
             canvas = page.locator(".bk-Figure canvas").first
             canvas.wait_for()
@@ -388,47 +287,42 @@ def test_the_page_follows_the_colour_scheme_and_fits(
 
 @pytest.mark.long
 def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
-    text = _INJECTION
-    at = 1_790_000_000.0
-    ran = f"test_it.py::test_it[{text}]"
-    file = RecordFile(str(tmp_path / "record.jsonl"))
-
-    def write(seconds: int, event: str, **fields: object) -> None:
-        file(event, at=at + seconds, **fields)
-
-    def phase(test: str, when: str, outcome: str, **fields: object) -> None:
-        write(6, "PhaseReported", test=test, when=when, outcome=outcome, start=at + 5, stop=at + 6, **fields)
-
-    write(0, "SessionStarted", schema=1, session=text, version=text, command=[text], root=text)
-    write(1, "DeviceFound", device=text, kind=text, name=text)
-    write(2, "WorldRequested", request=1, test=ran, about=text)
-    write(2, "RequestWaits", request=1, why=f"why {text}")
-    write(4, "WorldStarting", world=1, request=1, about=text, places=[{"devices": [text]}])
-    write(4, "WorldAcquired", world=1, request=1)
-    phase(
-        *(ran, "call", "failed"),
-        file=text,
-        world=1,
-        ranks=[{"rank": 0, "ending": text, "start": at + 5, "stop": at + 6}],
-        headline=f"headline {text}",
-        failure=f"failure {text}",
-        place=(text, 1),
-        failed_ranks=[0],
-        output={f"section {text}": f"output {text}"},
-        peaks={text: 1 << 30},
+    text, at = _INJECTION, 1_790_000_000.0
+    test = f"test_it.py::test_it[{text}]"
+    failed = {
+        "file": text,
+        "world": 1,
+        "headline": f"headline {text}",
+        "failure": f"failure {text}",
+        "place": (text, 1),
+        "ranks": [{"rank": 0, "ending": text, "start": at + 5, "stop": at + 6}],
+        "failed_ranks": [0],
+        "output": {f"section {text}": f"output {text}"},
+        "peaks": {text: 1 << 30},
+    }
+    write_events(
+        tmp_path / "record.jsonl",
+        (at, "DeviceFound", {"device": text, "kind": text, "name": text}),
+        (at + 2, "WorldRequested", {"request": 1, "test": test, "about": text}),
+        (at + 2, "RequestWaits", {"request": 1, "why": f"why {text}"}),
+        (at + 4, "WorldStarting", {"world": 1, "request": 1, "about": text, "places": [{"devices": [text]}]}),
+        (at + 4, "WorldAcquired", {"world": 1, "request": 1}),
+        *ran(test, "failed", at + 5, at + 6, **failed),
+        *ran(f"test_skip[{text}]", "skipped", at + 6, skip=f"skip {text}"),
+        *ran(f"test_missing[{text}]", "skipped", at + 6, skip="", missing=f"missing {text}"),
+        (at + 7, "TestStarted", {"test": f"test_running[{text}]"}),
+        at=at,
+        session=text,
+        version=text,
+        command=[text],
+        root=text,
     )
-    phase(ran, "teardown", "passed")
-    phase(f"test_skip[{text}]", "setup", "skipped", skip=f"skip {text}")
-    phase(f"test_skip[{text}]", "teardown", "passed")
-    phase(f"test_missing[{text}]", "setup", "skipped", skip="", missing=f"missing {text}")
-    write(7, "TestStarted", test=f"test_running[{text}]")
-    file.close()
     assert main(["report", str(tmp_path / "record.jsonl"), "-o", str(tmp_path / "report.html")]) == 0
     with _open_page(browser, tmp_path / "report.html", (1280, 1600)) as page:
-        page.mouse.move(*_bar_center(page, ran))
-        page.locator(".bk-tooltip-content", has_text=ran).wait_for()
+        page.mouse.move(*_bar_center(page, test))
+        page.locator(".bk-tooltip-content", has_text=test).wait_for()
         page.locator(_ROWS, has_text="test_it.py").click()
-        details = page.locator("#details", has_text=ran)
+        details = page.locator("#details", has_text=test)
         details.get_by_text(f"failure {text}", exact=True).wait_for()
         shown = details.inner_text()
         for part in (f"headline {text}", f"why {text}", f"output {text}", f"section {text}", f"rank {text}: 1 GiB"):
@@ -465,17 +359,14 @@ def test_the_page_of_a_large_session_is_limited_in_size(tmp_path: Path, browser:
 
 
 @pytest.mark.long
-def test_one_page_can_show_several_sessions(suite: Suite, browser: Browser) -> None:
-    suite.write("test_it.py", _TESTS)
-    for shard in (1, 2):
-        suite.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")
-    records = [str(suite.path / f"record-{shard}.jsonl") for shard in (1, 2)]
-    assert main(["report", *records, "-o", str(suite.path / "report.html")]) == 0
-    sessions = sessions_of(map(read_record, records))
-    with _open_page(browser, suite.path / "report.html") as page:
-        assert _counts(page) == Counter(test.verdict for session in sessions for test in session.tests)
-        texts = page.locator(".session").all_inner_texts()
-        assert [re.findall(r"shard ./.", text) for text in texts] == [["shard 1/2"], ["shard 2/2"]]
+def test_one_page_can_show_several_sessions(
+    no_xdist: Recorded, two_workers: Recorded, browser: Browser, tmp_path: Path
+) -> None:
+    records = [str(one.folder / "record.jsonl") for one in (no_xdist, two_workers)]
+    assert main(["report", *records, "-o", str(tmp_path / "report.html")]) == 0
+    with _open_page(browser, tmp_path / "report.html") as page:
+        assert _counts(page) == Counter([*VERDICTS.values()] * 2)
+        assert sorted(text.endswith("-n2") for text in page.locator(".session code").all_inner_texts()) == [False, True]
         labels = page.evaluate(
             """() => Array.from(Bokeh.documents[0].get_model_by_name("timeline").left[0].major_label_overrides.values())
                 .map(label => label.text)"""

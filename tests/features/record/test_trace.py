@@ -15,46 +15,7 @@ from tests.torch_release import needs_torch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.features.conftest import Suite
-
-_TESTS = """
-    import os
-
-    import pytest
-
-
-    @pytest.mark.distributed(2)
-    @pytest.mark.parametrize("number", range(3))
-    def test_ranks(number):
-        import torch
-        import torch.distributed as dist
-
-        dist.barrier()
-        group = dist.new_group([0, 1])
-        dist.all_reduce(torch.ones(1), group=group)
-
-
-    @pytest.mark.devices(4)
-    @pytest.mark.parametrize("number", range(3))
-    def test_all_devices(number):
-        pass
-
-
-    @pytest.mark.devices(share=0.25)
-    @pytest.mark.parametrize("number", range(3))
-    def test_share(number):
-        pass
-
-
-    @pytest.mark.distributed(2)
-    def test_dies(rank):
-        if rank:
-            os._exit(0)
-
-
-    def test_plain():
-        pass
-"""
+    from tests.features.record.conftest import Recorded
 
 
 def _events(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -72,15 +33,14 @@ def _names(events: dict[str, list[dict[str, Any]]], kind: str) -> dict[int, str]
 
 
 @needs_torch(2, 8)
-def test_a_trace_has_the_devices_workers_and_ranks_of_several_sessions(suite: Suite) -> None:
-    suite.write("test_it.py", _TESTS)
-    records = [str(suite.path / f"record-{shard}.jsonl") for shard in (1, 2)]
-    for shard, record in enumerate(records, 1):
-        suite.run(f"--accel-record={record}", f"--accel-shard={shard}/2", "-n2")
-    assert main(["trace", *records, "-o", str(suite.path / "out" / "trace.json")]) == 0
+def test_a_trace_has_the_devices_workers_and_ranks_of_several_sessions(
+    no_xdist: Recorded, two_workers: Recorded, tmp_path: Path
+) -> None:
+    records = [str(one.folder / "record.jsonl") for one in (no_xdist, two_workers)]
+    assert main(["trace", *records, "-o", str(tmp_path / "out" / "trace.json")]) == 0
     sessions = sessions_of(map(read_record, records))
     tests = [test for session in sessions for test in session.tests]
-    events = _events(suite.path / "out" / "trace.json")
+    events = _events(tmp_path / "out" / "trace.json")
     processes, threads = _names(events, "process_name"), _names(events, "thread_name")
 
     by_thread = defaultdict(list)
@@ -95,17 +55,21 @@ def test_a_trace_has_the_devices_workers_and_ranks_of_several_sessions(suite: Su
     by_test: dict[str, list[str]] = defaultdict(list)
     for event in on_devices:
         by_test[event["name"]].append(threads[event["tid"]])
-    assert by_test == {test.test: [lane.name for lane in sorted(test.lanes)] for test in tests if test.lanes}
+    expected: dict[str, list[str]] = defaultdict(list)
+    for test in tests:
+        expected[test.test] += [f"{'CPU slot ' if lane.kind == 'slot' else ''}{lane.name}" for lane in test.lanes]
+    assert {name: sorted(found) for name, found in by_test.items()} == {
+        name: sorted(lanes) for name, lanes in expected.items() if lanes
+    }
     verdicts = {event["name"]: event["args"]["verdict"] for event in on_devices}
-    assert verdicts["test_it.py::test_dies"] == "failed"
-    calls = {event["name"] for event in events["X"] if threads[event["tid"]] in ("gw0", "gw1")}
-    assert {f"call {test.test}" for test in tests} <= calls
+    assert verdicts["sub/test_it.py::test_one_rank_ends"] == "failed"
+    phases = {event["name"] for event in events["X"] if threads[event["tid"]] in ("gw0", "gw1", "pytest")}
+    assert {f"{phase.when} {test.test}" for test in tests for phase in test.phases} <= phases
     waits = Counter(event["args"]["test"] for event in events["X"] if event["name"] == "wait")
     assert waits == Counter(test.test for test in tests if test.waited > 0)
     starts = Counter(event["args"]["test"] for event in events["X"] if event["name"] == "start of ranks")
     assert starts == Counter(test.test for test in tests if test.wait is not None and test.wait.starts_world)
     assert any(name.startswith("world ") and " rank 1 on " in name for name in threads.values())
     collectives = Counter(event["name"].partition(" #")[0] for event in events["i"] if "group" in event["args"])
-    assert collectives == {"gloo:barrier": 6, "gloo:all_reduce": 6}
-    assert len({event["args"]["group"] for event in events["i"] if "all_reduce" in event["name"]}) > 0
+    assert collectives == {"gloo:barrier": 16, "gloo:all_reduce": 12}
     assert {f"workers of session {number} on {sessions[0].host}" for number in (0, 1)} <= set(processes.values())

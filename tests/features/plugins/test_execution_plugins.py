@@ -1,0 +1,309 @@
+"""Tests of plugins that decide whether, how often, how long and where a test runs: the driver does so for all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.features.plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+    from tests.features.plugins.conftest import Pair
+
+_HEAD = """
+    import os
+    import threading
+    from pathlib import Path
+
+    import pytest
+
+    RANK = os.environ.get("RANK", "1")
+    LAST = RANK == "1"
+    two = pytest.mark.distributed(2, kind="cpu")
+    three = pytest.mark.distributed(3, kind="cpu")
+
+    def times(name):
+        path = Path(f"{name}.{RANK}")
+        with path.open("a") as file:  # Two workers may count at the same time.
+            file.write("x")
+        return len(path.read_text())
+    """
+_FLAKY = """
+    @pytest.fixture
+    def counted():
+        times("setup")
+        yield
+        times("teardown")
+
+    @pytest.fixture
+    def breaks_first(): assert times("breaks_first") > 1 or RANK != "1"
+
+    @two
+    @once_more
+    def test_once(counted): assert times("once") > 1 or RANK != "1", "the first time"
+
+    @two
+    @once_more
+    def test_always(counted):
+        times("always")
+        raise ValueError("every time")
+
+    @two
+    @once_more
+    def test_passes(counted): times("passes")
+
+    @two
+    @once_more
+    @pytest.mark.xfail(strict=True)
+    def test_expected():
+        times("expected")
+        assert RANK != "1"
+
+    @two
+    @once_more
+    def test_setup(breaks_first): times("after_setup")
+
+    @once_more
+    def test_unmarked(): assert times("unmarked") > 1
+    """
+_COUNTED = ("once", "always", "passes", "expected", "after_setup", "setup", "teardown")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "mark", "shown", "workers"),
+    [
+        pytest.param("pytest_rerunfailures", "reruns=1", "", (), marks=needs("pytest_rerunfailures")),
+        pytest.param(
+            *("flaky.flaky_pytest_plugin", "max_runs=2", "test_once failed (1 runs remaining out of 2)", ("-n1",)),
+            marks=needs("flaky"),
+        ),
+        pytest.param(
+            *("pytest_retry.retry_plugin", "retries=1", "test_once passed on attempt 2!", ("-n1",)),
+            marks=needs("pytest_retry"),
+        ),
+    ],
+)
+def test_marked_tests_are_rerun_like_unmarked_ones(
+    pair: Pair, plugin: str, mark: str, shown: str, workers: tuple[str, ...]
+) -> None:
+    pair.plugin(plugin)
+    pair.write("test_flaky.py", f"{_HEAD}\n    once_more = pytest.mark.flaky({mark})\n{_FLAKY}")
+    plain = pair.plain.run("-rR")
+    marked = pair.run_marked(plain, "-rR", *workers)
+    for name in _COUNTED:
+        assert pair.marked.read(f"{name}.1") == pair.plain.read(f"{name}.1"), name
+    assert shown in plain.text
+    assert shown in marked.text
+    assert "ranks 0-1: failed" in marked.failure("test_always")
+
+
+_DYING = """
+    pytestmark = two
+    flaky = pytest.mark.flaky(reruns=2, only_rerun="Flaky")
+
+    class Flaky(Exception):
+        pass
+
+    @pytest.fixture
+    def counted(): times("setup")
+
+    def test_once(rank, counted):
+        if times("once") == 1 and rank == 1:
+            raise Flaky("the first time")
+
+    def test_dies(rank):
+        if times("dies") == 1 and rank == 1:
+            os._exit(3)
+
+    def test_stable(): pass
+
+    @flaky
+    def test_of_the_kind(rank):
+        if times("of_the_kind") == 1 and rank == 1:
+            raise Flaky("the first time")
+
+    @flaky
+    def test_of_another_kind(): raise ValueError("every time")
+
+    @flaky
+    def test_dies_of_another_kind(rank):
+        if rank == 1:
+            os._exit(3)
+    """
+
+
+@needs("pytest_rerunfailures")
+def test_rerunfailures_reruns_all_ranks_if_one_fails_or_dies_with_an_error_that_it_matches(suite: Suite) -> None:
+    suite.plugin("pytest_rerunfailures")
+    suite.write("test_flaky.py", _HEAD + _DYING)
+    run = suite.run("--reruns=1", "-n1")
+    assert {name.partition("::")[2]: " ".join(words) for name, words in run.results.items()} == {
+        "test_once": "RERUN PASSED",
+        "test_dies": "RERUN PASSED",
+        "test_stable": "PASSED",
+        "test_of_the_kind": "RERUN PASSED",
+        "test_of_another_kind": "FAILED",
+        "test_dies_of_another_kind": "FAILED",
+    }
+    assert [suite.read(f"setup.{rank}") for rank in (0, 1)] == [["xx"], ["xx"]]  # Rerun as a whole, and exactly once.
+
+
+_SLOW = """
+    pytestmark = two
+
+    def test_before(): pass
+
+    @pytest.mark.timeout(4)
+    def test_hangs(rank):
+        if rank == 1:
+            threading.Event().wait()  # In this line.
+
+    @pytest.mark.timeout(30)
+    def test_in_time(): pass
+
+    @pytest.mark.timeout(4, method="thread")
+    def test_hangs_and_the_session_goes_on(rank):
+        if rank == 0:
+            threading.Event().wait()
+
+    @pytest.mark.timeout(4, func_only=True)
+    def test_hangs_in_its_function(rank): threading.Event().wait()
+
+    @pytest.mark.timeout(0)
+    def test_has_no_limit(): pass
+    """
+
+
+@needs("pytest_timeout")
+def test_driver_enforces_timeouts_of_pytest_timeout(suite: Suite) -> None:
+    suite.plugin("pytest_timeout")
+    # On a busy machine, too, 4 seconds are enough for the setup, and for the rank that does not hang.
+    path = suite.write("test_slow.py", _HEAD + _SLOW)
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "In this line" in text)
+    run = suite.run()
+    assert run.count() == {"PASSED": 3, "FAILED": 3}
+    for test, subject in (
+        ("test_hangs", "rank 1 is"),
+        ("test_hangs_and_the_session_goes_on", "rank 0 is"),
+        ("test_hangs_in_its_function", "ranks 0-1 are"),
+    ):
+        assert f"timed out after 4 s: {subject} at test_slow.py:" in run.failure(test)
+    assert f"test_slow.py:{line}: " in run.failure("test_hangs")
+
+
+_FORKED = """
+    @two
+    def test_leaves_state(): pytest.left_by_a_test = True
+
+    @two
+    def test_finds_no_state():
+        import torch.distributed as dist
+
+        assert not hasattr(pytest, "left_by_a_test")
+        if "RANK" in os.environ:
+            dist.barrier()
+
+    @two
+    def test_dies():
+        if LAST:
+            os._exit(3)
+
+    def test_unmarked(): pytest.left_by_a_test = True
+
+    def test_unmarked_finds_no_state(): assert not hasattr(pytest, "left_by_a_test")
+    """
+
+
+@needs("pytest_forked")
+def test_marked_tests_are_not_forked(pair: Pair) -> None:
+    pair.plugin("pytest_forked")
+    pair.write("test_forked.py", _HEAD + _FORKED)
+    plain, marked = pair.plain.run("--forked"), pair.marked.run("--forked")
+    for name in ("test_unmarked", "test_unmarked_finds_no_state"):  # pytest-forked 1.7.5 fails all under pytest 9.2.
+        assert marked.result(name) == plain.result(name)
+    # A marked test has its own processes without forking, too.
+    assert marked.result("test_leaves_state") == marked.result("test_finds_no_state") == "PASSED"
+    assert "rank 1 exited with status 3" in marked.failure("test_dies")
+
+
+_DEPENDENT = """
+    depends = pytest.mark.dependency
+
+    @depends()
+    def test_unmarked(): pass
+
+    @two
+    @depends(depends=["test_unmarked"])
+    def test_on_unmarked(): times("on_unmarked")
+
+    @three
+    @depends(depends=["test_on_unmarked"])
+    def test_on_another_world(): times("on_another_world")
+
+    @two
+    @depends()
+    def test_fails(): assert not LAST
+
+    @two
+    @depends(name="named")
+    def test_passes(): pass
+
+    @two
+    @depends(depends=["named", "test_fails"])
+    def test_on_a_failure(): times("on_a_failure")
+
+    @depends(depends=["test_on_a_failure"])
+    def test_unmarked_on_a_skip(): times("unmarked_on_a_skip")
+
+    @depends(depends=["test_on_another_world"])
+    def test_unmarked_on_marked(): pass
+
+    @two
+    class TestClass:
+        @depends()
+        def test_one(self): pass
+
+        @depends(depends=["test_one"], scope="class")
+        def test_in_class(self): times("in_class")
+    """
+_CALLS = """
+    import pytest
+    from conftest import early
+    from pytest_dependency import depends
+
+    pytestmark = pytest.mark.distributed(2, kind="cpu")
+
+    @pytest.mark.dependency
+    def test_before(): pass
+
+    @pytest.mark.parametrize("function", [early, depends], ids=["early", "late"])
+    def test_calls(request, function): function(request, ["test_before"])
+    """
+
+
+@needs("pytest_dependency")
+def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair) -> None:
+    pair.plugin("pytest_dependency")
+    pair.write("test_depends.py", _HEAD + _DEPENDENT)
+    plain = pair.plain.run("-rs")
+    marked = pair.run_marked(plain, "-rs", "-n1", "--dist=loadfile")  # One worker runs all tests of a file.
+    assert marked.count() == {"PASSED": 7, "FAILED": 1, "SKIPPED": 2}
+    assert "test_on_a_failure depends on test_fails" in marked.text
+    ran = {path.stem for path in pair.marked.path.glob("*.[012]")}
+    assert ran == {"in_class", "on_another_world", "on_unmarked"}  # Ranks run no test that the driver skips.
+
+
+@needs("pytest_dependency")
+def test_calling_depends_in_a_rank_fails_unless_the_user_has_set_the_role_of_the_plugin(suite: Suite) -> None:
+    """If ranks call the plugin's own hooks, nothing is forbidden."""
+    suite.plugin("pytest_dependency")
+    suite.write("conftest.py", "from pytest_dependency import depends as early")
+    suite.write("test_depends.py", _CALLS)
+    run = suite.run()
+    assert run.count() == {"PASSED": 1, "FAILED": 2}
+    for name in ("early", "late"):
+        assert "use @pytest.mark.dependency(depends=[...]) instead" in run.failure(f"test_calls[{name}]")
+    suite.ini("accel_rank_plugins = +pytest_dependency")
+    assert suite.run().count() == {"PASSED": 3}

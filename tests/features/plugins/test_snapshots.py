@@ -1,0 +1,321 @@
+"""Tests of plugins that store expected values: ranks compare, and the driver writes those on which all ranks agree."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.features.plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.features.conftest import Suite
+    from tests.features.plugins.conftest import Pair
+    from tests.run import Run
+
+_IGNORED_FOLDERS = ("__pycache__", ".pytest_cache", "runpytest-")
+_HEAD = """
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+VALUE = Path(__file__).with_name("value").read_text()
+RANK = os.environ.get("RANK", "0")
+both = pytest.mark.distributed(2)
+"""
+
+
+def read_files(suite: Suite) -> dict[str, bytes]:
+    """Return the contents of the files in subfolders of the suite, by path."""
+    found = {path.relative_to(suite.path): path for path in suite.path.rglob("*") if path.is_file()}
+    return {
+        str(name): path.read_bytes()
+        for name, path in found.items()
+        if len(name.parts) > 1 and not any(part.startswith(_IGNORED_FOLDERS) for part in name.parts)
+    }
+
+
+def run_both(pair: Pair, *args: str, workers: tuple[str, ...] = ()) -> Run:
+    """Run both suites, the marked one with `workers`, and return its session; fail if outcomes or files differ."""
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args, *workers)
+    assert (marked.ret, marked.outcomes()) == (plain.ret, plain.outcomes())
+    assert read_files(pair.marked) == read_files(pair.plain)
+    return marked
+
+
+_FILES = """
+@both
+def test_text(snapshot):
+    snapshot.assert_match(VALUE, "value.txt")
+    snapshot.assert_match("same", "same.txt")
+    snapshot.assert_match(VALUE.encode() + b"\\xff", "raw.bin")
+
+@both
+def test_folder(snapshot):
+    snapshot.assert_match_dir({VALUE + ".txt": "1", "deep": {"same.txt": "2"}}, "folder")
+
+@both
+def test_one_rank_requests_it(request):
+    if RANK == "0":
+        request.getfixturevalue("snapshot").assert_match(VALUE, "value.txt")
+
+def test_unmarked(snapshot): snapshot.assert_match(VALUE, "value.txt")
+"""
+_FILES_BY_RANK = """
+import pytest
+
+@pytest.mark.distributed(2)
+def test_differs(snapshot, rank):
+    snapshot.assert_match("alike", "alike.txt")
+    snapshot.assert_match(f"of rank {rank}", "value.txt")
+"""
+
+
+@needs("pytest_snapshot")
+def test_pytest_snapshot_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+    """Snapshots are created, compared, updated and deleted as for unmarked tests, with and without xdist."""
+    pair.plugin("pytest_snapshot.plugin")
+    pair.write("value", "first")
+    pair.write("test_files.py", _HEAD + _FILES)
+    created = run_both(pair, "--snapshot-update", workers=("-n1",))
+    assert "Created snapshots:\n    value.txt\n    same.txt\n    raw.bin" in created.failure("test_text")
+    assert len(read_files(pair.marked)) == 7
+
+    pair.write("value", "second")
+    compared = run_both(pair)
+    assert "+ second" in compared.failure("test_text")
+    pair.marked.write("test_by_rank.py", _FILES_BY_RANK)
+    pair.plain.write("test_by_rank.py", "")
+    pair.plain.run("--snapshot-update", "--allow-snapshot-deletion")
+    updated = pair.marked.run("--snapshot-update", "--allow-snapshot-deletion")
+    assert "Deleted snapshots:\n    folder/first.txt" in updated.failure("test_folder")
+    assert "test_by_rank/test_differs/value.txt differs between ranks; it is left as it was" in updated.text
+    assert "-of rank 0\n+of rank 1" in updated.text
+    found = read_files(pair.marked)
+    assert found.pop("snapshots/test_by_rank/test_differs/alike.txt") == b"alike"
+    assert found == read_files(pair.plain)
+
+
+_MIXED = """
+from syrupy.extensions.json import JSONSnapshotExtension
+from syrupy.extensions.single_file import SingleFileSnapshotExtension
+
+class Raw(SingleFileSnapshotExtension):
+    file_extension = "raw"
+
+@pytest.fixture
+def as_json(snapshot): return snapshot.use_extension(JSONSnapshotExtension)
+
+@both
+@pytest.mark.parametrize("number", range(3))
+def test_amber(snapshot, number):
+    for part in range(3):
+        assert {"number": number, "part": part, "value": VALUE} == snapshot
+
+@both
+def test_single_files(snapshot, as_json):
+    assert {"value": VALUE} == as_json
+    assert VALUE.encode() + bytes(range(256)) == snapshot(extension_class=Raw)
+
+@both
+@pytest.mark.skipif(VALUE != "first", reason="later")
+def test_skipped_later(snapshot): assert "kept" == snapshot
+
+@both
+def test_skips_later(snapshot):
+    if VALUE != "first":
+        pytest.skip("later")
+    assert "kept, too" == snapshot
+
+@both
+@pytest.mark.xfail(VALUE == "other", reason="not yet", strict=True)
+def test_expected(snapshot): assert VALUE == snapshot
+
+@both
+def test_fails_after(snapshot):
+    assert VALUE == snapshot
+    assert VALUE == "first"
+
+@both
+def test_one_rank_requests_it(request):
+    if RANK == "0":
+        assert VALUE == request.getfixturevalue("snapshot")
+
+def test_unmarked(snapshot, as_json):
+    assert VALUE == snapshot
+    assert VALUE == as_json
+"""
+_DISAGREEING = """
+from syrupy.extensions.amber import AmberSnapshotExtension
+
+first = VALUE == "first"
+
+@both
+def test_differs(snapshot, rank):
+    assert ["alike", f"of rank {0 if first else rank}", "alike"] == snapshot
+    assert VALUE == snapshot
+
+@both
+def test_one_rank_changes(snapshot, rank): assert (VALUE if rank else "first") == snapshot
+
+@both
+def test_by_rank(snapshot, rank): assert f"{rank} {VALUE}" == snapshot(name=f"rank {rank}")
+
+@both
+def test_dies(snapshot, rank):
+    assert VALUE == snapshot
+    if rank == 1 and not first:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@both
+def test_in_a_function(snapshot):
+    class Local(AmberSnapshotExtension):
+        pass
+
+    if not first:
+        assert 1 == snapshot.use_extension(Local)
+
+@both
+def test_stale(snapshot):
+    if first:
+        assert "of a marked test" == snapshot(name="kept")
+
+def test_unmarked_stale(snapshot):
+    if first:
+        assert "of an unmarked test" == snapshot(name="removed")
+"""
+
+
+@needs("syrupy")
+def test_syrupy_compares_and_writes_snapshots_as_those_of_unmarked_tests(pair: Pair) -> None:
+    pair.plugin("syrupy")
+    pair.write("value", "first")
+    pair.write("test_mixed.py", _HEAD + _MIXED)
+    run_both(pair, "--snapshot-update", workers=("-n2",))
+    assert len(read_files(pair.marked)) == 4
+    pair.write("value", "other")
+    run_both(pair)
+    run_both(pair, "--snapshot-update")
+
+
+@needs("syrupy")
+def test_snapshots_of_syrupy_are_left_if_ranks_disagree_or_die_or_do_not_use_them(pair: Pair) -> None:
+    suite = pair.marked
+    suite.plugin("syrupy")
+    suite.write("value", "first")
+    suite.write("test_ranks.py", _HEAD + _DISAGREEING)
+    assert suite.run("--snapshot-update").ret == 0
+    before = read_files(suite)["__snapshots__/test_ranks.ambr"]
+    suite.write("value", "second")
+    run = suite.run("--snapshot-update")
+    assert {name for name, word in run.outcomes().items() if word == "PASSED"} == {
+        *("test_by_rank", "test_stale", "test_unmarked_stale")
+    }
+    failure = run.failure("test_differs")
+    assert "the snapshot 'test_differs' of " in failure
+    assert "-(as it is stored)\n+list([\n+  'alike',\n+  'of rank 1'," in failure
+    assert "-(as it is stored)\n+'second'" in run.failure("test_one_rank_changes")
+    assert "test_in_a_function.<locals>.Local is not at the top level" in run.failure("test_in_a_function")
+    after = read_files(suite)["__snapshots__/test_ranks.ambr"]
+    assert after.count(b"second") == 3  # Both ranks of test_by_rank, and the second value of test_differs.
+    assert b"of a marked test" in after
+    removed = before.partition(b"# name: test_unmarked_stale[removed]")
+    assert removed[1]
+    assert after.replace(b"second", b"first").strip() == (removed[0] + removed[2].partition(b"# ---\n")[2]).strip()
+
+
+_INLINE = """
+from inline_snapshot import snapshot
+
+@both
+def test_equal():
+    assert {"a": [1, 2]} == snapshot({"a": [1, 2]})
+    assert 5 in snapshot([5, 6])
+
+@both
+def test_differs(): assert {"a": [1, 2]} == snapshot({"a": [1, 3]})
+
+@both
+def test_without_value(): assert 5 == snapshot()
+
+@both
+@pytest.mark.xfail
+def test_expected(): assert 5 == snapshot(4)
+
+def test_unmarked(): assert 5 == snapshot(5)
+"""
+
+
+@needs("inline_snapshot")
+def test_ranks_compare_inline_snapshots_and_changes_are_refused(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CI", "BUILD_ID", "BUILD_NUMBER", "BUILDKITE", "CIRCLECI", "GITHUB_ACTIONS", "JENKINS_URL"):
+        monkeypatch.delenv(name, raising=False)  # They make inline-snapshot inactive unless a flag is given.
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    pair.plugin("inline_snapshot.pytest_plugin")
+    pair.write("value", "")
+    pair.write("test_inline.py", _HEAD + _INLINE)
+    for args in ((), ("-n1",)):
+        marked = pair.marked.run(*args)
+        assert {name for name, words in marked.outcomes().items() if words == "PASSED"} == {
+            *("test_equal", "test_unmarked")
+        }
+        assert marked.result("test_expected") == "XFAIL"
+    assert "{'a': [1, 2]} == {'a': [1, 3]}" in marked.failure("test_differs")
+    source = pair.marked.path / "test_inline.py"
+    before = source.read_text()
+    reported = pair.marked.run("--inline-snapshot=report", "-k", "equal")
+    assert reported.outcomes() == {"test_equal": "PASSED"}
+    monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "update")
+    for args in (("--inline-snapshot=create,fix",), ()):
+        refused = pair.marked.run(*args)
+        assert refused.ret == pytest.ExitCode.USAGE_ERROR
+        text = "inline-snapshot's create, fix, trim and update do not work for tests in ranks: do without it"
+        assert text in refused.text + refused.errors
+    assert pair.marked.run("--inline-snapshot=fix", "-m", "not distributed").ret == 0
+    assert source.read_text() == before
+    assert not list(temporary.glob("inline-snapshot-*"))
+
+
+@needs("approvaltests")
+def test_approvaltests_verifies_in_rank_0_alone(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APPROVALTESTS_DISABLE_SCRIPT_DOWNLOADS", "1")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    suite.plugin("approvaltests.integrations.pytest.pytest_plugin")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        from approvaltests import verify
+        from approvaltests.reporters import PythonNativeReporter
+        from approvaltests.core import Options
+
+        pytestmark = pytest.mark.distributed(2)
+
+        def test_rank_0(rank):
+            if rank == 0:
+                verify("same")
+
+        def test_differs(rank):
+            if rank == 0:
+                verify("other", options=Options().with_reporter(PythonNativeReporter()))
+
+        def test_all_ranks(rank): verify("same")
+        """,
+    )
+    for test in ("rank_0", "differs", "all_ranks"):
+        suite.write(f"test_it.test_{test}.approved.txt", "same\n")
+    run = suite.run("-W", "ignore")
+    assert run.outcomes() == {"test_rank_0": "PASSED", "test_differs": "FAILED", "test_all_ranks": "FAILED"}
+    assert "Approval Mismatch, received != approved" in run.failure("test_differs")
+    assert "ApprovalTests' verify() works in rank 0 alone" in run.failure("test_all_ranks")
+    assert [path.name for path in suite.path.glob("*.received.*")] == ["test_it.test_differs.received.txt"]
