@@ -82,6 +82,7 @@ _OUTER = """
     from pathlib import Path
 
     import pytest
+    from pytest_accel.leases.shared_folder import default_folder
     from starting import run, start
 
     pytest_plugins = "pytester"
@@ -128,10 +129,10 @@ _OUTER = """
         held["devices"] += [f"sim-{number}" for number in range(3) if f"sim-{number}" != own]
         environment = os.environ | {"PYTEST_ACCEL_HELD": json.dumps(held)}
         del environment["SIM_VISIBLE_DEVICES"]
-        text, _ = start("inner", environment).communicate()
+        text, _ = start("all", environment).communicate()
         print(text)
-        assert f"sees ['{own}']" not in text
-        assert "3 passed" in text
+        assert f"{own} was set aside: this session runs inside the test that holds it: pid " in text
+        assert "1 error" in text
 
 
     def test_in_the_driver():
@@ -140,7 +141,7 @@ _OUTER = """
 
     def test_in_the_driver_with_a_value(monkeypatch):
         held = {"rank": os.getpid(), "server": os.getppid(), "kind": "sim", "devices": ["sim-0"], "fractions": {}}
-        folders = {"lock_folder": "/tmp", "inner_lock_folder": str(Path("taken").absolute())}
+        folders = {"lock_folder": str(default_folder()), "inner_lock_folder": str(Path("taken").absolute())}
         monkeypatch.setenv("PYTEST_ACCEL_HELD", json.dumps(held | folders))
         assert "2 passed, 1 skipped" in run("inner")
         assert not Path("taken").exists()
@@ -152,6 +153,7 @@ def test_a_session_inside_a_test_leases_the_devices_of_the_test(suite: Suite) ->
     suite.write("inner/test_inner.py", _INNER)
     suite.write("inner/conftest.py", _LIMIT)
     suite.write("exclusive/test_exclusive.py", _EXCLUSIVE)
+    suite.write("all/test_all.py", "import pytest\n\n\n@pytest.mark.devices(3)\ndef test_all(): ...\n")
     suite.write("test_outer.py", _OUTER)
     run = suite.run("--accel=sim:3,shared", "-rP", "test_outer.py")
     assert run.ret == 0, run.text
