@@ -277,6 +277,31 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
         assert len(set(pids)) == 1  # The world uses all devices, so both workers had the same one.
 
 
+def test_an_idle_world_serves_the_next_test_of_its_size(suite: Suite) -> None:
+    suite.write(
+        "test_worlds.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.parametrize(
+            "number", [pytest.param(n, marks=pytest.mark.distributed(n % 2 + 1, init=False)) for n in range(4)]
+        )
+        def test_world(number, rank, world_size):
+            with open(f"rank{rank}of{world_size}.pids", "a") as file:
+                print(os.getpid(), file=file)
+        """,
+    )
+    run = suite.run("-o", "accel_schedule=off")
+    assert run.count() == {"PASSED": 4}
+    for name in ("rank0of1", "rank0of2", "rank1of2"):
+        pids = suite.read(f"{name}.pids")
+        assert len(pids) == 2
+        assert len(set(pids)) == 1, "another world has served in between, not instead"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_number_of_ranks_on_the_cpu_is_limited(suite: Suite, size: int) -> None:

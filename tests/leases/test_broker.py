@@ -215,6 +215,16 @@ def test_between_sessions_the_oldest_request_is_granted_first(session: Session, 
     assert order.get(timeout=TIMEOUT) == "same session, later"
 
 
+def test_other_sessions_see_the_test_and_processes_of_a_lease(session: Session, tmp_path: Path) -> None:
+    broker, others = session(), DeviceLocks(tmp_path / "locks")
+    leases: list[Lease] = []
+    submit(broker, ("a", "b"), 2, leases.append)
+    broker.describe(leases[0].id, test="tests/test_x.py::test_two", processes=[(1, 2.0)])
+    shown = others.holder("b")
+    assert shown is not None
+    assert (shown.test, shown.processes) == ("tests/test_x.py::test_two", ((1, 2.0),))
+
+
 def break_folder(folder: Path) -> None:
     """Make `folder` one in which no new lock file may be created, since another user could replace it."""
     folder.chmod(0o777)
