@@ -314,6 +314,31 @@ def test_ranks_keep_the_fixtures_of_the_module_with_which_a_worker_stays(suite: 
     assert run.ret == pytest.ExitCode.TESTS_FAILED
 
 
+def test_tests_of_equal_needs_share_worlds(suite: Suite) -> None:
+    """A world whose devices another request has wanted, and no longer wants, stays: tests of 4 needs had 50 worlds."""
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        def make(ranks):
+            @pytest.mark.distributed(ranks)
+            @pytest.mark.parametrize("number", range(15))
+            def test(number):
+                pass
+
+            return test
+
+
+        test_1, test_2, test_3, test_4 = map(make, (1, 2, 3, 4))
+        """,
+    )
+    run = suite.run("-n4", "--accel=sim:8", "--accel-record=record.jsonl", "-p", "no:randomly")
+    assert run.count() == {"PASSED": 60}, run.text
+    assert 4 <= suite.read("record.jsonl").count('"WorldStarting"') <= 20
+
+
 @pytest.mark.long
 def test_durations_are_remembered_and_used(suite: Suite) -> None:
     _write_suite(
