@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.vendors.xpu import Xpu, address_in
+from pytest_accel.hardware.vendors.xpu import Xpu, address_in, ask_torch
 
 ROOT = Path(__file__).parents[2]
 AFFINITY, SELECTOR = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"
@@ -154,39 +155,43 @@ def test_an_unusable_integrated_gpu_is_reported_only_if_torch_is_built_for_xpu(t
 
 @pytest.mark.parametrize(
     ("environ", "left"),
-    [({}, [MAX, ARC, DG1]), ({AFFINITY: ""}, [MAX, ARC, DG1]),
-     ({AFFINITY: "3,2,0", HIERARCHY: "COMPOSITE"}, [MAX, DG1]),
-     ({AFFINITY: "3,2,0", HIERARCHY: "COMPOSITE", PCI_ORDER: "1"}, [ARC, DG1]),
-     ({AFFINITY: "2", HIERARCHY: "COMPOSITE", PCI_ORDER: "0"}, [DG1]),
-     # By default, the driver of the Ponte Vecchio shows its tiles as devices, and counts them first.
-     ({AFFINITY: "2"}, [ARC]), ({AFFINITY: "2", PCI_ORDER: "1"}, [ARC]), ({AFFINITY: "1.0"}, []),
-     ({AFFINITY: "1,2", HIERARCHY: "COMBINED"}, [MAX, ARC]), ({AFFINITY: "0.1", HIERARCHY: "COMPOSITE"}, [MAX]),
-     ({SELECTOR: "level_zero:2"}, [ARC]), ({SELECTOR: "level_zero:2", HIERARCHY: "COMPOSITE"}, [DG1]),
-     ({AFFINITY: "1,2", HIERARCHY: "COMPOSITE", SELECTOR: "level_zero:0"}, [ARC]),
-     ({SELECTOR: "!level_zero:0,1"}, [ARC, DG1]), ({SELECTOR: "opencl:*"}, []), ({AFFINITY: "x"}, []),
-     ({SELECTOR: "level_zero:4"}, [IRIS])],
-)  # fmt: skip
-def test_selectors_apply_after_affinity_masks(machine: Path, environ: dict[str, str], left: list[str]) -> None:
-    vendor = Xpu(machine)
+    [
+        ({}, [MAX, ARC, DG1]),
+        ({AFFINITY: ""}, [MAX, ARC, DG1]),
+        ({AFFINITY: "default"}, [MAX, ARC, DG1]),
+        ({AFFINITY: "2,0", HIERARCHY: "COMPOSITE"}, [MAX, DG1]),
+        ({AFFINITY: "3,2,0,9", HIERARCHY: "COMPOSITE"}, [MAX, DG1]),
+        ({AFFINITY: "3", HIERARCHY: "COMPOSITE"}, [IRIS]),
+        ({AFFINITY: "-1", HIERARCHY: "COMPOSITE"}, []),
+    ],
+)
+def test_a_list_of_whole_cards_is_read_without_torch(machine: Path, environ: dict[str, str], left: list[str]) -> None:
+    def ask(environ: Mapping[str, str]) -> tuple[str, ...]:
+        raise AssertionError("torch is asked")
+
+    vendor = Xpu(machine, ask)
     assert _ids(vendor.visible(vendor.discover(), environ)) == left
 
 
 @pytest.mark.parametrize(
-    ("environ", "note"),
-    [({AFFINITY: "x"}, "ZE_AFFINITY_MASK='x' cannot be read by Intel's runtimes"),
-     ({SELECTOR: "0"}, "ONEAPI_DEVICE_SELECTOR='0' cannot be read by Intel's runtimes"),
-     ({AFFINITY: "0"}, f"{MAX} is used as a whole, although only some of its tiles are visible"),
-     ({AFFINITY: "0", HIERARCHY: "COMPOSITE", SELECTOR: "*:0.1"},
-      f"{MAX} is used as a whole, although only some of its tiles are visible"),
-     ({AFFINITY: "2", "SYCL_DEVICE_ALLOWLIST": ""},
-      "SYCL_DEVICE_ALLOWLIST is not read: devices that it hides are counted")],
-)  # fmt: skip
-def test_a_mask_with_other_effects_is_reported_once(machine: Path, environ: dict[str, str], note: str) -> None:
-    vendor = Xpu(machine)
-    devices = vendor.discover()
-    vendor.visible(devices, environ)
-    vendor.visible(devices, environ)
-    assert vendor.notes == (note,)
+    "environ",
+    [
+        {AFFINITY: "0"},  # Numbers may be those of the tiles of the Ponte Vecchio.
+        {AFFINITY: "0.1", HIERARCHY: "COMPOSITE"},
+        {AFFINITY: "0x1", HIERARCHY: "COMPOSITE"},
+        {AFFINITY: "0", HIERARCHY: "COMPOSITE", PCI_ORDER: "1"},
+        {SELECTOR: "level_zero:2"},
+        {"SYCL_DEVICE_ALLOWLIST": "DeviceName:{{.*}}"},
+    ],
+)
+def test_torch_is_asked_for_the_meaning_of_other_masks(machine: Path, environ: dict[str, str]) -> None:
+    vendor = Xpu(machine, lambda asked: (DG1, MAX, MAX))
+    assert _ids(vendor.visible(vendor.discover(), environ)) == [DG1, MAX]
+    silent = Xpu(machine, lambda asked: None)
+    assert silent.visible(silent.discover(), environ) == ()
+    named = [name for name in (PCI_ORDER, SELECTOR, "SYCL_DEVICE_ALLOWLIST", AFFINITY) if name in environ]
+    values = " and ".join(f"{name}={environ[name]!r}" for name in named)
+    assert silent.notes == (f"no device is used: only torch can read {values}, and it does not answer",)
 
 
 def test_masks_and_torch_devices_count_in_the_order_of_the_driver(machine: Path) -> None:
@@ -268,3 +273,6 @@ except MaskError as error:
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(output)
+    if build == "xpu":
+        addresses = tuple(address_in(bytes.fromhex(uuid)) for uuid in uuids.split() if uuid != "-")
+        assert ask_torch(environ) == (None if "-" in uuids else addresses)

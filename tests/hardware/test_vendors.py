@@ -180,7 +180,8 @@ def test_masks_select_devices(kind: str, environ: dict[str, str], left: str) -> 
     assert make_vendor(kind).visible(devices, {"CUDA_VISIBLE_DEVICES": ""}) == devices
 
 
-@pytest.mark.parametrize("kind", MASKED)
+# For most texts, torch is asked what an xpu mask means.
+@pytest.mark.parametrize("kind", [kind for kind in MASKED if kind != "xpu"])
 @given(data=st.data())
 def test_any_text_of_a_mask_leaves_distinct_devices(kind: str, data: st.DataObject) -> None:
     devices = _devices(kind, *range(4))

@@ -11,28 +11,75 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
+from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.masks import write_numbers
 from pytest_accel.hardware.sysfs import numa_node, read_number
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
-from pytest_accel.hardware.vendors.xpu_mask import AFFINITY, HIERARCHY, PCI_ORDER, SELECTOR, Card, read_masks
 
-_ALLOWLIST = "SYCL_DEVICE_ALLOWLIST"
+_AFFINITY, _HIERARCHY = "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"
+_PCI_ORDER, _SELECTOR = "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ONEAPI_DEVICE_SELECTOR"
+_ONLY_TORCH_READS = (_PCI_ORDER, _SELECTOR, "SYCL_DEVICE_ALLOWLIST")
+"""Variables whose values Intel's runtimes read; each has a language of its own."""
+_NUMBERS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*|-1", re.ASCII)
+_SCRIPT = f"from {__name__} import seen_by_torch; print(*seen_by_torch())"
+_TIMEOUT = 60.0
+"""Seconds for a process to import torch and to initialise its devices."""
 _INTEL = 0x8086
 _LMEM = "lmem_total_bytes"
 _CARD = re.compile(r"card[0-9]+", re.ASCII)
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 # intel-gpu-tools (lib/igt_device_scan.h): an integrated GPU always has this address.
 _INTEGRATED = "0000:00:02.0"
-# INTEL_PVC_IDS in the kernel's i915_pciids.h, and 0bd0 to 0bd2 of its first steppings.
-_PONTE_VECCHIO = (0x0B69, 0x0B6E, *range(0x0BD0, 0x0BDC), 0x0BE0, 0x0BE1, 0x0BE5)
 _PCI_IDS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
+
+
+class _Card(NamedTuple):
+    """The properties of a GPU that affect the meaning of masks."""
+
+    discrete: bool = True
+    tiles: int = 1
+
+
+def seen_by_torch() -> list[str]:
+    """Return the PCI address of each device that torch sees in this process; ``?`` if it does not know the address."""
+    import torch
+
+    if torch.xpu.device_count():
+        # Before it is initialised, torch may count by Sysman, which has another order (torch-xpu-ops issue 5015).
+        torch.xpu.init()
+    properties = [torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count())]
+    return [address_in(bytes(getattr(torch_api.device_uuid(one), "bytes", b""))) or "?" for one in properties]
+
+
+def ask_torch(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the PCI addresses that torch sees under `environ`, in its order; None if it does not answer.
+
+    A temporary process asks it: initialising the driver in this process would break processes that are forked later.
+    """
+    try:
+        done = subprocess.run(
+            python_command(_SCRIPT, path=None),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT,
+            encoding="utf-8",
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    addresses = tuple(done.stdout.split())
+    return addresses if done.returncode == 0 and "?" not in addresses else None
 
 
 class Xpu(BaseVendor):
@@ -44,9 +91,14 @@ class Xpu(BaseVendor):
 
     facts = KINDS["xpu"]
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        ask: Callable[[Mapping[str, str]], tuple[str, ...] | None] = ask_torch,
+    ) -> None:
         super().__init__(root)
-        self._cards: tuple[tuple[str, Card], ...] = ()
+        self._ask = ask
+        self._cards: tuple[tuple[str, _Card], ...] = ()
 
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU, in PCI order.
@@ -67,7 +119,7 @@ class Xpu(BaseVendor):
                 notes.append(f"{folder.name} is left out: {obstacle}")
         self.notes = tuple(notes)
         products = {address: read_number(folder / "device/device") or 0 for address, folder in sorted(folders.items())}
-        self._cards = tuple((one, _card(folders[one], one, product)) for one, product in products.items())
+        self._cards = tuple((one, _card(folders[one], one)) for one in products)
         names = _product_names(self._root, set(products.values()))
         counted = sorted(self._cards, key=lambda pair: not pair[1].discrete)
         return by_pci(
@@ -86,24 +138,45 @@ class Xpu(BaseVendor):
         )
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return the devices that the masks leave (see `read_masks`), in the driver's order, which masks do not change.
+        """Return the devices that the masks leave, in the driver's order, which masks do not change.
 
-        A card is left if any of its tiles is. Even without a mask, integrated GPUs are left out beside discrete ones,
-        as in torch.
+        A list of numbers of whole cards is read here; for anything else, torch is asked in a temporary process. Even
+        without a mask, integrated GPUs are left out beside discrete ones, as in torch.
         """
-        cards = self._counted(devices)
-        reading = read_masks(environ, [card for _, card in cards])
-        notes = [f"{name}={environ[name]!r} cannot be read by Intel's runtimes" for name in reading.unreadable]
-        for positions, what in (
-            (reading.unused, "is integrated: torch ignores it, since there are discrete GPUs"),
-            (reading.partly, "is used as a whole, although only some of its tiles are visible"),
-        ):
-            notes += [f"{cards[at][0]} {what}" for at in positions]
-        if _ALLOWLIST in environ:
-            notes.append(f"{_ALLOWLIST} is not read: devices that it hides are counted")
-        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
         known = {device.id: device for device in devices}
-        return tuple(known[cards[at][0]] for at in reading.left if cards[at][0] in known)
+        if not known:
+            return ()
+        left = self._left(environ, self._counted(devices))
+        return tuple(known[name] for name in dict.fromkeys(left) if name in known)
+
+    def _left(self, environ: Mapping[str, str], cards: Sequence[tuple[str, _Card]]) -> list[str]:
+        text = environ.get(_AFFINITY, "")
+        text = "" if text == "default" else text
+        set_here = [name for name in _ONLY_TORCH_READS if environ.get(name)]
+        # Unless the hierarchy is COMPOSITE, numbers may be those of tiles.
+        plain = _NUMBERS.fullmatch(text) and (
+            environ.get(_HIERARCHY) == "COMPOSITE" or all(card.tiles == 1 for _, card in cards)
+        )
+        if set_here or (text and not plain):
+            names = [*set_here, *([_AFFINITY] if text else [])]
+            if (seen := self._ask(environ)) is not None:
+                return list(seen)
+            values = " and ".join(f"{name}={environ[name]!r}" for name in names)
+            self._note(f"no device is used: only torch can read {values}, and it does not answer")
+            return []
+        counted = sorted(cards, key=lambda pair: not pair[1].discrete)
+        if text:
+            numbers = sorted({int(number) for number in text.split(",")})
+            counted = [counted[number] for number in numbers if 0 <= number < len(counted)]
+        discrete = [name for name, card in counted if card.discrete]
+        if discrete:
+            for name, card in counted:
+                if not card.discrete:
+                    self._note(f"{name} is integrated: torch ignores it, since there are discrete GPUs")
+        return discrete or [name for name, _ in counted]
+
+    def _note(self, text: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, text)))
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the driver's numbers; whole cards are devices, in the driver's default order.
@@ -113,7 +186,7 @@ class Xpu(BaseVendor):
         ``LEGACY_PLATFORMS.md``). ``-1`` hides every device (according to the driver's source code only), since an empty
         mask shows all.
         """
-        return {AFFINITY: write_numbers(devices) or "-1", HIERARCHY: "COMPOSITE", PCI_ORDER: None, SELECTOR: None}
+        return {_AFFINITY: write_numbers(devices) or "-1", _HIERARCHY: "COMPOSITE", _PCI_ORDER: None, _SELECTOR: None}
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """Raise MaskError unless torch, built for XPU, sees exactly `devices`, at their addresses if torch has them.
@@ -121,27 +194,17 @@ class Xpu(BaseVendor):
         torch has addresses since pull request 161392 (2025). Names are not compared: sysfs has none, and the driver's
         names differ from those in the machine's list of products.
         """
-        import torch
-
-        count, reason = torch.xpu.device_count(), ""
-        if lacking := self.lacking():
-            reason = f"; {lacking}"
-        elif count:
-            # Before it is initialised, torch may count by Sysman, which has another order (torch-xpu-ops issue 5015).
-            torch.xpu.init()
-            count = torch.xpu.device_count()
-        properties = [torch.xpu.get_device_properties(index) for index in range(count)]
-        seen = [address_in(bytes(getattr(torch_api.device_uuid(one), "bytes", b""))) or "?" for one in properties]
-        self.compare(_by_driver(devices), seen, environ, reason)
+        reason = f"; {lacking}" if (lacking := self.lacking()) else ""
+        self.compare(_by_driver(devices), seen_by_torch(), environ, reason)
 
     def is_same(self, device: Device, seen: str) -> bool:
         return seen in ("?", device.id)
 
-    def _counted(self, devices: Sequence[Device]) -> tuple[tuple[str, Card], ...]:
+    def _counted(self, devices: Sequence[Device]) -> tuple[tuple[str, _Card], ...]:
         """Return the cards that the driver counts, in PCI order; `devices` if none can be discovered."""
         if not self._cards:
             self.discover()
-        return self._cards or tuple((device.id, Card()) for device in _by_driver(devices))
+        return self._cards or tuple((device.id, _Card()) for device in _by_driver(devices))
 
     def _obstacle(self, device: Path, address: str) -> str | None:
         """Return why Level Zero cannot use the PCI device at `address`, or None if it can."""
@@ -195,10 +258,10 @@ def _product_names(root: Path, products: Collection[int]) -> dict[int, str]:
     return names
 
 
-def _card(folder: Path, address: str, product: int) -> Card:
+def _card(folder: Path, address: str) -> _Card:
     files = _memory_files(folder)
     tiles = len(list(folder.glob("gt/gt[0-9]*"))) if files == [folder / _LMEM] else len(files)
-    return Card(bool(files) or address != _INTEGRATED, max(tiles, 1), product in _PONTE_VECCHIO)
+    return _Card(bool(files) or address != _INTEGRATED, max(tiles, 1))
 
 
 def _memory_files(folder: Path) -> list[Path]:
