@@ -71,7 +71,7 @@ def test_select_and_plan_know_the_number(suite: Suite) -> None:
     selected = suite.run("--accel", "sim:4", "--accel-select", "world_size == 4 or devices == 4")
     assert selected.outcomes().keys() == {"test_devices", "test_ranks", "test_pairs", "test_four"}
     planned = suite.run("--accel-plan", "sim:8", "test_it.py::test_devices", quiet=True)
-    assert "8 devices    test_it.py::test_devices" in planned.text
+    assert "8 devices  test_it.py::test_devices" in planned.text
 
 
 def test_without_devices_all_is_skipped_or_the_cores(suite: Suite) -> None:
