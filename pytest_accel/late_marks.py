@@ -54,7 +54,7 @@ def _changes(planned: Marks, present: Marks) -> list[str]:
 
 
 class _Reports:
-    """Reports an error of the plugin as a failure, also for a test with a mark xfail: it has not run as marked."""
+    """Reports an error of the plugin by its cause, also for a test with a mark xfail: it has not run as marked."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -62,7 +62,9 @@ class _Reports:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
-        if not remote_exceptions.has_run(error) and hasattr(report, "wasxfail"):
-            del report.wasxfail
-            report.outcome = "failed"
+        if not remote_exceptions.has_run(error):
+            if hasattr(report, "wasxfail"):
+                del report.wasxfail
+                report.outcome = "failed"
+            remote_exceptions.put_cause_first(report, error)
         return report

@@ -104,6 +104,9 @@ class MergedReportHooks:
         if marked is not None:
             marked.complete_report(report, call)
             if report.failed:
+                from pytest_accel.verdict.remote_exceptions import put_cause_first
+
+                put_cause_first(report, call.excinfo.value if call.excinfo is not None else None)
                 from pytest_accel.foreign_marks import about_fixtures
 
                 if lines := about_fixtures(item):

@@ -65,6 +65,13 @@ def has_run(error: BaseException | None) -> bool:
     return not (isinstance(error, RankUnstarted) or hasattr(error, _NOT_RUN))
 
 
+def put_cause_first(report: pytest.TestReport, error: BaseException | None) -> None:
+    """Remove pytest's ``Failed: `` before the text of an error of this plugin in the line of the short summary."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if not has_run(error) and crash is not None:
+        crash.message = str(error)
+
+
 def stand_in(sketch: ExceptionSketch) -> BaseException:
     """Return an exception with the type (if this process has it) and text of the one that was raised in a rank.
 
