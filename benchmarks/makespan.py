@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.measure import ROOT, Effort, Figure
 from benchmarks.other_tools import isolate_python
 from benchmarks.virtual import Test, UniformMachine, Worker
-from pytest_accel.features.order.rule import Need, RunOrder, Task
+from pytest_accel.features.order.rule import RunOrder, Task
 from pytest_accel.features.order.scheduler import DeviceScheduling
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import decide
@@ -116,16 +116,14 @@ MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
 
 def order_of(tests: Sequence[Test], devices: Sequence[str], expected: Sequence[float | None]) -> RunOrder:
     """Return the plugin's order of `tests`, whose `expected` seconds are None if unknown."""
-    numbers: dict[tuple[int, float], int] = {}
-    needs: list[Need] = []
-    tasks: list[Task] = []
-    for test, seconds in zip(tests, expected, strict=True):
-        key = (test.devices, test.share)
-        if key not in numbers:
-            numbers[key] = len(needs)
-            needs.append(test.need(devices))
-        tasks.append(Task(numbers[key], str(test.module), seconds))
-    return RunOrder(needs, tasks, 0)
+    needs = {(test.devices, test.share): test.need(devices) for test in tests}
+    return RunOrder(
+        [
+            Task(f"{test.module}.py::test_{number}", needs[test.devices, test.share], seconds)
+            for number, (test, seconds) in enumerate(zip(tests, expected, strict=True))
+        ],
+        0,
+    )
 
 
 def accel_scheduler(

@@ -9,7 +9,8 @@ from pathlib import Path
 from benchmarks.makespan import DEVICES, MIXES, WORKERS, accel_scheduler
 from benchmarks.measure import Effort, Figure, middle
 from benchmarks.virtual import Test, UniformMachine
-from pytest_accel.features.planning.shards import SplitTest, partition
+from pytest_accel.features.order.rule import Task
+from pytest_accel.features.planning.shards import partition
 
 _SEEDS = 6
 _TARGETS = {True: 1.05, False: 1.2}
@@ -23,15 +24,11 @@ def imbalance(mix: str, seed: int, parts: int, *, timed: bool) -> float:
     """
     tests = MIXES[mix](random.Random(seed))
     names = [f"sim-{number}" for number in range(DEVICES)]
-    split = [
-        SplitTest(
-            f"test_{test.module}.py::test_{number}",
-            test.seconds if timed else 1.0,
-            test.need(names),
-        )
+    tasks = [
+        Task(f"test_{test.module}.py::test_{number}", test.need(names), test.seconds if timed else None)
         for number, test in enumerate(tests)
     ]
-    shards = partition(split, parts, WORKERS, timed=timed)
+    shards = partition(tasks, [""] * len(tasks), parts, WORKERS)
     times = [_makespan([tests[index] for index in part], timed=timed) for part in shards]
     return max(times) / max(sum(times) / parts, max(test.seconds for test in tests))
 

@@ -142,7 +142,7 @@ class SimulatedMachine:
                 for worker in self.workers:
                     worker.shutdown()
                 self._advance_workers()
-        assert sorted(span.index for span in self.spans) == list(range(len(self.jobs)))
+        assert sorted(span.test for span in self.spans) == list(range(len(self.jobs)))
         return self.now
 
     def _advance_workers(self) -> None:

@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_accel.features.order.stored_durations import DurationsError, merge, read, write
+import pytest
+
+from pytest_accel.features.order.stored_durations import add, read
 
 
 def merge_files(arguments: Sequence[str]) -> int:
@@ -18,11 +20,9 @@ def merge_files(arguments: Sequence[str]) -> int:
     if absent := [str(path) for path in given.files if not path.exists()]:
         parser.error(f"{', '.join(absent)}: no such file")
     try:
-        entries = merge(map(read, (given.result, *given.files)))
-        write(given.result, entries)
-    except DurationsError as error:
+        print(f"{given.result}: times of {len(add(given.result, map(read, given.files)))} tests")
+    except pytest.UsageError as error:
         parser.error(str(error))
-    print(f"{given.result}: times of {len(entries)} tests")
     return 0
 
 

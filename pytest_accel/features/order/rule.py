@@ -1,28 +1,21 @@
 """The rule by which a free worker gets its next test. Pure: the scheduler and the plan use it.
 
-- **A free worker gets the largest, then longest test that fits now**: the test that takes the largest part of the
-  devices. So freed devices are never too few for the next test, and the run ends with small tests, which fill them all.
-- **Else it gets the longest test that needs no device**, else it waits.
-- **A test that takes about as long as everything else is urgent**: it goes first.
-- **If workers are scarcer than devices**, a test must leave each other free worker enough devices for some test.
-- **If times differ much and none are stored**, small tests go before large ones: most tests have then begun, and the
-  long ones are known, while there is enough left to run beside them.
-- **A worker stays with its need and its module** unless a test is urgent, so that a warm world and module fixtures are
-  used again. Two workers run tests of one module only when no other module is left.
+The page ``docs/project/architecture.md`` ("The order of tests") has the rule in words. Not there: workers that are
+scarcer than devices leave enough devices for the other free workers, and two workers run tests of one module only when
+no other module is left.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Lease, Request, decide
 
-GUESS = 1.0
-"""Expected seconds of a test if no time at all is known, neither stored nor from this session."""
 URGENT = 0.7
 """A test is urgent if it takes at least this fraction of the least time in which all tests could end."""
 SCARCE = 0.8
@@ -33,8 +26,7 @@ SHORT, BATCH = 0.05, 0.25
 """Tests of fewer seconds than `SHORT` are started together, for `BATCH` seconds: a message takes some milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """The resources that a test takes while it runs."""
 
     requests: tuple[Request, ...] = ()
@@ -45,18 +37,35 @@ class Need:
     """The candidates of that request; none for CPU slots."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A test as the rule sees it."""
+class Task(NamedTuple):
+    """A test as the rule, the plan and the division into parts see it."""
 
-    need: int
-    """The number of its need."""
-    module: str
-    stored: float | None = None
+    nodeid: str
+    need: Need = Need()
+    seconds: float | None = None
     """Expected seconds, from earlier sessions; None if none are stored."""
 
+    @property
+    def module(self) -> str:
+        return self.nodeid.partition("::")[0]
 
-@dataclass(slots=True)
+
+def guess(tasks: Sequence[Task]) -> float:
+    """Return the seconds of a test of which nothing is known: the median of the others, or 1."""
+    return median([task.seconds for task in tasks if task.seconds is not None] or [1.0])
+
+
+def total(times: Iterable[tuple[Need, float]]) -> tuple[float, float]:
+    """Return the seconds for which tests take all devices of the most wanted kind, and the sum of their seconds."""
+    loads: Counter[tuple[str, ...]] = Counter()
+    work = 0.0
+    for need, seconds in times:
+        loads[need.candidates] += need.size * seconds  # type: ignore[assignment]
+        work += seconds
+    return max(loads.values(), default=0.0), work
+
+
+@dataclass(slots=True, eq=False)
 class _Group:
     """The waiting tests of one need, and the times that tests of this need took in this session."""
 
@@ -69,7 +78,7 @@ class _Group:
     """Sum of the stored seconds of waiting tests."""
     unknown: int = 0
     """Number of waiting tests without stored seconds."""
-    count: int = 0
+    ended: int = 0
     """Number of tests without stored seconds that have ended; `total` and `peak` are of their seconds."""
     total: float = 0.0
     peak: float = 0.0
@@ -78,35 +87,34 @@ class _Group:
 class RunOrder:
     """The waiting and the running tests, and what is free. Owned by the scheduler, or by the simulation of the plan."""
 
-    def __init__(self, needs: Sequence[Need], tasks: Sequence[Task], slots: int) -> None:
+    def __init__(self, tasks: Sequence[Task], slots: int) -> None:
         """`slots` is the number of CPU slots."""
-        self.left = 0
-        """Number of waiting tests."""
-        self._tasks = tasks
-        self._groups = [_Group(need) for need in needs]
-        names = (name for need in needs for request in need.requests for name in request.candidates)
-        self._free, self._slots, self._all_slots = dict.fromkeys(names, WHOLE), slots, slots
-        self._guess = median([task.stored for task in tasks if task.stored is not None] or [GUESS])
+        groups = {task.need: _Group(task.need) for task in tasks}
+        self._tasks, self._groups, self._group = tasks, list(groups.values()), [groups[task.need] for task in tasks]
+        self._free = {name: WHOLE for need in groups for request in need.requests for name in request.candidates}
+        self._slots, self._all_slots, self._guess = slots, slots, guess(tasks)
+        self._waiting: set[int] = set()
         self._runs: dict[Hashable, tuple[Need, float, Sequence[Lease]]] = {}
         """By worker: the need of the tests that it runs, when they will have ended, and what they hold."""
-        self._started: set[int] = set()
-        self._last: dict[Hashable, Task] = {}
+        self._last: dict[Hashable, int] = {}
         """The last test of each worker."""
-        self._bound = 0.0
-        """Lower bound of the seconds until all tests have ended, at the last start."""
-        for index in sorted(range(len(tasks)), key=self.expected, reverse=True):
+        longest_first = sorted(range(len(tasks)), key=self._expected, reverse=True)
+        for index in longest_first:
+            self._group[index].modules[tasks[index].module] = []
+        for index in reversed(longest_first):
             self.put_back(index)
-        for group in self._groups:
-            for tests in (group.by_time, *group.modules.values()):
-                tests.reverse()
+
+    @property
+    def left(self) -> int:
+        """Number of waiting tests."""
+        return len(self._waiting)
 
     def put_back(self, index: int) -> None:
         """Have a test wait, for the first time or again."""
-        task = self._tasks[index]
-        self._groups[task.need].modules.setdefault(task.module, []).append(index)
-        self._groups[task.need].by_time.append(index)
-        self._started.discard(index)
-        self._count(task, 1)
+        self._group[index].modules.setdefault(self._tasks[index].module, []).append(index)
+        self._group[index].by_time.append(index)
+        self._waiting.add(index)
+        self._count(index, 1)
 
     def holds(self, worker: Hashable) -> tuple[tuple[str, int], ...]:
         """Return the devices that the tests of `worker` hold, each with its parts."""
@@ -114,16 +122,14 @@ class RunOrder:
 
     def record(self, index: int, seconds: float) -> None:
         """Record the seconds that a test has taken."""
-        if (task := self._tasks[index]).stored is None:
-            group = self._groups[task.need]
-            group.count, group.total, group.peak = group.count + 1, group.total + seconds, max(group.peak, seconds)
+        if self._tasks[index].seconds is None:
+            group = self._group[index]
+            group.ended, group.total, group.peak = group.ended + 1, group.total + seconds, max(group.peak, seconds)
 
     def end(self, worker: Hashable) -> None:
         """Free what the tests of `worker` hold; no-op if it runs none."""
         if worker in self._runs:
-            self._slots += sum(lease.slots for lease in self._runs[worker][2])
-            for device, parts in self.holds(worker):
-                self._free[device] += parts
+            self._take(worker, -1)
             del self._runs[worker]
 
     def start(self, worker: Hashable, now: float, others: int, most: int | None = None) -> list[int]:
@@ -132,100 +138,90 @@ class RunOrder:
         `others` is the number of other free workers, `most` that of the tests that may be started together.
         """
         waiting = [group for group in self._groups if group.modules]
-        loads: Counter[tuple[str, ...]] = Counter()
-        work = 0.0
-        for need, seconds in (
-            *((group.need, group.known + group.unknown * self._average(group)) for group in waiting),
-            *((need, max(0.0, until - now)) for need, until, _ in self._runs.values()),
-        ):
-            loads[need.candidates] += need.size * seconds  # type: ignore[assignment]
-            work += seconds
+        rest = [(group.need, group.known + group.unknown * self._average(group)) for group in waiting]
+        devices, work = total([*rest, *((need, max(0.0, until - now)) for need, until, _ in self._runs.values())])
         workers = len(self._runs) + 1 + others
-        devices = max(loads.values(), default=0.0)
-        self._bound = max(devices, work / workers)
+        urgent = URGENT * max(devices, work / workers)
         scarce = work / workers > SCARCE * devices
-        uneven = not scarce and any(one.peak * one.count > UNEVEN * one.total for one in self._groups)
-        last = self._groups[self._last[worker].need] if worker in self._last else None
-        found = [(group, index := self._next(group, worker), self.expected(index)) for group in waiting]
+        uneven = not scarce and any(one.peak * one.ended > UNEVEN * one.total for one in self._groups)
+        # The part of the devices that the other free workers need for their tests.
+        reserved = others * min((group.need.size for group in waiting), default=0.0) if scarce else 0.0
+        last = self._group[self._last[worker]] if worker in self._last else None
 
-        def rank(one: tuple[_Group, int, float]) -> tuple[bool, bool, float, bool, float]:
-            group, _, seconds = one
-            part = group.need.size if uneven and group.unknown else -group.need.size
-            return seconds < URGENT * self._bound, not group.need.requests, part, group is not last, -seconds
+        def rank(one: tuple[_Group, int]) -> tuple[bool, bool, bool, float, bool, float]:
+            (requests, size, names), seconds = one[0].need, self._expected(one[1])
+            room = sum(map(self._free.__getitem__, names)) / WHOLE / len(names) if names else self._room()
+            part = size if uneven and one[0].unknown else -size
+            crowds = reserved > 0 and size + reserved > room
+            return crowds, seconds < urgent, not requests, part, one[0] is not last, -seconds
 
-        found.sort(key=rank)
-        if scarce and others:
-            least = min((group.need.size for group in waiting), default=0.0)
-            found = [
-                one for one in found if one[0].need.size + others * least < self._room(one[0].need) + 1e-6
-            ] or found
-        for group, index, _ in found:
+        for group, index in sorted(((group, self._next(group, worker, urgent)) for group in waiting), key=rank):
             leases = decide(group.need.requests, self._free, self._slots)
             if len(leases) == len(group.need.requests):
-                tests = self._take(group, index, min(most or self.left, 1 + self.left // (4 * workers)))
-                self._last[worker] = self._tasks[index]
-                self._runs[worker] = group.need, now + sum(map(self.expected, tests)), leases
-                self._slots -= sum(lease.slots for lease in leases)
-                for device, parts in self.holds(worker):
-                    self._free[device] -= parts
+                tests = self._batch(group, index, min(most or self.left, 1 + self.left // (4 * workers)))
+                self._last[worker] = index
+                self._runs[worker] = group.need, now + sum(map(self._expected, tests)), leases
+                self._take(worker, 1)
                 return tests
         return []
 
     def likely(self, worker: Hashable) -> int | None:
         """Return the number of the waiting test that `worker` is most likely to get next; None if none waits."""
-        groups = (self._groups[self._last[worker].need], *self._groups)
+        groups = (self._group[self._last[worker]], *self._groups)
         return next((self._next(group, worker) for group in groups if group.modules), None)
 
-    def expected(self, index: int) -> float:
-        """Return the seconds that a test is expected to take."""
-        task = self._tasks[index]
-        return self._average(self._groups[task.need]) if task.stored is None else task.stored
-
-    def _take(self, group: _Group, index: int, most: int) -> list[int]:
+    def _batch(self, group: _Group, index: int, most: int) -> list[int]:
         """Return the test `index`, which waits no more; if it is short, with the short tests of its module."""
         module = self._tasks[index].module
-        tests, seconds = group.modules[module], 0.0
-        tests.append(tests.pop(tests.index(index)))
-        taken: list[int] = []
-        while tests and len(taken) < most and seconds < BATCH:
-            task, expected = self._tasks[tests[-1]], self.expected(tests[-1])
-            is_short = expected < SHORT and (task.stored is not None or group.count > 0)
-            if taken and not is_short:
+        tests, batch = group.modules[module], [index]
+        tests.remove(index)
+        while tests and len(batch) < most and self._is_short(batch[-1]) and self._is_short(tests[-1]):
+            if sum(map(self._expected, batch)) >= BATCH:
                 break
-            taken.append(tests.pop())
-            self._started.add(taken[-1])
-            self._count(task, -1)
-            seconds += expected if is_short else BATCH
+            batch.append(tests.pop())
         if not tests:
             del group.modules[module]
-        return taken
+        for one in batch:
+            self._waiting.remove(one)
+            self._count(one, -1)
+        return batch
 
-    def _next(self, group: _Group, worker: Hashable) -> int:
+    def _next(self, group: _Group, worker: Hashable, urgent: float = float("inf")) -> int:
         """Return the test of `group` for `worker`: of its module, else of a module of no worker, else the longest.
 
-        An urgent test goes before those of the worker's module.
+        A test of at least `urgent` seconds goes before those of the worker's module.
         """
-        while group.by_time[-1] in self._started:
+        while group.by_time[-1] not in self._waiting:
             group.by_time.pop()
         longest = group.by_time[-1]
-        own = self._last[worker].module if worker in self._last else None
-        busy = {task.module for task in self._last.values()}
+        own = self._tasks[self._last[worker]].module if worker in self._last else None
+        busy = {self._tasks[index].module for index in self._last.values()}
         module = own if own in group.modules else next((name for name in group.modules if name not in busy), None)
         chosen = longest if module is None else group.modules[module][-1]
-        return longest if self.expected(longest) >= URGENT * self._bound > self.expected(chosen) else chosen
+        return longest if self._expected(longest) >= urgent > self._expected(chosen) else chosen
 
-    def _room(self, need: Need) -> float:
-        """Return the free part of the candidates of a need, or of the CPU slots."""
-        if need.candidates:
-            return sum(self._free[device] for device in need.candidates) / WHOLE / len(need.candidates)
+    def _take(self, worker: Hashable, sign: int) -> None:
+        self._slots -= sign * sum(lease.slots for lease in self._runs[worker][2])
+        for device, parts in self.holds(worker):
+            self._free[device] -= sign * parts
+
+    def _room(self) -> float:
         return self._slots / max(1, self._all_slots)
+
+    def _expected(self, index: int) -> float:
+        """Return the seconds that a test is expected to take."""
+        seconds = self._tasks[index].seconds
+        return self._average(self._group[index]) if seconds is None else seconds
+
+    def _is_short(self, index: int) -> bool:
+        known = self._tasks[index].seconds is not None or self._group[index].ended > 0
+        return known and self._expected(index) < SHORT
 
     def _average(self, group: _Group) -> float:
         """Return the seconds that a test without a stored time is expected to take."""
-        return (group.total + 0.1 * self._guess) / (group.count + 0.1)
+        return (group.total + 0.1 * self._guess) / (group.ended + 0.1)
 
-    def _count(self, task: Task, sign: int) -> None:
-        group = self._groups[task.need]
-        group.known += sign * (task.stored or 0.0)
-        group.unknown += sign * (task.stored is None)
-        self.left += sign
+    def _count(self, index: int, sign: int) -> None:
+        group, seconds = self._group[index], self._tasks[index].seconds
+        group.known += sign * (seconds or 0.0)
+        group.unknown += sign * (seconds is None)

@@ -8,47 +8,67 @@ the same item of a list. The worker passes over it (`shims.pass_over_hints`), an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.struct_messages import decode
+from pytest_accel.features.order import stored_durations
 from pytest_accel.features.order.rule import RunOrder
+from pytest_accel.features.order.test_demand import CHANNEL, Demand
+
+if TYPE_CHECKING:
+    from pytest_accel.session import AccelSession
 
 
 class AccelScheduling:
-    """xdist's own scheduler, which is replaced after the collection if a test needs a device or a resource.
+    """A plugin of the controller, and its scheduler: xdist's own one, replaced after the collection if a test needs it.
 
     xdist has no hook after the collection that could replace it. Its header shows the name of this class.
     """
 
-    def __init__(self, config: pytest.Config, own: Any, make_order: Callable[[list[str]], RunOrder | None]) -> None:
-        """`own` is xdist's own scheduler; `make_order` returns None if this is to stay."""
-        self.config = config  # pytest-rerunfailures uses it.
-        self._scheduler: Any = own
-        self._make_order: Callable[[list[str]], RunOrder | None] | None = make_order
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+        self._received: list[bytes] = []
+        """The demands that workers have sent, all the same. Threads receive them, and cannot decode two at a time."""
+        self._scheduler: Any = None
+        self.config = session.config  # pytest-rerunfailures uses it.
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of xdist's protocol for schedulers, ``xdist/scheduler/protocol.py``."""
         return getattr(self._scheduler, name)
 
-    def remove_node(self, node: Any) -> str | None:
-        """Call the present scheduler, also for those who got this method before it was replaced (`xdist_hooks.py`)."""
-        crashed: str | None = self._scheduler.remove_node(node)
-        return crashed
+    @cached_property
+    def demand(self) -> Demand | None:
+        """The needs of the tests, after the collection; None if no test needs a world or a resource."""
+        return decode(self._received[0], Demand) if self._received else None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        channel = node.workerinput[CHANNEL] = node.gateway.newchannel()
+        channel.setcallback(self._received.append)
+
+    @pytest.hookimpl(optionalhook=True, wrapper=True, trylast=True)
+    def pytest_xdist_make_scheduler(self) -> Generator[None, Any, Any]:
+        self._scheduler = yield
+        # Keep a scheduler that another plugin has made.
+        return self if type(self._scheduler).__module__.partition(".")[0] == "xdist" else self._scheduler
 
     def schedule(self) -> None:
-        make_order, self._make_order = self._make_order, None
-        if make_order is not None:
-            own = self._scheduler
-            first, *others = own.node2collection.values()
-            # xdist's own scheduler reports collections that differ.
-            if all(other == first for other in others) and (order := make_order(list(first))) is not None:
-                self._scheduler = DeviceScheduling(list(first), order, self.config.getoption("maxschedchunk"))
-                for node in own.nodes:
-                    self._scheduler.add_node(node)
-                    self._scheduler.add_node_collection(node, own.node2collection[node])
+        own, machine = self._scheduler, self._session.machine
+        first, *others = getattr(own, "node2collection", {0: []}).values()
+        # xdist's own scheduler reports collections that differ.
+        if self.demand is not None and first and all(other == first for other in others):
+            tasks = self.demand.tasks(first, stored_durations.recall(self.config), machine)
+            stored_durations.record_times(self.config)
+            order, most = RunOrder(tasks, machine.slots), self.config.getoption("maxschedchunk")
+            self._scheduler = DeviceScheduling(list(first), order, most)
+            for node in own.nodes:
+                self._scheduler.add_node(node)
+                self._scheduler.add_node_collection(node, first)
         self._scheduler.schedule()
 
 
@@ -62,9 +82,7 @@ class DeviceScheduling:
     ) -> None:
         """`most` is the largest number of tests that are sent together (``--maxschedchunk``)."""
         self.collection = collection
-        self._order = order
-        self._most = most
-        self._clock = clock
+        self._order, self._most, self._clock = order, most, clock
         self._tests: dict[Any, list[int]] = {}
         """By worker: the test that it runs, and those that it will certainly run."""
         self._idle: list[Any] = []
@@ -86,21 +104,15 @@ class DeviceScheduling:
         self._tests[node] = []
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        """Have a worker wait for tests. Exit if it has collected others, and no other worker can run the rest.
-
-        xdist would wait forever.
-        """
-        if list(collection) == self.collection:
-            self._idle.insert(0, node)
-        elif self._order.left and all(
-            one.shutting_down for one in (*self._idle, *filter(self._tests.get, self._tests))
-        ):
+        """Have a worker wait for tests. Exit if one in place of a dead one has collected others: xdist would wait."""
+        if self._order.left and list(collection) != self.collection:
             pytest.exit(
                 f"worker {node.gateway.id} has collected other tests than the workers before it, so "
                 f"{self._order.left} remaining test(s) cannot be run; all workers must collect the same tests in the "
                 "same order",
                 returncode=pytest.ExitCode.TESTS_FAILED,
             )
+        self._idle.insert(0, node)
 
     def schedule(self) -> None:
         """Start all tests that can start now; shut idle workers down if none remain."""

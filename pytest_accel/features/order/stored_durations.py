@@ -1,15 +1,16 @@
 """Times of tests in earlier sessions, stored in pytest's cache, or in a file (``--accel-durations``).
 
-Jobs of CI hand the file on to each other. Each time has the moment at which its session ended. So files can be merged
-in any order and any number of times: the result has every time once.
+Jobs of CI hand the file on to each other. Each time has the moment at which it was measured, so files can be merged in
+any order and any number of times.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,39 +24,32 @@ from pytest_accel.settings.options import own_path
 
 NO_DEVICE = "none"
 """The kind under which the times of tests that use no device are stored."""
-KEPT = 5
-"""Number of times that are stored for each test and kind of device: the latest."""
-_MOST_TESTS = 100_000
-"""Maximum number of tests that are stored: those that ran last. Ids with random parts would add up forever."""
+KEPT = 3
+"""Number of times that are stored for each test and kind of device: the latest. One slow session changes no median."""
 KEY = "accel/durations"
 """Key in pytest's cache."""
-_DECAY = 0.8
-"""Weight of a session's time relative to that of the session after it."""
-
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 """The sum of many is still finite."""
-Entries = dict[str, dict[str, list[tuple[_Seconds, _Seconds]]]]
-"""Pairs of a moment (seconds since 1970) and a test's seconds, by node id and kind of device, in this order."""
+Pairs = list[tuple[_Seconds, _Seconds]]
+"""Pairs of a moment (seconds since 1970) and a test's seconds, in this order."""
+Entries = dict[str, dict[str, Pairs]]
+"""Pairs by node id and kind of device."""
 
 
 class _File(msgspec.Struct):
+    tests: Entries
     format: Literal["pytest-accel durations"]
     version: Literal[1]
-    tests: Entries
-
-
-class DurationsError(Exception):
-    """Raised for a file that cannot be read or written, or is not of this format. The message names the file."""
 
 
 def read(path: Path) -> Entries:
-    """Return the contents of the file, nothing if it does not exist; raise `DurationsError` if it is not valid."""
+    """Return the contents of the file, nothing if it does not exist; raise `pytest.UsageError` if it is not valid."""
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), _File).tests
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise DurationsError(f"{path} cannot be read as a file of durations: {cut_end(str(error), 160)}") from None
+        raise pytest.UsageError(f"{path} cannot be read as a file of durations: {cut_end(str(error), 160)}") from None
 
 
 def merge(many: Iterable[Entries]) -> Entries:
@@ -64,65 +58,43 @@ def merge(many: Iterable[Entries]) -> Entries:
     for test, kinds in (item for entries in many for item in entries.items()):
         for kind, pairs in kinds.items():
             found.setdefault(test, {}).setdefault(kind, set()).update(pairs)
-    latest = sorted(found, key=lambda test: max(max(pairs, default=(0, 0)) for pairs in found[test].values()))
     return {
-        test: {kind: sorted(pairs)[-KEPT:] for kind, pairs in sorted(found[test].items())}
-        for test in sorted(latest[-_MOST_TESTS:])
+        test: {kind: sorted(pairs)[-KEPT:] for kind, pairs in sorted(kinds.items())}
+        for test, kinds in sorted(found.items())
     }
 
 
-def write(path: Path, entries: Entries) -> None:
-    """Replace the file at once, with one line for each test, in the order of the node ids."""
+def add(path: Path, many: Iterable[Entries]) -> Entries:
+    """Add entries to the file, one line for each test, in the order of the node ids. Return its new contents."""
+    entries = merge([read(path), *many])
     tests = ",\n".join(f"  {json.dumps(nodeid)}: {json.dumps(kinds)}" for nodeid, kinds in entries.items())
     try:
         whole_file.write(str(path), f'{{"format": "pytest-accel durations", "version": 1, "tests": {{\n{tests}\n}}}}\n')
     except OSError as error:
-        raise DurationsError(f"{path} cannot be written: {error}") from None
+        raise pytest.UsageError(f"{path} cannot be written: {error}") from None
+    return entries
 
 
-def add(path: Path, times: Sequence[tuple[str, str, float]]) -> None:
-    """Add the times of a session that ends now to the file: node id, kind of device and seconds of its tests."""
-    write(path, merge([read(path), *_entries(times)]))
+def expected(kinds: Mapping[str, Pairs], kind: str) -> float | None:
+    """Return the expected seconds of a test on this kind of device: the median of its times.
+
+    If it has none on this kind, the largest median of another kind; None if it has no times at all.
+    """
+    found = {name: median(took for _, took in pairs) for name, pairs in kinds.items() if pairs}
+    return found.get(kind, max(found.values(), default=None))
 
 
-def _entries(times: Sequence[tuple[str, str, float]]) -> list[Entries]:
-    moment = round(time.time(), 3)
-    return [{nodeid: {kind: [(moment, round(seconds, 4))]}} for nodeid, kind, seconds in times]
+def recall(config: pytest.Config, *, shared: bool = False) -> Entries:
+    """Return the stored times: those of the file of ``--accel-durations``, without this option those of pytest's cache.
 
-
-def expected(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return the weighted median of a test's times, the latest with most weight; None if there are no times."""
-    weighted = sorted((took, _DECAY**age) for age, (_, took) in enumerate(reversed(pairs)))
-    half = sum(weight for _, weight in weighted) / 2
-    for took, weight in weighted:
-        half -= weight
-        if half <= 0:
-            return took
-    return None
-
-
-def expected_times(stored: Entries, tests: Sequence[tuple[str, str]]) -> list[float | None]:
-    """Return the expected seconds of each of `tests`, a node id and a kind of device; None if no time is stored."""
-    return [expected(stored.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
-
-
-def recall(config: pytest.Config) -> Entries:
-    """Return the stored times: those of the file of ``--accel-durations``, without this option those of the cache."""
-    return _of_cache(config) if _path(config) is None else shared(config)
-
-
-def shared(config: pytest.Config) -> Entries:
-    """Return the times in the file of ``--accel-durations``, which several jobs can have; empty without this option."""
-    path = _path(config)
-    return {} if path is None else read(path)
-
-
-def _of_cache(config: pytest.Config) -> Entries:
-    """Return the times in pytest's cache, a file that anything may have written; empty if they are not valid."""
-    cache: Any = getattr(config, "cache", None)
+    `shared`: nothing from the cache, which other jobs do not have. What is not valid in the cache counts as empty.
+    """
+    path, cache = _path(config), getattr(config, "cache", None)
+    if path is not None or shared or cache is None:
+        return {} if path is None else read(path)
     try:
         return msgspec.convert(cache.get(KEY, {}), Entries)
-    except (ValueError, AttributeError):  # Without the plugin of the cache there is none.
+    except ValueError:
         return {}
 
 
@@ -130,11 +102,9 @@ def check_file(config: pytest.Config) -> None:
     """Raise ``pytest.UsageError`` unless the file of ``--accel-durations`` can be read and written."""
     path = _path(config)
     assert path is not None
+    read(path)
     try:
-        read(path)
         whole_file.check_folder(str(path))
-    except DurationsError as error:
-        raise pytest.UsageError(f"--accel-durations: {error}") from None
     except OSError as error:
         raise pytest.UsageError(f"--accel-durations: {path} cannot be written: {error}") from None
 
@@ -149,18 +119,19 @@ class _Recorder:
     """A pytest plugin that stores the times of the tests that passed, summed over their phases, after a session."""
 
     def __init__(self) -> None:
-        self._running: dict[tuple[object, str], list[pytest.TestReport]] = {}
-        """The reports so far of each running test, by xdist's worker and node id."""
-        self._times: list[tuple[str, str, float]] = []
+        self._running: dict[tuple[object, str], float] = {}
+        """The seconds so far of each running test, by xdist's worker and node id."""
+        self._times: list[Entries] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         run = getattr(report, "node", None), report.nodeid
-        if report.when == "setup":
-            self._running[run] = []
-        self._running.get(run, []).append(report)
-        if report.when == "teardown" and (reports := self._running.pop(run, [])) and all(one.passed for one in reports):
-            kind = getattr(report, "accel_kind", NO_DEVICE)
-            self._times.append((report.nodeid, kind, sum(one.duration for one in reports)))
+        before = 0.0 if report.when == "setup" else self._running.pop(run, None)
+        if before is None or not report.passed:
+            return
+        self._running[run] = before + report.duration
+        if report.when == "teardown":
+            pair = round(time.time(), 3), round(self._running.pop(run), 4)
+            self._times.append({report.nodeid: {getattr(report, "accel_kind", NO_DEVICE): [pair]}})
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -168,16 +139,16 @@ class _Recorder:
 
         If the jobs changed the file that they read, those that start later would divide the tests in another way.
         """
-        config, cache = session.config, getattr(session.config, "cache", None)
+        config: Any = session.config
         path, shard = _path(config), config.stash[SESSION].settings.shard
-        if path is None and cache is not None and self._times:
-            cache.set(KEY, merge([_of_cache(config), *_entries(self._times)]))
+        if path is None and getattr(config, "cache", None) is not None and self._times:
+            config.cache.set(KEY, merge([recall(config), *self._times]))
         elif path is not None and not config.option.collectonly:
             if shard is not None:
                 path = path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
             try:
                 add(Path(own_path(str(path))), self._times)
-            except DurationsError as error:
+            except pytest.UsageError as error:
                 write_line(config, f"accel: the times of this session are lost: {error}")
 
 

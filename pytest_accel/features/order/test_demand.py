@@ -1,4 +1,4 @@
-"""The demand of a session's tests for devices and resources, as an xdist worker sends it and the rule uses it."""
+"""The demand of a session's tests for devices and resources, as an xdist worker sends it, and the tasks made of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pytest_accel.core.needs import DriverLeases
 from pytest_accel.core.stash_keys import DRIVER_LEASES, MARKED
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import ItemPlan
-from pytest_accel.features.order.rule import Need, RunOrder, Task
-from pytest_accel.features.order.stored_durations import NO_DEVICE
+from pytest_accel.features.order.rule import Need, Task
+from pytest_accel.features.order.stored_durations import NO_DEVICE, Entries, expected
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import shortfall
@@ -20,6 +20,8 @@ from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.allocator import request_for
 from pytest_accel.leases.policy import Request
 
+CHANNEL = "accel_order"
+"""Key of xdist's `workerinput` for the channel through which a worker sends the `Demand` of its tests."""
 Wanted = tuple[WorldKey, ...]
 """The needs of a test: the key of its world, if it has one, and those of its `DriverLeases`."""
 
@@ -29,7 +31,7 @@ class Demand:
     """The needs of a collection of tests."""
 
     wanted: tuple[Wanted, ...]
-    """The different needs. The first is that of a test that needs only a worker, or cannot run."""
+    """The different needs; an empty one is that of a test that needs only a worker, or cannot run."""
     tests: tuple[int, ...]
     """The index of each test's need."""
 
@@ -39,48 +41,44 @@ class Demand:
 
         The keys lose their environment variables: no need depends on them, and messages cannot carry all characters.
         """
-        numbers: dict[Wanted, int] = {(): 0}
+        numbers: dict[Wanted, int] = {}
         found = tuple(numbers.setdefault(one, len(numbers)) for one in tests)
         return cls(tuple(tuple(replace(key, env=()) for key in keys) for keys in numbers), found)
 
-    def needs(self, machine: Machine, slots: int) -> list[Need]:
-        """Return the different needs as the rule sees them."""
-        return [_need(keys, machine, slots) for keys in self.wanted]
-
-    def kinds_of_tests(self) -> list[str]:
-        """Return the kind of device that each test uses."""
+    def tasks(self, collection: Sequence[str], stored: Entries, machine: Machine) -> list[Task]:
+        """Return the tests of a `collection` of node ids on a machine, with their `stored` times."""
+        needs = [_need(keys, machine) for keys in self.wanted]
         kinds = [keys[0].used_kind if keys and keys[0].ranks else NO_DEVICE for keys in self.wanted]
-        return [kinds[number] for number in self.tests]
+        return [
+            Task(nodeid, needs[number], expected(stored.get(nodeid, {}), kinds[number]))
+            for nodeid, number in zip(collection, self.tests, strict=True)
+        ]
 
-    def order(
-        self, collection: Sequence[str], machine: Machine, slots: int, stored: Sequence[float | None]
-    ) -> RunOrder:
-        """Return the order of `collection` (node ids) on a machine; `stored` has the expected seconds of each test."""
-        modules = [nodeid.partition("::")[0] for nodeid in collection]
-        return RunOrder(self.needs(machine, slots), list(map(Task, self.tests, modules, stored)), slots)
+
+def plan_of(item: pytest.Item) -> ItemPlan | None:
+    """Return the plan of `item`, after the items of the session have been redirected; None if it has no marks."""
+    marked = item.stash.get(MARKED, None)
+    return None if marked is None else marked.plan
+
+
+def missing(item: pytest.Item, plan: ItemPlan | None) -> str | None:
+    """Return why `item` cannot run, whose marks have this `plan` (None: it has none); None if it can."""
+    return item.stash.get(DRIVER_LEASES, DriverLeases(())).missing if plan is None else plan.missing
 
 
 def wanted(item: pytest.Item, plan: ItemPlan | None) -> Wanted:
-    """Return what `item` needs, whose marks have this `plan` (None: it has none); nothing if it cannot run."""
-    leases = item.stash.get(DRIVER_LEASES, DriverLeases(()))
-    if plan is None:
-        return leases.keys if leases.missing is None else ()
-    return (plan.key, *leases.keys) if plan.missing is None else ()
+    """Return what `item` needs; nothing if it cannot run."""
+    keys = () if plan is None else (plan.key,)
+    return () if missing(item, plan) else (*keys, *item.stash.get(DRIVER_LEASES, DriverLeases(())).keys)
 
 
-def wanted_by(item: pytest.Item) -> Wanted:
-    """Return what `item` needs, after the items of the session have been redirected; nothing if it cannot run."""
-    marked = item.stash.get(MARKED, None)
-    return wanted(item, None if marked is None else marked.plan)
-
-
-def _need(keys: Wanted, machine: Machine, slots: int) -> Need:
+def _need(keys: Wanted, machine: Machine) -> Need:
     requests: list[Request] = []
     largest: tuple[float, tuple[str, ...]] = (0.0, ())
     for key in keys:
         if key.need is None:
-            requests.append(Request(0, (), 0, slots=min(key.ranks, slots)))
-            largest = max(largest, (requests[-1].slots / max(1, slots), ()))
+            requests.append(Request(0, (), 0, slots=min(key.ranks, machine.slots)))
+            largest = max(largest, (requests[-1].slots / max(1, machine.slots), ()))
             continue
         inventory = machine.of(key.kind)
         # The memory and the capability of a cluster's devices are unknown. A test that needs more than all of the

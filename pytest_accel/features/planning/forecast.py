@@ -5,22 +5,15 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from typing import NamedTuple
 
-from pytest_accel.core.units import count_text
-from pytest_accel.features.order.rule import GUESS, RunOrder
-from pytest_accel.features.order.stored_durations import Entries, expected, expected_times
-from pytest_accel.features.order.test_demand import Demand
-from pytest_accel.hardware.inventory import Machine
-from pytest_accel.hardware.matching import noun
+from pytest_accel.features.order.rule import RunOrder, Task, guess, total
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """The simulated run of a test."""
 
-    index: int
+    test: int
     """Index of the test."""
     worker: int
     begin: float
@@ -30,8 +23,20 @@ class Span:
     """The devices that it held, each with the number of parts."""
 
 
-def simulate(order: RunOrder, seconds: Sequence[float], workers: int) -> list[Span]:
-    """Return the runs of all tests, by their ends, if `workers` run them in `order` and each takes its `seconds`."""
+def seconds_of(tasks: Sequence[Task]) -> list[float]:
+    """Return the seconds that each test is assumed to take."""
+    unknown = guess(tasks)
+    return [unknown if task.seconds is None else task.seconds for task in tasks]
+
+
+def unknown(tasks: Iterable[Task]) -> int:
+    """Return the number of tests without any stored time."""
+    return sum(task.seconds is None for task in tasks)
+
+
+def simulate(tasks: Sequence[Task], slots: int, workers: int) -> list[Span]:
+    """Return the simulated runs of all tests in a session with ``-n workers``, by their ends."""
+    order, seconds = RunOrder(tasks, slots), seconds_of(tasks)
     now, idle = 0.0, list(reversed(range(workers)))
     events: list[tuple[float, int, list[int]]] = []
     spans: list[Span] = []
@@ -71,76 +76,24 @@ def critical_path(spans: Sequence[Span]) -> list[Span]:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """The assumed times of the tests."""
+def remaining(
+    tasks: Sequence[Task], ended: Mapping[str, int], running: Iterable[tuple[str, float]], workers: int
+) -> float | None:
+    """Return the seconds that the tests which have not ended take at least with `workers`.
 
-    expected: tuple[float | None, ...]
-    """Seconds stored for the kind of device that each test will run on, as the scheduler would know them."""
-    seconds: tuple[float, ...]
-    """Assumed seconds of each test: those in `expected`, else those of another kind of device, else `guess`."""
-    unknown: int
-    """Number of tests without any stored time."""
-    guess: float
-    """Seconds assumed for each of these: the median of the others."""
-
-
-def assumed_times(stored: Entries, tests: Sequence[tuple[str, str]]) -> Times:
-    """Return the times of `tests`, each a node id and a kind of device."""
-    here = expected_times(stored, tests)
-    elsewhere = ([expected(pairs) for pairs in stored.get(nodeid, {}).values()] for nodeid, _ in tests)
-    known = [
-        max(filter(None, other), default=None) if one is None else one
-        for one, other in zip(here, elsewhere, strict=True)
-    ]
-    guess = median([one for one in known if one is not None] or [GUESS])
-    return Times(tuple(here), tuple(guess if one is None else one for one in known), known.count(None), guess)
-
-
-class SuiteOnMachine:
-    """The tests that can run on a machine, and the machine."""
-
-    def __init__(self, collection: Sequence[str], demand: Demand, times: Times, machine: Machine, slots: int) -> None:
-        """`collection` has the node ids of the tests; `slots` is the number of CPU slots."""
-        self.collection = list(collection)
-        self.times = times
-        self._demand, self._machine, self._slots = demand, machine, slots
-        needs = demand.needs(machine, slots)
-        self.needs = [needs[number] for number in demand.tests]
-        """The need of each test."""
-
-    def takes(self, index: int) -> str:
-        """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""
-        texts = []
-        for request in self.needs[index].requests:
-            kind = request.candidates[0].rpartition("-")[0] if request.candidates else ""
-            count, word = (request.count, "device") if request.count else (request.slots, "CPU slot")
-            texts.append(count_text(count, noun(kind) if kind in self._machine.resources else word))
-        return ", ".join(texts)
-
-    def forecast(self, workers: int) -> list[Span]:
-        """Return the simulated runs of all tests in a session with ``-n workers``, by their ends."""
-        order = self._demand.order(self.collection, self._machine, self._slots, self.times.expected)
-        return simulate(order, self.times.seconds, workers)
-
-    def remaining(self, ended: Mapping[str, int], running: Iterable[tuple[str, float]], workers: int) -> float | None:
-        """Return the seconds that the tests which have not ended take at least with `workers`.
-
-        Return None if the times of more than half of the tests are unknown. `ended` has the number of tests with a node
-        id that have ended, and `running` the node id of each running test, with the seconds that it has taken.
-        """
-        if 2 * self.times.unknown > len(self.collection):
-            return None
-        ends = Counter(ended)
-        taken: dict[str, list[float]] = {}  # Several tests may have one node id.
-        for test, seconds in running:
-            taken.setdefault(test, []).append(seconds)
-        loads: Counter[tuple[str, ...]] = Counter()
-        longest = work = 0.0
-        for test, need, seconds in zip(self.collection, self.needs, self.times.seconds, strict=True):
-            ends[test] -= 1
-            passed = seconds if ends[test] >= 0 else taken[test].pop() if taken.get(test) else 0.0
-            left = max(0.0, seconds - passed)
-            loads[need.candidates] += need.size * left  # type: ignore[assignment]
-            longest, work = max(longest, left), work + left
-        return max((*loads.values(), longest, work / workers))
+    Return None if the times of more than half of the tests are unknown. `ended` has the number of tests with a node
+    id that have ended, and `running` the node id of each running test, with the seconds that it has taken.
+    """
+    if 2 * unknown(tasks) > len(tasks):
+        return None
+    ends = Counter(ended)
+    taken: dict[str, list[float]] = {}  # Several tests may have one node id.
+    for test, passed in running:
+        taken.setdefault(test, []).append(passed)
+    left: list[float] = []
+    for task, seconds in zip(tasks, seconds_of(tasks), strict=True):
+        ends[task.nodeid] -= 1
+        passed = seconds if ends[task.nodeid] >= 0 else taken[task.nodeid].pop() if taken.get(task.nodeid) else 0.0
+        left.append(max(0.0, seconds - passed))
+    devices, work = total(zip((task.need for task in tasks), left, strict=True))
+    return max(devices, work / workers, *left)

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.units import count_text
-from pytest_accel.driver.items import marked_of
+from pytest_accel.features.order.rule import Need, Task, guess
 from pytest_accel.features.order.stored_durations import recall
-from pytest_accel.features.planning.forecast import Span, critical_path
-from pytest_accel.features.planning.selection import skip_reason, suite_of
+from pytest_accel.features.order.test_demand import plan_of
+from pytest_accel.features.planning.forecast import Span, critical_path, simulate, unknown
+from pytest_accel.features.planning.selection import skip_reason, tasks_of
+from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.matching import noun
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
-    from pytest_accel.features.planning.forecast import SuiteOnMachine
     from pytest_accel.session import AccelSession
 
 _EQUALLY_GOOD = 0.02
@@ -47,37 +49,36 @@ class PlanHooks:
         return result
 
     def _lines(self, items: Sequence[pytest.Item]) -> Iterator[str]:
-        config = self._session.config
-        planned = [(item, None if (marked := marked_of(item)) is None else marked.plan) for item in items]
-        reasons = [skip_reason(*one) for one in planned]
-        skipped = Counter(reason for reason in reasons if reason is not None)
-        tests = [one for one, reason in zip(planned, reasons, strict=True) if reason is None]
+        config, machine = self._session.config, self._session.machine
+        planned = [(item, plan_of(item)) for item in items]
+        skipped = Counter(reason for one in planned if (reason := skip_reason(*one)) is not None)
+        tests = [one for one in planned if skip_reason(*one) is None]
         yield f"{count_text(len(tests), 'test')} to run" + (f", {skipped.total()} skipped:" if skipped else "")
         for reason, count in skipped.most_common():
             yield f"{count:>5}  {reason}"
         if not tests:
             return
-        suite = suite_of(tests, recall(config), self._session.machine)
-        if suite.times.unknown:
-            yield f"{suite.times.unknown} of {len(tests)} never timed: counted as {clock(suite.times.guess)}"
+        tasks = tasks_of(tests, recall(config), machine)
+        if unknown(tasks):
+            yield f"{unknown(tasks)} of {len(tasks)} never timed: counted as {clock(guess(tasks))}"
         if options.planned_machine(config) is not None:
             yield "requirements for memory, capability and name are assumed to be met"
-        yield from _about(suite, getattr(config.option, "numprocesses", None))
+        yield from _about(tasks, machine, getattr(config.option, "numprocesses", None))
 
 
-def _about(suite: SuiteOnMachine, requested: int | None) -> Iterator[str]:
+def _about(tasks: Sequence[Task], machine: Machine, requested: int | None) -> Iterator[str]:
     """Return a table of the makespan by the number of workers, and the tests that make it long."""
     forecasts: dict[int, list[Span]] = {}
     workers = 1
     while True:
-        spans = forecasts[workers] = suite.forecast(workers)
+        spans = forecasts[workers] = simulate(tasks, machine.slots, workers)
         if workers >= len(spans) or (
             workers > 1 and spans[-1].end > forecasts[workers // 2][-1].end * (1 - _EQUALLY_GOOD)
         ):
             break
         workers *= 2
     if requested:
-        forecasts[requested] = suite.forecast(requested)
+        forecasts[requested] = simulate(tasks, machine.slots, requested)
     shortest = min(spans[-1].end for spans in forecasts.values())
     best = min(one for one, spans in forecasts.items() if spans[-1].end <= shortest * (1 + _EQUALLY_GOOD))
     yield ""
@@ -90,13 +91,24 @@ def _about(suite: SuiteOnMachine, requested: int | None) -> Iterator[str]:
     more = f" (the longest {_SHOWN} of {len(path)})" if len(path) > _SHOWN else ""
     yield ""
     yield f"-n {requested or best}: each of these tests starts when the one before it has ended{more}:"
-    width = max(len(suite.takes(span.index)) for span in longest)
-    columns = shutil.get_terminal_size().columns - width - 30
+    needs = {span.test: takes(tasks[span.test].need, machine) for span in longest}
+    width = max(map(len, needs.values()))
+    columns = max(30, shutil.get_terminal_size().columns - width - 30)
     for span in (span for span in path if span in longest):
-        name = suite.collection[span.index]
-        name = name if len(name) <= max(30, columns) else f"…{name[1 - max(30, columns) :]}"
+        name = tasks[span.test].nodeid
+        name = name if len(name) <= columns else f"…{name[1 - columns :]}"
         took = f"+{clock(span.end - span.begin)}"
-        yield f"{clock(span.begin):>12} {took:>12}  {suite.takes(span.index):<{width}}  {name}"
+        yield f"{clock(span.begin):>12} {took:>12}  {needs[span.test]:<{width}}  {name}"
+
+
+def takes(need: Need, machine: Machine) -> str:
+    """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""
+    texts = []
+    for request in need.requests:
+        kind = request.candidates[0].rpartition("-")[0] if request.candidates else ""
+        count, word = (request.count, "device") if request.count else (request.slots, "CPU slot")
+        texts.append(count_text(count, noun(kind) if kind in machine.resources else word))
+    return ", ".join(texts)
 
 
 def clock(seconds: float) -> str:

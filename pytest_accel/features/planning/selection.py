@@ -10,14 +10,15 @@ import pytest
 
 from pytest_accel.core.marks import MarkError, MarkOwners, Marks, as_keywords
 from pytest_accel.core.needs import Needs
-from pytest_accel.core.stash_keys import missing_leases
 from pytest_accel.driver.item_plan import ItemPlan
+from pytest_accel.features.order.rule import Task
+from pytest_accel.features.order.stored_durations import Entries, recall
+from pytest_accel.features.order.test_demand import Demand, missing, wanted
+from pytest_accel.features.planning.shards import partition
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import select_expression
 
 if TYPE_CHECKING:
-    from pytest_accel.features.order.stored_durations import Entries
-    from pytest_accel.features.planning.forecast import SuiteOnMachine
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.session import AccelSession
@@ -59,7 +60,7 @@ def select(
         chosen = {
             item
             for item in items
-            if (meets(redirector.needs(plans[item])) if item in plans else unmarked[missing_leases(item) is None])
+            if (meets(redirector.needs(plans[item])) if item in plans else unmarked[missing(item, None) is None])
         }
         _deselect(session.config, items, chosen | wrong)
     if shard is not None:
@@ -87,15 +88,15 @@ def _deselect(config: pytest.Config, items: list[pytest.Item], chosen: set[pytes
         config.hook.pytest_deselected(items=removed)
 
 
-def suite_of(tests: Planned, stored: Entries, machine: Machine) -> SuiteOnMachine:
-    """Return the suite of tests that are not certain to be skipped; `stored` are the times of earlier sessions."""
-    from pytest_accel.features.order.test_demand import Demand, wanted
-    from pytest_accel.features.planning.forecast import SuiteOnMachine, assumed_times
-
-    names = [item.nodeid for item, _ in tests]
+def tasks_of(tests: Planned, stored: Entries, machine: Machine) -> list[Task]:
+    """Return the tests as the rule sees them; `stored` are the times of earlier sessions."""
     demand = Demand.of(wanted(item, plan) for item, plan in tests)
-    times = assumed_times(stored, list(zip(names, demand.kinds_of_tests(), strict=True)))
-    return SuiteOnMachine(names, demand, times, machine, machine.slots)
+    return demand.tasks([item.nodeid for item, _ in tests], stored, machine)
+
+
+def skip_reason(item: pytest.Item, plan: ItemPlan | None) -> str | None:
+    """Return the reason why a test is certain to be skipped; None if it may run."""
+    return missing(item, plan) or ("marked skip" if any(item.iter_markers("skip")) else None)
 
 
 def _divide(session: AccelSession, planned: Planned, parts: int, workers: int) -> list[list[pytest.Item]]:
@@ -104,26 +105,12 @@ def _divide(session: AccelSession, planned: Planned, parts: int, workers: int) -
     Only the times in the file of ``--accel-durations`` count: those in pytest's cache differ from job to job. The tests
     that are certain to be skipped are divided, too.
     """
-    from pytest_accel.features.order.stored_durations import shared
-    from pytest_accel.features.planning.shards import SplitTest, partition
-
-    able = [one for one in planned if skip_reason(*one) is None]
-    suite = suite_of(able, shared(session.config), session.machine)
-    tests = {
-        item: SplitTest(item.nodeid, seconds, need, _together(item))
-        for (item, _), seconds, need in zip(able, suite.times.seconds, suite.needs, strict=True)
-    }
-    everything = [tests.get(item) or SplitTest(item.nodeid, 0.0) for item, _ in planned]
-    found = partition(everything, parts, workers, timed=suite.times.unknown <= len(tests) / 2)
+    tasks = tasks_of(planned, recall(session.config, shared=True), session.machine)
+    for number, one in enumerate(planned):
+        if skip_reason(*one) is not None:
+            tasks[number] = Task(one[0].nodeid, seconds=0.0)
+    found = partition(tasks, [_together(item) for item, _ in planned], parts, workers)
     return [[planned[index][0] for index in indices] for indices in found]
-
-
-def skip_reason(item: pytest.Item, plan: ItemPlan | None) -> str | None:
-    """Return the reason why a test is certain to be skipped; None if it may run."""
-    missing = missing_leases(item) if plan is None else plan.missing
-    if missing is not None:
-        return missing
-    return "marked skip" if any(item.iter_markers("skip")) else None
 
 
 def _together(item: pytest.Item) -> str:

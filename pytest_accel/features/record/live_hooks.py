@@ -26,15 +26,14 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of, raised_in_suite
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.shims import is_subtest, worker_of_starting_test
-from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.units import count_text
-from pytest_accel.features.order.test_demand import Demand, wanted_by
+from pytest_accel.features.order.test_demand import Demand, plan_of, wanted
 from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool_client import waiting_text
 from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:
-    from pytest_accel.features.planning.forecast import SuiteOnMachine
+    from pytest_accel.features.order.rule import Task
     from pytest_accel.pool.pool import PoolSnapshot
     from pytest_accel.session import AccelSession
 
@@ -80,7 +79,7 @@ class LiveHooks:
         self._worker_of: dict[str, str] = {}
         """The worker that has started each test."""
         self._ended: Counter[str] = Counter()
-        self._suite: SuiteOnMachine | None = None
+        self._tasks: Sequence[Task] | None = None
         self._workers = 1
         self._requests: SimpleQueue[bool] = SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
@@ -97,20 +96,17 @@ class LiveHooks:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note the tests of a session without xdist."""
-        found = [(item, item.stash.get(MARKED, None)) for item in session.items]
-        tests = [item for item, marked in found if marked is None or marked.missing is None]
-        self.expect([item.nodeid for item in tests], Demand.of(map(wanted_by, tests)), 1)
+        found = [(item, plan_of(item)) for item in session.items]
+        tests = [(item, plan) for item, plan in found if plan is None or plan.missing is None]
+        self.expect([item.nodeid for item, _ in tests], Demand.of(wanted(*one) for one in tests), 1)
 
     def expect(self, collection: Sequence[str], demand: Demand, workers: int) -> None:
         """Note the tests that the session is going to run. Only the first call counts."""
-        if not self._has_status or self._suite is not None:
+        if not self._has_status or self._tasks is not None:
             return
         from pytest_accel.features.order.stored_durations import recall
-        from pytest_accel.features.planning.forecast import SuiteOnMachine, assumed_times
 
-        tests = list(zip(collection, demand.kinds_of_tests(), strict=True))
-        times = assumed_times(recall(self._session.config), tests)
-        self._suite = SuiteOnMachine(collection, demand, times, self._session.machine, self._session.machine.slots)
+        self._tasks = demand.tasks(collection, recall(self._session.config), self._session.machine)
         self._workers = workers
 
     @pytest.hookimpl(tryfirst=True)
@@ -197,9 +193,11 @@ class LiveHooks:
         parts = _counts(running, state)
         if state.waiting:
             parts[1] += f" ({_duration(now - min(since for _, _, since in state.waiting))})"
-        if self._suite is not None:
+        if self._tasks is not None:
+            from pytest_accel.features.planning.forecast import remaining
+
             times = [(test, now - since) for test, since, _ in running.values()]
-            if (left := self._suite.remaining(self._ended, times, self._workers)) is not None:
+            if (left := remaining(self._tasks, self._ended, times, self._workers)) is not None:
                 parts.append(f"about {_duration(left)} left")
         return f"accel: {', '.join(parts)}" if running or state.waiting else ""
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.makespan import MIXES, accel_scheduler, lower_bound, order_of, ratios
 from benchmarks.virtual import Test, UniformMachine, Worker
-from pytest_accel.features.order.rule import RunOrder
+from pytest_accel.features.order.rule import RunOrder, Task
 from pytest_accel.features.planning.forecast import simulate
 
 
@@ -92,19 +92,6 @@ def test_a_test_sent_to_a_dead_worker_is_sent_to_another_one() -> None:
     assert sorted(index for index in (*other.queue, *replacement.queue) if index >= 0) == [0, 1]
 
 
-def test_a_worker_that_collected_other_tests_gets_none() -> None:
-    machine = UniformMachine([Test(1.0)] * 4, 4, 2)
-    scheduler = accel_scheduler(machine, [None] * 4)
-    first, second = machine.workers
-    for node in (first, second):
-        scheduler.add_node(node)
-    scheduler.add_node_collection(first, machine.collection)
-    scheduler.add_node_collection(second, machine.collection[:2])
-    scheduler.schedule()
-    assert first.queue
-    assert not second.queue
-
-
 def test_short_tests_are_sent_together_with_a_hint() -> None:
     for largest, sent in ((None, 13), (3, 3)):
         machine = UniformMachine([Test(0.01)] * 100, 4, 2)
@@ -140,10 +127,14 @@ def test_the_largest_then_longest_test_that_fits_is_first_and_then_one_without_a
 def test_each_worker_stays_with_one_module_while_there_are_others() -> None:
     tests = [Test(1.0, 1, module=module) for module in range(3) for _ in range(6)]
     modules: dict[int, list[int]] = {}
-    for span in sorted(simulate(_order(tests), [1.0] * 18, 2), key=lambda span: span.begin):
+    tasks = [
+        Task(f"{test.module}.py::{number}", test.need(("d0", "d1", "d2", "d3")), 1.0)
+        for number, test in enumerate(tests)
+    ]
+    for span in sorted(simulate(tasks, 0, 2), key=lambda span: span.begin):
         seen = modules.setdefault(span.worker, [])
-        if seen[-1:] != [tests[span.index].module]:
-            seen.append(tests[span.index].module)
+        if seen[-1:] != [tests[span.test].module]:
+            seen.append(tests[span.test].module)
     assert sum(map(len, modules.values())) <= 4
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -11,14 +10,14 @@ from hypothesis import strategies as st
 
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.order.rule import Task
 from pytest_accel.features.order.stored_durations import Entries
 from pytest_accel.features.order.test_demand import Demand, Wanted
-from pytest_accel.features.planning.forecast import Span, SuiteOnMachine, Times, assumed_times, critical_path
-from pytest_accel.features.planning.plan import clock
+from pytest_accel.features.planning.forecast import Span, critical_path, remaining, seconds_of, simulate
+from pytest_accel.features.planning.plan import clock, takes
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 
 DEVICES = 4
-SLOTS = 2
 
 
 def key(devices: int, share: float | None = None, ranks: int = 0) -> WorldKey:
@@ -39,48 +38,29 @@ LEASES = [(), (), (lease(1),), (lease(2),)]
 KEYS = [None, key(1), key(2), key(3), key(4), key(2, share=0.5), key(0, ranks=2), key(0, ranks=1)]
 
 
-@dataclass(frozen=True)
-class ForecastSuite:
-    """A suite: the world keys of its tests, their leases and seconds, and whether these seconds are known."""
-
-    keys: tuple[WorldKey | None, ...]
-    leases: tuple[tuple[WorldKey, ...], ...]
-    seconds: tuple[float, ...]
-    known: tuple[bool, ...]
-
-    def suite(self) -> SuiteOnMachine:
-        names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.keys))]
-        expected = tuple(one if known else None for one, known in zip(self.seconds, self.known, strict=True))
-        times = Times(expected, self.seconds, len(names) - sum(self.known), 1.0)
-        wanted = [leased if key is None else (key, *leased) for key, leased in zip(self.keys, self.leases, strict=True)]
-        return SuiteOnMachine(names, Demand.of(wanted), times, MACHINE, SLOTS)
-
-
 @st.composite
-def cases(draw: st.DrawFn) -> ForecastSuite:
-    count = draw(st.integers(1, 30))
-    seconds = st.sampled_from((0.0, 0.01, 0.3, 1.0, 2.5, 9.0))
-    return ForecastSuite(
-        tuple(draw(st.sampled_from(KEYS)) for _ in range(count)),
-        tuple(draw(st.sampled_from(LEASES)) for _ in range(count)),
-        tuple(draw(seconds) for _ in range(count)),
-        tuple(draw(st.booleans()) for _ in range(count)),
-    )
+def cases(draw: st.DrawFn) -> list[Task]:
+    wanted: list[Wanted] = []
+    for _ in range(draw(st.integers(1, 30))):
+        world = draw(st.sampled_from(KEYS))
+        wanted.append((*(() if world is None else (world,)), *draw(st.sampled_from(LEASES))))
+    seconds = st.sampled_from((None, 0.0, 0.01, 0.3, 1.0, 2.5, 9.0))
+    return [
+        task._replace(seconds=draw(seconds))
+        for task in tasks_of([(f"test_{n}.py", one) for n, one in enumerate(wanted)], {})
+    ]
 
 
-def suite_of(tests: Sequence[tuple[str, Wanted]], stored: Entries) -> SuiteOnMachine:
-    names, demand = [name for name, _ in tests], Demand.of(wanted for _, wanted in tests)
-    times = assumed_times(stored, list(zip(names, demand.kinds_of_tests(), strict=True)))
-    return SuiteOnMachine(names, demand, times, MACHINE, SLOTS)
+def tasks_of(tests: Sequence[tuple[str, Wanted]], stored: Entries) -> list[Task]:
+    return Demand.of(wanted for _, wanted in tests).tasks([name for name, _ in tests], stored, MACHINE)
 
 
 @given(cases(), st.integers(1, 9))
-def test_all_tests_run_and_the_critical_path_has_no_gap(case: ForecastSuite, workers: int) -> None:
-    suite = case.suite()
-    spans = suite.forecast(workers)
-    assert sorted(span.index for span in spans) == list(range(len(case.keys)))
-    least = suite.remaining({}, (), workers)
-    assert (least or 0.0) - 1e-9 <= spans[-1].end <= sum(case.seconds) + 1e-9
+def test_all_tests_run_and_the_critical_path_has_no_gap(tasks: list[Task], workers: int) -> None:
+    spans = simulate(tasks, MACHINE.slots, workers)
+    assert sorted(span.test for span in spans) == list(range(len(tasks)))
+    least = remaining(tasks, {}, (), workers)
+    assert (least or 0.0) - 1e-9 <= spans[-1].end <= sum(seconds_of(tasks)) + 1e-9
     path = critical_path(spans)
     assert (path[0].begin, path[-1].end) == (0.0, spans[-1].end)
     assert [link.end for link in path[:-1]] == [link.begin for link in path[1:]]
@@ -94,17 +74,17 @@ def test_tests_that_share_licenses_run_one_after_the_other_beside_others() -> No
         ("device", (key(1), lease(2))),
         *((f"plain_{n}", ()) for n in range(4)),
     ]
-    suite = suite_of(tests, {name: {"none": [(1.0, 3.0)], "sim": [(1.0, 3.0)]} for name, _ in tests})
-    assert [suite.takes(index) for index in range(5)] == [
+    tasks = tasks_of(tests, {name: {"none": [(1.0, 3.0)], "sim": [(1.0, 3.0)]} for name, _ in tests})
+    assert [takes(task.need, MACHINE) for task in tasks[:5]] == [
         "2 license devices",
         "1 license device",
         "1 CPU slot, 1 license device",
         "1 device, 2 license devices",
         "",
     ]
-    spans = suite.forecast(4)
+    spans = simulate(tasks, MACHINE.slots, 4)
     assert spans[-1].end == pytest.approx(9.0)
-    times = {suite.collection[span.index]: (span.begin, span.end) for span in spans}
+    times = {tasks[span.test].nodeid: (span.begin, span.end) for span in spans}
     assert times["one"] == times["other"]
     assert len({times[name] for name in ("both", "one", "device")}) == 3
 
@@ -115,14 +95,6 @@ def test_the_critical_path_prefers_tests_on_the_same_device() -> None:
     last = Span(2, 1, 2.0, 3.0, (("d0", 1),))
     assert critical_path([same_device, other, last]) == [same_device, last]
     assert critical_path([same_device, other, Span(2, 1, 2.0, 3.0, ())])[0] == other
-
-
-def test_assumed_times_are_of_the_same_kind_or_another_kind_or_the_median() -> None:
-    times = {"a": {"sim": 4.0, "cuda": 1.0}, "b": {"cuda": 2.0, "rocm": 3.0}, "c": {"sim": 6.0}}
-    stored = {test: {kind: [(1.0, seconds)] for kind, seconds in kinds.items()} for test, kinds in times.items()}
-    found = assumed_times(stored, [("a", "sim"), ("b", "sim"), ("c", "sim"), ("d", "sim")])
-    assert found == Times((4.0, None, 6.0, None), (4.0, 3.0, 6.0, 4.0), 1, 4.0)
-    assert assumed_times({}, [("a", "sim")]) == Times((None,), (1.0,), 1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +121,9 @@ TIMES: Entries = {
 }
 
 
-def timed_suite(stored: Entries) -> SuiteOnMachine:
+def timed_tests(stored: Entries) -> list[Task]:
     """Return two tests that need all 4 devices, and two that need none."""
-    return suite_of([("big_1", (key(4),)), ("big_2", (key(4),)), ("plain_1", ()), ("plain_2", ())], stored)
+    return tasks_of([("big_1", (key(4),)), ("big_2", (key(4),)), ("plain_1", ()), ("plain_2", ())], stored)
 
 
 @pytest.mark.parametrize(
@@ -168,18 +140,20 @@ def timed_suite(stored: Entries) -> SuiteOnMachine:
 def test_the_remaining_time_is_bounded_by_workers_devices_and_the_longest_test(
     workers: int, ended: Iterable[str], running: tuple[tuple[str, float], ...], seconds: float
 ) -> None:
-    found = timed_suite(TIMES).remaining(dict.fromkeys(ended, 1), running, workers)
+    found = remaining(timed_tests(TIMES), dict.fromkeys(ended, 1), running, workers)
     assert found == pytest.approx(seconds)
 
 
 def test_there_is_no_remaining_time_if_most_times_are_unknown() -> None:
-    assert timed_suite({test: TIMES[test] for test in ("big_1", "plain_1")}).remaining({}, (), 1) == pytest.approx(28.0)
-    assert timed_suite({"big_1": TIMES["big_1"]}).remaining({}, (), 1) is None
+    assert remaining(timed_tests({test: TIMES[test] for test in ("big_1", "plain_1")}), {}, (), 1) == pytest.approx(
+        28.0
+    )
+    assert remaining(timed_tests({"big_1": TIMES["big_1"]}), {}, (), 1) is None
 
 
 def test_tests_with_one_node_id_count_separately() -> None:
     tests: list[tuple[str, Wanted]] = [("same", ())] * 3
-    suite = suite_of(tests, {"same": {"none": [(1.0, 8.0)]}})
-    assert suite.remaining({"same": 1}, (), 1) == pytest.approx(16.0)
-    assert suite.remaining({"same": 1}, [("same", 2.0), ("same", 3.0)], 1) == pytest.approx(11.0)
-    assert suite.remaining({"same": 4}, (), 1) == 0.0
+    tasks = tasks_of(tests, {"same": {"none": [(1.0, 8.0)]}})
+    assert remaining(tasks, {"same": 1}, (), 1) == pytest.approx(16.0)
+    assert remaining(tasks, {"same": 1}, [("same", 2.0), ("same", 3.0)], 1) == pytest.approx(11.0)
+    assert remaining(tasks, {"same": 4}, (), 1) == 0.0

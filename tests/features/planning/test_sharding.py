@@ -132,7 +132,7 @@ def test_a_wrong_durations_file_or_part_is_a_usage_error(suite: Suite) -> None:
     suite.write("times.json", "{}")
     run = suite.run("--accel-durations", "times.json")
     assert run.ret == 4
-    assert f"--accel-durations: {suite.path / 'times.json'} cannot be read as a file of durations: " in run.errors
+    assert f"{suite.path / 'times.json'} cannot be read as a file of durations: " in run.errors
     assert (suite.path / "times.json").read_text() == "{}"
     run = suite.run("--accel-shard", "3/2")
     assert run.ret == 4

@@ -11,6 +11,7 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, plan_item
+from pytest_accel.features.order.rule import RunOrder
 from pytest_accel.features.order.test_demand import Demand
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, RayMachine, RayNode
@@ -117,15 +118,15 @@ def test_a_cluster_without_devices_has_a_kind_if_it_is_asked_for_by_name() -> No
 
 def test_the_schedule_counts_devices_whose_properties_are_unknown() -> None:
     large = WorldKey("sim", DeviceNeed(2, "sim", memory=40 << 30, capability=(9, 0)), 2, True, devices_per_rank=1)
-    (request,) = Demand.of([(large,)]).needs(machine("sim:4"), 2)[1].requests
+    (task,) = Demand.of([(large,)]).tasks(["test_it.py::test_large"], {}, machine("sim:4"))
+    (request,) = task.need.requests
     assert (request.count, len(request.candidates)) == (2, 6)
 
 
 @pytest.mark.parametrize("nodes", [NODES, NODES[:1]])
 def test_the_schedule_has_a_worker_wait_for_devices_that_an_autoscaler_may_add(nodes: Sequence[RayNode]) -> None:
     growing = machine("sim:4", nodes, can_scale=True)
-    demand = Demand.of([(key(9),)])
-    order = demand.order(["test_it.py::test_large"], growing, 2, [None])
+    order = RunOrder(Demand.of([(key(9),)]).tasks(["test_it.py::test_large"], {}, growing), 2)
     assert order.start("gw0", 0.0, 0) == [0]
 
 

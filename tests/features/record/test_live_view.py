@@ -424,8 +424,11 @@ def test_the_status_line_shows_waiting_time_and_remaining_time(
         def test_plain(wait_for): wait_for("plain")
         """,
     )
-    times = [("test_it.py::test_four", "sim", 3600.0), ("test_it.py::test_plain", "none", 3600.0)]
-    stored_durations.add(suite.path / "times.json", times)
+    times: stored_durations.Entries = {
+        "test_it.py::test_four": {"sim": [(1.0, 3600.0)]},
+        "test_it.py::test_plain": {"none": [(1.0, 3600.0)]},
+    }
+    stored_durations.add(suite.path / "times.json", [times])
     # Another session has all devices.
     holder = suite.start("--accel=sim:4,shared", "-k", "four")
     suite.read("at-four")
