@@ -29,8 +29,7 @@ def trace_text(sessions: Sequence[Session]) -> str:
         trace.add_workers(session, f"workers{of} on {session.host}")
         trace.add_ranks(session, f"ranks{of}")
     trace.add_devices(sessions)
-    sources = [{"session": one.started.session, "host": one.host, "start": one.span.start} for one in sessions]
-    return json.dumps({"traceEvents": trace.events, "displayTimeUnit": "ms", "otherData": {"sessions": sources}})
+    return json.dumps({"traceEvents": trace.events, "displayTimeUnit": "ms"})
 
 
 class _Trace:
@@ -104,7 +103,8 @@ class _Trace:
         for lane, row in ((lane, row) for lane, of_lane in rows for row in of_lane):
             thread = self._thread(processes[lane.host], f"{'CPU slot ' if lane.kind == 'slot' else ''}{lane.name}")
             for test in row:
-                self._slice(thread, test.test, test.span, **_facts(test))
+                failure = "" if test.failure is None else test.failure.headline
+                self._slice(thread, test.test, test.span, verdict=test.verdict, failure=failure)
 
     def _process(self, name: str) -> int:
         number = next(self._numbers)
@@ -126,15 +126,3 @@ class _Trace:
 
     def _time(self, at: float) -> int:
         return round((at - self._start) * 1e6)
-
-
-def _facts(test: TestRun) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "verdict": test.verdict,
-        "waited (s)": test.waited,
-        "device seconds": test.device_seconds,
-        "peak memory (bytes)": max(test.peaks.values(), default=None),
-        "world": None if test.world is None else test.world.starting.about,
-        "failure": None if test.failure is None else test.failure.headline,
-    }
-    return {name: value for name, value in facts.items() if value is not None}
