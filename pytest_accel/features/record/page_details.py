@@ -99,7 +99,7 @@ def _facts(test: TestRun, devices: str) -> Iterator[tuple[str, str]]:
     yield "ran on", devices
     if world is not None:
         began = "started for this test" if wait is not None and wait.starts_world else "of an earlier test"
-        yield "world", f"{world.starting.about}, {count_text(len(world.starting.places), 'rank')}, {began}"
+        yield "world", f"{world.about}, {count_text(len(world.places), 'rank')}, {began}"
     yield "peak memory", ", ".join(f"rank {rank}: {format_memory(peak)}" for rank, peak in test.peaks.items())
 
 

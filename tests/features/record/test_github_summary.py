@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,13 +30,17 @@ def summary(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make sessions of the suite jobs of GitHub Actions, and provide the file of their summary."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(suite.path / "step-summary.md"))
     monkeypatch.setenv("GITHUB_WORKSPACE", str(suite.path))
-    monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)  # It marks a session that a test has started.
     return suite.path / "step-summary.md"
 
 
-def _annotations(run: Run) -> list[str]:
+def _run(suite: Suite, *options: str) -> Run:
+    os.environ.pop("PYTEST_CURRENT_TEST", None)  # It marks a session that a test has started.
+    return suite.run(*options)
+
+
+def _annotations(text: str) -> list[str]:
     """Return the lines of the output that GitHub reads as annotations."""
-    return [line for line in run.text.splitlines() if line.startswith("::")]
+    return [line for line in text.splitlines() if line.startswith("::")]
 
 
 @pytest.mark.parametrize("name", ["no_xdist", "two_workers"])
@@ -55,7 +60,7 @@ def test_a_job_gets_a_summary_and_annotations(request: pytest.FixtureRequest, na
         "<code>sim</code> | 4 | <code>4 x sim</code> |",
     ):
         assert expected in text
-    by_test = {line.split("%3A%3A")[1].split("::")[0]: line for line in recorded.annotations}
+    by_test = {line.split("%3A%3A")[1].split("::")[0]: line for line in _annotations(recorded.text)}
     assert by_test.keys() == {"test_one_rank_fails", "test_one_rank_ends", "test_errs"}
     where = f"file=sub/test_it.py,line={line},title=sub/test_it.py%3A%3Atest_one_rank_fails"
     assert by_test["test_one_rank_fails"] == f"::error {where}::rank 1: assert 1 == 0"
@@ -92,9 +97,9 @@ _PLACES = '''
 
 def test_failures_in_libraries_doctests_and_subtests_have_a_place_and_a_cause(suite: Suite, summary: Path) -> None:
     lines = suite.write("test_it.py", _PLACES).read_text().splitlines()
-    run = suite.run("--doctest-modules", "--tb=line")
+    run = _run(suite, "--doctest-modules", "--tb=line")
     error = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
-    assert sorted(_annotations(run)) == sorted(
+    assert sorted(_annotations(run.text)) == sorted(
         f"::error file=test_it.py,line={number},title=test_it.py%3A%3A{test}::{cause}"
         for number, line in enumerate(lines, 1)
         for place, test, cause in (
@@ -126,28 +131,28 @@ def test_only_the_session_of_a_job_that_has_marked_tests_writes_a_summary(suite:
         """,
     )
     for options in (("--collect-only",), ("test_plain.py",)):
-        assert suite.run(*options).ret == 0
+        assert _run(suite, *options).ret == 0
         assert not summary.exists()
-    assert suite.run("--accel=none", "inner").ret == 0
+    assert _run(suite, "--accel=none", "inner").ret == 0
     assert summary.read_text(encoding="utf-8").startswith("## pytest-accel: 1 skipped\n")
-    assert suite.run("test_it.py").ret == 0
+    assert _run(suite, "test_it.py").ret == 0
     assert summary.read_text(encoding="utf-8").count("## pytest-accel") == 2
     name = "pytest_github_actions_annotate_failures"  # That plugin annotates failures itself.
     suite.write(f"{name}.py", "")
     suite.plugin(name)
     suite.write("test_fails.py", _PASSING_TEST.replace("pass\n", "assert False\n"))
-    assert _annotations(suite.run("test_fails.py")) == []
+    assert _annotations(_run(suite, "test_fails.py").text) == []
 
 
 def test_a_summary_that_cannot_be_written_fails_no_session(suite: Suite, summary: Path) -> None:
     suite.write("test_it.py", _PASSING_TEST)
     summary.write_bytes(b"x" * ((1 << 20) - 50))
-    run = suite.run()
+    run = _run(suite)
     assert run.ret == 0
     assert re.search(r"^accel: the job summary \S+ has no room for this session", run.text, re.MULTILINE)
     summary.unlink()
     summary.mkdir()
-    run = suite.run()
+    run = _run(suite)
     assert run.ret == 0
     assert re.search(r"^accel: the job summary \S+ cannot be written: Is a directory", run.text, re.MULTILINE)
 

@@ -167,6 +167,9 @@ _HANDLED = """
     @pytest.mark.distributed(2)
     def test_ranks(): assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
+    @pytest.mark.devices
+    def test_marked(devices): pass
+
     def test_unhandled(): assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
     def test_handled():
@@ -177,15 +180,15 @@ _HANDLED = """
 
 def test_only_the_controller_of_a_session_with_marked_tests_handles_the_signal(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _HANDLED)
-    # Deselected tests need no ranks.
-    suite.run("test_it.py::test_unhandled").expect({"test_unhandled": "PASSED"})
+    for test in ("test_ranks", "test_unhandled"):  # Deselected tests need no ranks.
+        suite.run(f"test_it.py::{test}").expect({test: "PASSED"})
     for register in (
         "signal.signal(signal.SIGUSR1, lambda *_: Path('handled').write_text('x'))",
         "faulthandler.register(signal.SIGUSR1, open('handled', 'w'))",
     ):
         suite.write("conftest.py", f"import faulthandler\nimport signal\nfrom pathlib import Path\n\n{register}\n")
-        run = suite.run("-k", "ranks or test_handled")
-        run.expect({"test_ranks": "PASSED", "test_handled": "PASSED"})
+        run = suite.run("-k", "marked or test_handled")
+        run.expect({"test_marked": "PASSED", "test_handled": "PASSED"})
         assert "accel: 1 running" not in run.text
         (suite.path / "handled").unlink()
 

@@ -77,7 +77,7 @@ def test_the_record_has_failures_output_and_worlds(no_xdist: Recorded) -> None:
 
     world = tests["test_one_rank_ends"].world
     assert world is not None
-    (ending,) = (event for event in _of_kind(record, "WorldEnding") if event.world == world.starting.world)
+    (ending,) = (event for event in _of_kind(record, "WorldEnding") if event.world == world.world)
     assert "exited with status 3" in ending.why
     assert ending.killed
     names = ("WorldStarting", "WorldReady", "WorldEnding", "WorldGone")
