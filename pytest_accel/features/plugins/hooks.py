@@ -35,8 +35,8 @@ class Module(NamedTuple):
     """What marked tests lack with a release without the names that the functions use."""
     in_rank: str = ""
     in_driver: str = ""
-    blocks: str = ""
-    """The fixture that fails in ranks with such a release, since all ranks would write the same files."""
+    is_needed: bool = False
+    """True if marked tests must not run with such a release: all ranks would write the same files."""
 
 
 MODULES = (
@@ -47,11 +47,11 @@ MODULES = (
     Module("memray_manager", "recordings of each rank", "restrictions:pytest_memray"),
     Module("pytest_benchmark.plugin", "statistics, and run once", "benchmark:in_rank", "benchmark:in_driver"),
     Module("pytest_dependency", "an error of depends()", "restrictions:pytest_dependency"),
-    Module("pytest_django.plugin", "databases of each rank", "restrictions:OwnDatabases", blocks="django_db_setup"),
+    Module("pytest_django.plugin", "databases of each rank", "restrictions:OwnDatabases", is_needed=True),
     Module("pytest_forked", "a driver that is not forked", in_driver="restrictions:pytest_forked"),
     Module("pytest_recording.plugin", "a single writer", "restrictions:pytest_recording"),
-    Module("pytest_snapshot.plugin", "new snapshots", "snapshots:pytest_snapshot", "snapshots:Files", "snapshot"),
-    Module("syrupy", "new snapshots", "snapshots:syrupy", "snapshots:Syrupy", "snapshot"),
+    Module("pytest_snapshot.plugin", "new snapshots", "snapshots:pytest_snapshot", "snapshots:Files", True),
+    Module("syrupy", "new snapshots", "snapshots:syrupy", "snapshots:Syrupy", True),
 )
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
 
@@ -100,29 +100,26 @@ def _plugins(
                 try:
                     part = resolve_name(f"{__package__}.{name}")(config) if name else None
                 except UNKNOWN_RELEASE as error:
-                    part = _Unknown(row, error)
+                    if row.is_needed:
+                        text = f"pytest-accel does not know this release of {row.plugin} ({error}), with which ranks"
+                        text += f" would write the same files: switch it off with -p no:{row.plugin}"
+                        raise pytest.UsageError(text) from None
+                    part = _Unknown(error)
                 if part is not None:
                     yield part
             yield _Passing(row, part)
 
 
 class _Unknown:
-    """Stands for the part of a plugin with an unknown release, and fails the fixture of ranks that would do damage."""
+    """Stands for the part of a plugin with an unknown release."""
 
-    def __init__(self, module: Module, error: Exception) -> None:
-        self._module, self._error = module, error
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
     def send(self, *args: object) -> object:
         raise self._error
 
     merge = send
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-        if fixturedef.argname == self._module.blocks and RANK in request.config.stash:
-            plugin = self._module.plugin
-            text = f"pytest-accel does not know this release of {plugin} ({self._error}), and all ranks would write"
-            pytest.fail(f"{text} the same files: switch it off with -p no:{plugin}", pytrace=False)
 
 
 class _Passing:

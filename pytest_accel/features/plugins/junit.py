@@ -15,23 +15,23 @@ def in_rank(config: pytest.Config) -> object | None:
     arguments = config.known_args_namespace
     if getattr(arguments, "numprocesses", None) or getattr(arguments, "tx", None):
         return None  # pytest has no junit log in xdist workers: recorded data is lost there, without a warning.
-    return _Junit.of(config, make_junit_log(config))
+    return _of(config, make_junit_log(config))
 
 
 def in_driver(config: pytest.Config) -> object | None:
     """Return the plugin that adds this data to the file; None if this process writes none."""
-    return _Junit.of(config, junit_log(config))
+    return _of(config, junit_log(config))
+
+
+def _of(config: pytest.Config, log: Any) -> object | None:
+    return None if log is None else _Junit(log, config.stash.get(RANK, None))
 
 
 class _Junit:
     """Sends what fixtures have recorded in the `log` of a rank, or adds it to that of the driver."""
 
-    def __init__(self, config: pytest.Config, log: Any) -> None:
-        self._log, self._rank = log, config.stash.get(RANK, None)
-
-    @classmethod
-    def of(cls, config: pytest.Config, log: Any) -> object | None:
-        return None if log is None else cls(config, log)
+    def __init__(self, log: Any, rank: Any) -> None:
+        self._log, self._rank = log, rank
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "teardown":

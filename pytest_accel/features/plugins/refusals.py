@@ -59,20 +59,8 @@ def _any_has(items: Sequence[pytest.Item], *marks: str) -> bool:
     return any(item.get_closest_marker(mark) for item in items for mark in marks)
 
 
-def _writes_arrays(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    return _is_given(config, "--arraydiff-generate-path") and _any_has(items, "array_compare")
-
-
-def _replaces_files(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    # By default pytest-insta only creates files that are missing.
-    return getattr(config.option, "insta", "") in ("record", "review", "update")
-
-
 def _writes_images(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    """Return whether pytest-mpl generates images, or has a folder for results. By default each rank has a folder.
-
-    Hashes and the summary are written when a session ends, so that a rank would replace those of the driver.
-    """
+    """Return whether pytest-mpl generates files, or has a folder for results. By default each rank has a folder."""
     flags = ("--mpl-generate-path", "--mpl-generate-hash-library", "--mpl-generate-summary", "--mpl-results-path")
     folder = _is_given(config, *flags) or _is_set(config, "mpl-generate-summary", "mpl-results-path")
     return folder and _any_has(items, "mpl_image_compare")
@@ -89,22 +77,18 @@ def _changes_source(config: pytest.Config, items: Sequence[pytest.Item]) -> bool
 
 
 def _rewrites_cassettes(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    by_option = getattr(config.option, "record_mode", None)
     marks = [mark for item in items for mark in item.iter_markers("vcr")]
-    return "rewrite" in [mark.kwargs.get("record_mode", by_option) for mark in marks]
+    return "rewrite" in [mark.kwargs.get("record_mode", config.option.record_mode) for mark in marks]
 
 
 def _forks(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
     """Return whether pytest-isolate forks the process for a marked test."""
-    if _is_given(config, "--no-isolate") or any(is_loaded(config, name) for name in ("forked", "timeout")):
+    if any(is_loaded(config, name) for name in ("forked", "timeout")):
         return False  # pytest-isolate turns itself off next to these two plugins.
     limits = ("isolate_timeout", "isolate_mem_limit", "isolate_cpu_limit")
     flags = ("--isolate", "--forked", *(f"--{limit.replace('_', '-')}" for limit in limits))
-    return _is_given(config, *flags) or _is_set(config, *limits) or _any_has(items, "isolate", "forked", "timeout")
-
-
-def _measures_with_codspeed(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
-    return _is_given(config, "--codspeed") or "CODSPEED_ENV" in os.environ
+    isolates = _is_given(config, *flags) or _is_set(config, *limits) or _any_has(items, "isolate", "forked", "timeout")
+    return isolates and not _is_given(config, "--no-isolate")
 
 
 def _runs_in_threads(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
@@ -124,6 +108,7 @@ class Refusal(NamedTuple):
     instead: str = "do without it, or deselect marked tests (-m 'not distributed and not devices')"
 
 
+_ARRAYS = "--arraydiff-generate-path"
 _FORCED = ("--force-regen", "--regen-all")
 _FILES = "would have each rank of a marked test write the same files"
 _INLINE, _MINUTES, _INCREASE = "inline_snapshot.pytest_plugin", "--flake-max-minutes", "--fail-on-increase"
@@ -131,13 +116,25 @@ _ORDER = "--error-on-failed-ordering"
 _TESTMON = tuple(f"--testmon{rest}" for rest in ("", "-forceselect", "-noselect", "-nocollect", "-env"))
 
 REFUSALS = (
-    Refusal("pytest_arraydiff.plugin", _in_several_ranks(_writes_arrays), f"--arraydiff-generate-path {_FILES}"),
+    Refusal(
+        "pytest_arraydiff.plugin",
+        _in_several_ranks(lambda config, items: _is_given(config, _ARRAYS) and _any_has(items, "array_compare")),
+        f"{_ARRAYS} {_FILES}",
+    ),
     Refusal("pytest_examples", _given("--update-examples"), f"--update-examples {_FILES}"),
-    Refusal("pytest_insta.plugin", _in_several_ranks(_replaces_files), f"--insta=update, record and review {_FILES}"),
+    Refusal(
+        "pytest_insta.plugin",  # By default it only creates files that are missing.
+        _in_several_ranks(lambda config, items: config.option.insta in ("record", "review", "update")),
+        f"--insta=update, record and review {_FILES}",
+    ),
     Refusal("pytest_mpl.plugin", _writes_images, f"a folder of pytest-mpl for images or results {_FILES}"),
     Refusal("pytest_regressions.plugin", _in_several_ranks(_given(*_FORCED)), f"{' and '.join(_FORCED)} {_FILES}"),
     Refusal(_INLINE, _changes_source, "inline-snapshot's create, fix, trim and update do not work for tests in ranks"),
-    Refusal("codspeed_plugin", _measures_with_codspeed, "pytest-codspeed would run functions unequally often on ranks"),
+    Refusal(
+        "codspeed_plugin",
+        lambda config, items: _is_given(config, "--codspeed") or "CODSPEED_ENV" in os.environ,
+        "pytest-codspeed would run functions unequally often on ranks",
+    ),
     Refusal("pytest_deadfixtures", _given("--dup-fixtures"), "--dup-fixtures cannot compare fixtures of ranks"),
     Refusal("pytest_flakefinder", _given(_MINUTES), f"{_MINUTES} would let ranks disagree on the end, by their clocks"),
     Refusal("memray_manager", _given(_INCREASE), f"{_INCREASE} would have each rank compare with the peak of another"),

@@ -29,8 +29,7 @@ def trace_text(sessions: Sequence[Session]) -> str:
         trace.add_workers(session, f"workers{of} on {session.host}")
         trace.add_ranks(session, f"ranks{of}")
     trace.add_devices(sessions)
-    sources = [{"session": one.started.session, "host": one.host, "start": one.span.start} for one in sessions]
-    return json.dumps({"traceEvents": trace.events, "displayTimeUnit": "ms", "otherData": {"sessions": sources}})
+    return json.dumps({"traceEvents": trace.events, "displayTimeUnit": "ms"})
 
 
 class _Trace:
@@ -56,23 +55,22 @@ class _Trace:
             waiting = [test for test in tests if test.wait is not None]
             thread = self._thread(process, f"{worker or 'pytest'}: waits and starts of ranks") if waiting else thread
             for test in waiting:
-                self._add_wait(test, thread)
+                self._add_wait(session, test, thread)
 
-    def _add_wait(self, test: TestRun, thread: _Track) -> None:
+    def _add_wait(self, session: Session, test: TestRun, thread: _Track) -> None:
         if (wait := test.wait) is None or wait.leased is None:
             return
         if test.waited > 0:
             self._slice(thread, "wait", (wait.requested.at, wait.leased), test=test.test, why=wait.why)
-        if wait.world is not None and wait.starts_world and wait.world.ready is not None:
-            ready = wait.world.ready
+        if wait.world is not None and wait.starts_world and (ready := session.ready.get(wait.world.world)) is not None:
             self._slice(thread, "start of ranks", (wait.leased, ready.at), test=test.test, world=ready.world)
 
     def add_ranks(self, session: Session, name: str) -> None:
         """Add what the ranks of each world did: their start, and the phases of tests."""
         process = self._process(name)
-        for world in session.worlds.values():
-            start, ready = world.starting, world.ready
-            tests = [test for test in session.tests if test.world is world]
+        for number, start in session.worlds.items():
+            ready = session.ready.get(number)
+            tests = [test for test in session.tests if test.world is start]
             phases = [(test, phase.when, one) for test in tests for phase in test.phases for one in phase.ranks]
             for rank, place in enumerate(start.places):
                 host = session.machines.get(place.machine, session.host)
@@ -104,7 +102,8 @@ class _Trace:
         for lane, row in ((lane, row) for lane, of_lane in rows for row in of_lane):
             thread = self._thread(processes[lane.host], f"{'CPU slot ' if lane.kind == 'slot' else ''}{lane.name}")
             for test in row:
-                self._slice(thread, test.test, test.span, **_facts(test))
+                failure = "" if test.failure is None else test.failure.headline
+                self._slice(thread, test.test, test.span, verdict=test.verdict, failure=failure)
 
     def _process(self, name: str) -> int:
         number = next(self._numbers)
@@ -126,15 +125,3 @@ class _Trace:
 
     def _time(self, at: float) -> int:
         return round((at - self._start) * 1e6)
-
-
-def _facts(test: TestRun) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "verdict": test.verdict,
-        "waited (s)": test.waited,
-        "device seconds": test.device_seconds,
-        "peak memory (bytes)": max(test.peaks.values(), default=None),
-        "world": None if test.world is None else test.world.starting.about,
-        "failure": None if test.failure is None else test.failure.headline,
-    }
-    return {name: value for name, value in facts.items() if value is not None}

@@ -60,7 +60,6 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> tuple[figu
     ticks: dict[float, str] = {}
     titles: dict[float, str] = {}
     bars: list[tuple[float, ...]] = []
-    seen: set[int] = set()
     bottom, latest = 0.0, None
     several = len({(lane.host, lane.session) for lane, _ in lanes}) > 1
     for lane, of_lane in lanes:
@@ -73,8 +72,7 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> tuple[figu
         top, height = bottom, 0.6 if len(of_lane) > 1 else 1.0
         for row in of_lane:
             for test in row:
-                bars += _bars_of(test, rows[id(test)], bottom, height, shows_wait=id(test) not in seen)
-                seen.add(id(test))
+                bars += _bars_of(test, rows[id(test)], bottom, height, shows_wait=next(iter(test.lanes)) == lane)
             bottom += height
         ticks[(top + bottom) / 2] = cut_end(lane_label(lane, sessions), _LONGEST_LABEL)
     columns = np.array(bars, dtype=float).reshape(-1, 6).T

@@ -84,11 +84,6 @@ class ReportDetails:
             report.accel_details = msgspec.to_builtins(details | {"ranks": verdict.ranks})  # xdist sends plain data.
         elif call.excinfo is not None and report.failed:
             report.accel_details = {"place": failure_place(call.excinfo, report.longrepr, folders_of(item.config))}
-            if not hasattr(report.longrepr, "reprcrash") and report.accel_details["place"] is not None:  # A doctest.
-                from pytest_accel.core.serialization import sketch
-                from pytest_accel.verdict.sentences import headline
-
-                report.accel_details["headline"] = headline(sketch(call.excinfo.value))
         return report  # type: ignore[no-any-return]
 
 
@@ -132,8 +127,6 @@ class RecordHooks:
         self._session, self._config = session, session.config
         self._folders = folders_of(session.config)
         self._file, self._record, self._report, self._in_ci = file, record, report, in_ci
-        self._has_marked = False
-        """True if a test needed ranks or devices."""
         self._worker: Callable[[], str] = str
         self.collections: set[str] = set()
         """The tests that processes have collected (`CollectedTests`). Threads that receive from workers add to it."""
@@ -162,7 +155,6 @@ class RecordHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._has_marked |= hasattr(report, "accel_missing")
         if not is_subtest(report) or report.failed:
             self._file("PhaseReported", **phase(report, self._folders))
 
@@ -193,11 +185,9 @@ class RecordHooks:
 
     def _make_files(self) -> str | None:
         """Write the page and the summary; return what went wrong, or None."""
-        # Without marked tests there is no summary, and the record need not be read.
-        in_ci = self._in_ci and (self._has_marked or self._session.started_pool is not None)
         try:
-            sessions = sessions_of([self._file.read()]) if in_ci or self._report is not None else []
-            if in_ci and any(test.wait or test.world or test.missing for test in sessions[0].tests):
+            sessions = sessions_of([self._file.read()]) if self._in_ci or self._report is not None else []
+            if self._in_ci and any(test.wait or test.world or test.missing for test in sessions[0].tests):
                 from pytest_accel.features.record import github_summary
 
                 # That plugin annotates failures itself.
@@ -250,8 +240,10 @@ def phase(report: pytest.TestReport, folders: Folders) -> dict[str, Any]:
             inside = path.startswith(folders.root + os.sep)
             fields["place"] = os.path.relpath(path, folders.root) if inside else path, place[1]
         text = report.longreprtext
-        headline = (text if crash is None else str(crash.message)).strip().partition("\n")[0]
-        fields.setdefault("headline", headline)
+        # The text of a missing fixture has lines of errors; that of a doctest ends with the type of the error.
+        errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
+        headline = (errors or text.strip().splitlines()[-1:] or [""])[0] if crash is None else str(crash.message)
+        fields["headline"] = headline.strip().partition("\n")[0]
         fields["failure"] = cut(text, _LONGEST_TEXT)
         fields["output"] = {name: cut(text, _LONGEST_TEXT) for name, text in report.sections}
     given: Iterable[tuple[object, object]] = report.user_properties  # pytest accepts names of any type.

@@ -13,12 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import jinja2
 from bokeh.embed import file_html
 from bokeh.resources import Resources
 
 from pytest_accel.features.record import page_script, page_style
-from pytest_accel.features.record.page_details import clock, details, longest_text, seconds_text
+from pytest_accel.features.record.page_details import TEMPLATES, clock, details, longest_text, seconds_text
 from pytest_accel.features.record.page_plots import lane_label, timeline
 from pytest_accel.features.record.timeline import Session, TestRun, covered, time_spent
 
@@ -36,7 +35,6 @@ _COLUMNS = (
     ("wait", "wait (s)", "number wide"),
     ("device_seconds", "device-seconds", "number wide"),
     ("devices", "devices", "devices"),
-    ("ranks", "ranks", "number wide"),
     ("peak", "peak (GiB)", "number wide"),
 )
 """Key, title and CSS classes of the columns of the table. A narrow window does not show those that are `wide`."""
@@ -96,7 +94,6 @@ _TEMPLATE = """<!DOCTYPE html>
 {%- endfor %}</tr></thead>
 <tbody></tbody>
 </table>
-<p><button id="more" type="button" hidden>Show more</button></p>
 {% else %}
 <p class="muted">No test ran.</p>
 {% endif %}
@@ -124,12 +121,12 @@ _TEMPLATE = """<!DOCTYPE html>
 def page(sessions: Sequence[Session]) -> str:
     """Return the page of `sessions`."""
     verdicts = list(page_style.COLOURS)
-    runs = [(test, session) for session in sessions for test in session.tests]
-    runs.sort(key=lambda run: verdicts.index(run[0].verdict))
-    tests = [test for test, _ in runs]
+    tests = sorted((one for session in sessions for one in session.tests), key=lambda one: verdicts.index(one.verdict))
     plot, legend = timeline(sessions, {id(test): row for row, test in enumerate(tests)})
     longest = longest_text(tests)
-    data = json.dumps((_columns(sessions, tests), [details(test, session, longest) for test, session in runs]))
+    columns = _columns(sessions, tests)
+    about = [details(test, devices, longest) for test, devices in zip(tests, columns["devices"], strict=True)]
+    data = json.dumps((columns, about))
     title = "Report of a session" if len(sessions) == 1 else f"Report of {len(sessions)} sessions"
     variables = {
         "style": page_style.PAGE,
@@ -143,16 +140,11 @@ def page(sessions: Sequence[Session]) -> str:
         "sessions": [_summary(session) for session in sessions],
         "skips": _skips(tests),
     }
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_TEMPLATE)
+    template = TEMPLATES.from_string(_TEMPLATE)
     if plot is None:
         return template.render(variables, title=title)
-    html: str = file_html(
-        plot,
-        Resources(mode="inline", minified=True),
-        title=title,
-        template=template,
-        template_variables=variables,
-    )
+    resources = Resources(mode="inline", minified=True)
+    html: str = file_html(plot, resources, title=title, template=template, template_variables=variables)
     return html
 
 
@@ -162,7 +154,8 @@ def _columns(sessions: Sequence[Session], tests: Sequence[TestRun]) -> dict[str,
     labels = {lane: lane_label(lane, sessions) for test in tests for lane in test.lanes}
 
     def devices(test: TestRun) -> str:
-        names = ", ".join(labels[lane] for lane in test.lanes)
+        shares = (labels[lane] + (f" (share {share:g})" if share < 1 else "") for lane, share in test.lanes.items())
+        names = ", ".join(shares)
         return f"{next(iter(test.lanes)).host}: {names}" if several and test.lanes else names
 
     return {
@@ -172,7 +165,6 @@ def _columns(sessions: Sequence[Session], tests: Sequence[TestRun]) -> dict[str,
         "wait": [round(test.waited, 4) for test in tests],
         "device_seconds": [round(test.device_seconds, 4) for test in tests],
         "devices": [devices(test) for test in tests],
-        "ranks": [None if test.world is None else len(test.world.starting.places) for test in tests],
         "peak": [round(max(test.peaks.values()) / (1 << 30), 4) if test.peaks else None for test in tests],
         "ran": [
             f"{test.verdict}, ran {seconds_text(test.span.seconds)}, waited {seconds_text(test.waited)}, "

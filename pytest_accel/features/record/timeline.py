@@ -42,15 +42,6 @@ class Lane(NamedTuple):
 
 
 @dataclass(slots=True)
-class WorldLife:
-    """The ranks in which tests have run."""
-
-    starting: Event
-    ready: Event | None = None
-    """None if its processes had never started."""
-
-
-@dataclass(slots=True)
 class Wait:
     """The wait of a test for its world."""
 
@@ -59,14 +50,15 @@ class Wait:
     """The reason for a wait, with the holders of the devices if they are known."""
     leased: float | None = None
     """Time at which it had its devices or CPU slots; None if that never happened."""
-    world: WorldLife | None = None
+    world: Event | None = None
+    """The start of its world."""
     ended: Event | None = None
     """The end of a request without a world."""
 
     @property
     def starts_world(self) -> bool:
         """True if the ranks were started for this request."""
-        return self.world is not None and self.world.starting.request == self.requested.request
+        return self.world is not None and self.world.request == self.requested.request
 
 
 @dataclass(slots=True)
@@ -82,7 +74,8 @@ class TestRun:
     phases: list[Event] = field(default_factory=list)
     wait: Wait | None = None
     """The wait for its world; None if it used the world of the test before it, or needs none."""
-    world: WorldLife | None = None
+    world: Event | None = None
+    """The start of the ranks in which it ran."""
     lanes: dict[Lane, float] = field(default_factory=dict)
     """The devices or CPU slots that the test ran on, and its share of each."""
     until: float | None = None
@@ -156,7 +149,10 @@ class Session:
     machines: dict[int, str] = field(default_factory=dict)
     """The names of its machines by number."""
     devices: dict[Lane, Event] = field(default_factory=dict)
-    worlds: dict[int, WorldLife] = field(default_factory=dict)
+    worlds: dict[int, Event] = field(default_factory=dict)
+    """The start of each world."""
+    ready: dict[int, Event] = field(default_factory=dict)
+    """Each world whose ranks have started."""
     tests: list[TestRun] = field(default_factory=list)
     """The runs of its tests in the order in which they began."""
 
@@ -241,11 +237,11 @@ def _session(record: Sequence[Event], position: int) -> Session:
             case "RequestEnded" if wait is not None:
                 wait.ended = event
             case "WorldStarting":
-                worlds[event.world] = WorldLife(event)
+                worlds[event.world] = event
                 if wait is not None:
                     wait.leased = event.at
-            case "WorldReady" if world is not None:
-                world.ready = event
+            case "WorldReady":
+                session.ready[event.world] = event
             case "WorldAcquired" if wait is not None:
                 wait.leased, wait.world = wait.leased or event.at, world
             case "TestStarted":
@@ -296,7 +292,7 @@ def _place(session: Session, position: int) -> None:
     """The end of the last test on each slot."""
     for test in session.tests:
         ranks_on: Counter[str] = Counter()
-        for place in () if test.world is None else test.world.starting.places:
+        for place in () if test.world is None else test.world.places:
             ranks_on[session.machines.get(place.machine, session.host)] += not place.devices
             for device in place.devices:
                 lane = session.device(place.machine, device)

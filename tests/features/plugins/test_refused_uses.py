@@ -210,15 +210,14 @@ _HARVESTED = """
 
 
 @needs("pytest_harvest")
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
-def test_the_conftest_of_the_page_brings_results_of_ranks(suite: Suite, workers: tuple[str, ...]) -> None:
+def test_the_conftest_of_the_page_brings_results_of_ranks(suite: Suite) -> None:
     suite.plugin("harvest")
     (conftest,) = re.findall(
         r"^```python needs pytest-harvest conftest\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.M
     )
     suite.write("conftest.py", conftest + textwrap.dedent(_RESULTS))
     suite.write("test_it.py", _HARVESTED)
-    run = suite.run("-Wignore", *workers)
+    run = suite.run("-Wignore", "-n1")
     assert run.count() == {"PASSED": 2}
     bags = json.loads((suite.path / "bags.json").read_text())
     assert bags == {"test_it.py::test_in_ranks": {"loss": 0.25}, "test_it.py::test_unmarked": {"loss": 0.5}}

@@ -142,11 +142,6 @@ class Recorded:
     def junit(self) -> ElementTree.Element:
         return ElementTree.parse(self.folder / "junit.xml").getroot()[0]
 
-    @property
-    def annotations(self) -> list[str]:
-        """The lines of the output that GitHub reads as annotations."""
-        return [line for line in self.text.splitlines() if line.startswith("::")]
-
     def line(self, text: str) -> int:
         """Return the number of the line of the test file that has `text`."""
         lines = (self.folder.parent / "sub" / "test_it.py").read_text().splitlines()

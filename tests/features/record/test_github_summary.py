@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,35 +25,22 @@ _PASSING_TEST = """
 """
 
 
-class GithubJob:
-    """A job of GitHub Actions that runs sessions of a suite."""
-
-    def __init__(self, suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.suite = suite
-        self.summary = suite.path / "step-summary.md"
-        self._monkeypatch = monkeypatch
-        self.set(GITHUB_STEP_SUMMARY=str(self.summary), GITHUB_WORKSPACE=str(suite.path))
-
-    def set(self, **variables: str) -> None:
-        """Set environment variables of the job."""
-        for name, value in variables.items():
-            self._monkeypatch.setenv(name, value)
-
-    def run(self, *args: str) -> Run:
-        """Run a session without PYTEST_CURRENT_TEST, which would mark it as one that a test has started."""
-        self._monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
-        return self.suite.run(*args)
-
-
 @pytest.fixture
-def job(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> GithubJob:
-    """Return a job with an empty suite."""
-    return GithubJob(suite, monkeypatch)
+def summary(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make sessions of the suite jobs of GitHub Actions, and provide the file of their summary."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(suite.path / "step-summary.md"))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(suite.path))
+    return suite.path / "step-summary.md"
 
 
-def _annotations(run: Run) -> list[str]:
+def _run(suite: Suite, *options: str) -> Run:
+    os.environ.pop("PYTEST_CURRENT_TEST", None)  # It marks a session that a test has started.
+    return suite.run(*options)
+
+
+def _annotations(text: str) -> list[str]:
     """Return the lines of the output that GitHub reads as annotations."""
-    return [line for line in run.text.splitlines() if line.startswith("::")]
+    return [line for line in text.splitlines() if line.startswith("::")]
 
 
 @pytest.mark.parametrize("name", ["no_xdist", "two_workers"])
@@ -72,7 +60,7 @@ def test_a_job_gets_a_summary_and_annotations(request: pytest.FixtureRequest, na
         "<code>sim</code> | 4 | <code>4 x sim</code> |",
     ):
         assert expected in text
-    by_test = {line.split("%3A%3A")[1].split("::")[0]: line for line in recorded.annotations}
+    by_test = {line.split("%3A%3A")[1].split("::")[0]: line for line in _annotations(recorded.text)}
     assert by_test.keys() == {"test_one_rank_fails", "test_one_rank_ends", "test_errs"}
     where = f"file=sub/test_it.py,line={line},title=sub/test_it.py%3A%3Atest_one_rank_fails"
     assert by_test["test_one_rank_fails"] == f"::error {where}::rank 1: assert 1 == 0"
@@ -107,28 +95,28 @@ _PLACES = '''
     '''
 
 
-def test_failures_in_libraries_doctests_and_subtests_have_a_place_and_a_cause(job: GithubJob) -> None:
-    lines = job.suite.write("test_it.py", _PLACES).read_text().splitlines()
-    run = job.run("--doctest-modules", "--tb=line")
+def test_failures_in_libraries_doctests_and_subtests_have_a_place_and_a_cause(suite: Suite, summary: Path) -> None:
+    lines = suite.write("test_it.py", _PLACES).read_text().splitlines()
+    run = _run(suite, "--doctest-modules", "--tb=line")
     error = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
-    assert sorted(_annotations(run)) == sorted(
+    assert sorted(_annotations(run.text)) == sorted(
         f"::error file=test_it.py,line={number},title=test_it.py%3A%3A{test}::{cause}"
         for number, line in enumerate(lines, 1)
         for place, test, cause in (
-            (">>> double(3)", "test_it.double", "DocTestFailure: expected '7', got '6'"),
+            (">>> double(3)", "test_it.double", f"{suite.path}/test_it.py:{number}: DocTestFailure"),
             ("raise ValueError", "TestCase%3A%3Atest_parts", "ValueError: no value"),
             ("def parse", "test_plain", error),
             ("def parse", "test_ranks", f"ranks 0-1: {error}"),
         )
         if place in line
     )
-    assert "<code>test&#95;it.py:" in job.summary.read_text()
+    assert "<code>test&#95;it.py:" in summary.read_text()
 
 
-def test_only_the_session_of_a_job_that_has_marked_tests_writes_a_summary(job: GithubJob) -> None:
-    job.suite.write("test_plain.py", "def test_plain():\n    pass\n")
-    job.suite.write("inner/test_inner.py", _PASSING_TEST)
-    job.suite.write(
+def test_only_the_session_of_a_job_that_has_marked_tests_writes_a_summary(suite: Suite, summary: Path) -> None:
+    suite.write("test_plain.py", "def test_plain():\n    pass\n")
+    suite.write("inner/test_inner.py", _PASSING_TEST)
+    suite.write(
         "test_it.py",
         """
         import subprocess
@@ -143,34 +131,30 @@ def test_only_the_session_of_a_job_that_has_marked_tests_writes_a_summary(job: G
         """,
     )
     for options in (("--collect-only",), ("test_plain.py",)):
-        assert job.run(*options).ret == 0
-        assert not job.summary.exists()
-    assert job.run("--accel=none", "inner").ret == 0
-    assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 1 skipped\n")
-    assert job.run("test_it.py").ret == 0
-    assert job.summary.read_text(encoding="utf-8").count("## pytest-accel") == 2
+        assert _run(suite, *options).ret == 0
+        assert not summary.exists()
+    assert _run(suite, "--accel=none", "inner").ret == 0
+    assert summary.read_text(encoding="utf-8").startswith("## pytest-accel: 1 skipped\n")
+    assert _run(suite, "test_it.py").ret == 0
+    assert summary.read_text(encoding="utf-8").count("## pytest-accel") == 2
     name = "pytest_github_actions_annotate_failures"  # That plugin annotates failures itself.
-    job.suite.write(f"{name}.py", "")
-    job.suite.plugin(name)
-    job.suite.write("test_fails.py", _PASSING_TEST.replace("pass\n", "assert False\n"))
-    assert _annotations(job.run("test_fails.py")) == []
+    suite.write(f"{name}.py", "")
+    suite.plugin(name)
+    suite.write("test_fails.py", _PASSING_TEST.replace("pass\n", "assert False\n"))
+    assert _annotations(_run(suite, "test_fails.py").text) == []
 
 
-@pytest.mark.parametrize(
-    ("size", "problem"),
-    [(None, "cannot be written: Is a directory"), ((1 << 20) - 50, "has no room for this session")],
-    ids=["folder", "full"],
-)
-def test_a_summary_that_cannot_be_written_fails_no_session(job: GithubJob, size: int | None, problem: str) -> None:
-    job.suite.write("test_it.py", _PASSING_TEST)
-    if size is None:
-        job.set(GITHUB_STEP_SUMMARY=str(job.suite.path))
-    else:
-        job.summary.write_bytes(b"x" * size)
-    run = job.run()
+def test_a_summary_that_cannot_be_written_fails_no_session(suite: Suite, summary: Path) -> None:
+    suite.write("test_it.py", _PASSING_TEST)
+    summary.write_bytes(b"x" * ((1 << 20) - 50))
+    run = _run(suite)
     assert run.ret == 0
-    assert re.search(rf"^accel: the job summary \S+ {problem}", run.text, re.MULTILINE)
-    assert size is None or job.summary.stat().st_size == size
+    assert re.search(r"^accel: the job summary \S+ has no room for this session", run.text, re.MULTILINE)
+    summary.unlink()
+    summary.mkdir()
+    run = _run(suite)
+    assert run.ret == 0
+    assert re.search(r"^accel: the job summary \S+ cannot be written: Is a directory", run.text, re.MULTILINE)
 
 
 _EVIL = "a\n</td> | <b> `c` *d* [e](f) ::error:: @g #1 \x1b[0Ksection_end:1:s\r \udce9 \u202e"

@@ -77,7 +77,7 @@ def test_the_record_has_failures_output_and_worlds(no_xdist: Recorded) -> None:
 
     world = tests["test_one_rank_ends"].world
     assert world is not None
-    (ending,) = (event for event in _of_kind(record, "WorldEnding") if event.world == world.starting.world)
+    (ending,) = (event for event in _of_kind(record, "WorldEnding") if event.world == world.world)
     assert "exited with status 3" in ending.why
     assert ending.killed
     names = ("WorldStarting", "WorldReady", "WorldEnding", "WorldGone")
@@ -250,13 +250,9 @@ def _first(**changes: object) -> str:
     ("text", "error"),
     [
         ("", "has no events"),
-        ("\n", "line 1: Input data was truncated"),
-        ("[]\n", "line 1: Expected `object`, got `array`"),
         ('{"document": "another"}\n', "line 1: Object missing required field"),
         (_first(schema=2), "has version 2; this pytest-accel reads version 1"),
-        (_first(at="soon"), "line 1: Expected `float`, got `str` - at `$.at`"),
         (_first(at=1e300), "line 1: Expected `float` <= 100000000000.0 - at `$.at`"),
-        (_first(shard=[1, 2, 3]), "line 1: Expected `array` of length 2 - at `$.shard`"),
         (_first() + _first(event="TestStarted", test=None), "line 2: Expected `str`, got `null` - at `$.test`"),
         (_first(event="TestStarted", test="t"), "is not a record of --accel-record: its first event is TestStarted"),
         (_first() + "[" * 100_000 + "\n", "line 2: "),
