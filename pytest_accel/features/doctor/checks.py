@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -141,16 +142,11 @@ def _nvidia_cards(root: Path) -> int:
     )
 
 
-def _torch_version() -> str | None:
-    """Return the version of the installed torch; None if there is none."""
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version("torch")
-    return None
-
-
 def _torch(subject: _Subject) -> Iterator[_Result]:
-    torch, builds, driver = _torch_version(), versions(), _nvidia_driver()
-    if torch is None:
+    builds, driver = versions(), _nvidia_driver()
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
         what = "torch is not installed: distributed tests need init=False, and cannot use the fixtures of torch"
         yield "note", what, f"Install one that fits the hardware: {_GET_TORCH}."
         return
@@ -186,9 +182,7 @@ def _masks(subject: _Subject) -> Iterator[_Result]:
 
 
 def _forks(subject: _Subject) -> Iterator[_Result]:
-    if _torch_version() is None:
-        yield "note", "not checked, because torch is not installed", ""
-    elif not (failure := try_forks(() if subject.settings.preload == "none" else subject.settings.preload)):
+    if not (failure := try_forks(() if subject.settings.preload == "none" else subject.settings.preload)):
         yield "ok", "what ranks are forked from has one thread and no device runtime", ""
     else:
         advice = "Try `python -c` with this import. If that works, check what else Python loads when it starts "
@@ -235,7 +229,7 @@ def import_and_report() -> None:
         from pytest_accel.forkserver.preload import RANK_MODULES, TORCH_MODULES, import_named, unfit
 
         failure: str | None = None
-        for name in (*RANK_MODULES, *TORCH_MODULES, *modules):
+        for name in (*RANK_MODULES, *(TORCH_MODULES if find_spec("torch") else ()), *modules):
             print("importing", name, file=lines)
             try:
                 if name in modules:
