@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,9 +84,18 @@ def test_the_doctor_finds_a_driver_that_answers(doctor: Callable[..., Findings])
 def test_the_doctor_finds_a_torch_that_cannot_use_the_gpus(doctor: Callable[..., Findings]) -> None:
     ((state, what),) = doctor(*PAIR)["torch"]
     assert state == "problem"
-    assert "there are NVIDIA GPUs (2 x NVIDIA T4 (16 GiB)), but torch" in what
+    assert what.startswith("2 x NVIDIA T4 (16 GiB) (cuda) cannot be used: torch is not built for CUDA (torch ")
     ((state, what),) = doctor(*PAIR, accel="none")["torch"]
     assert state == "note"
+
+
+def test_the_doctor_finds_a_driver_that_is_too_old_for_torch(doctor: Callable[..., Findings], tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text("cuda = '999.1'\n")
+    ((state, what),) = doctor(*PAIR, PYTHONPATH=str(tmp_path))["torch"]
+    assert state == "problem"
+    assert what.endswith("built for cuda 999.1, and the driver supports CUDA 99.4 at most")
 
 
 def test_the_doctor_finds_a_driver_that_does_not_answer(doctor: Callable[..., Findings]) -> None:

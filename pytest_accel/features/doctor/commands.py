@@ -5,24 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 
+from pytest_accel.core.units import count_text
 from pytest_accel.features.doctor import info
 from pytest_accel.features.doctor.checks import check
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
-
-FORMAT = 1
-"""Version of the JSON document. Increased when a key is removed or changes its meaning, not when one is added."""
-_WIDTH = 110
-
-
-def _wrap(words: str, head: str) -> str:
-    # Do not break long words such as paths and ids, so that they can be copied.
-    lines = textwrap.wrap(words, _WIDTH - len(head), break_long_words=False, break_on_hyphens=False)
-    return head + ("\n" + " " * len(head)).join(lines)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
 
 
 def show_info(settings: Settings, *, as_json: bool) -> int:
@@ -41,14 +28,14 @@ def show_findings(settings: Settings, *, as_json: bool) -> int:
     problems, notes = (sum(one.state == state for one in findings) for state in ("problem", "note"))
     if as_json:
         entries = [{**one._asdict(), "advice": one.advice or None} for one in findings]
-        print(json.dumps({"format": FORMAT, "problems": problems, "findings": entries}, indent=2))
+        print(json.dumps({"format": info.FORMAT, "problems": problems, "findings": entries}, indent=2))
         return 1 if problems else 0
     for one in findings:
-        head = f"{one.state:<9}{one.check:<10}"
-        print(_wrap(one.what, head))
-        if one.advice:
-            print(_wrap(one.advice, " " * len(head) + "-> "))
-    print(f"{_count(problems, 'problem')}, {_count(notes, 'note')}")
+        for head, text in ((f"{one.state:<9}{one.check:<10}", one.what), (" " * 19 + "-> ", one.advice)):
+            if text:  # Long words such as paths and ids are not broken, so that they can be copied.
+                wrapped = textwrap.wrap(text, 110 - len(head), break_long_words=False, break_on_hyphens=False)
+                print(head + ("\n" + " " * len(head)).join(wrapped))
+    print(f"{count_text(problems, 'problem')}, {count_text(notes, 'note')}")
     return 1 if problems else 0
 
 

@@ -18,8 +18,8 @@ from pytest_accel.leases.shared_folder import LockFolderError, default_folder
 
 FORMAT = 1
 """Version of the JSON document. Increased when a key is removed or changes its meaning, not when one is added."""
-_HEADS = ("#", "device", "id", "kind", "name", "memory", "free", "capability", "pci", "numa", "links")
-_USERS = ("held by", "used by")
+_HEADS = ["#", "device", "id", "kind", "name", "memory", "free", "capability", "pci", "numa", "links"]
+_HEADS += ["held by", "used by"]
 
 
 def look(machine: Machine) -> dict[str, Any]:
@@ -64,25 +64,16 @@ def look(machine: Machine) -> dict[str, Any]:
 def _device(
     torch: str, device: Device, holder: Holder | None, health: Health | None, numbers: Mapping[str, int]
 ) -> dict[str, Any]:
-    links = Counter((link.via, link.peer) for link in device.links)
+    links = Counter((link.via, link.peer) for link in device.links).items()
     return {
         "number": numbers[device.id],
         "torch": torch,
-        "id": device.id,
-        "kind": device.kind,
-        "name": device.name,
-        "memory": device.memory,
-        "memory_free": device.memory_free,
+        **{name: getattr(device, name) for name in ("id", "kind", "name", "memory", "memory_free")},
         "capability": format_capability(device.capability) if device.capability else None,
-        "pci": device.pci,
-        "numa": device.numa,
-        "parent": device.parent,
+        **{name: getattr(device, name) for name in ("pci", "numa", "parent")},
         "cores": list(device.cores),
-        "links": [
-            {"peer": peer, "number": numbers.get(peer), "via": via, "count": count}
-            for (via, peer), count in links.items()
-        ],
-        "holder": holder and {"pid": holder.pid, "user": holder.user, "test": holder.test, "since": holder.since},
+        "links": [{"peer": peer, "number": numbers.get(peer), "via": via, "count": n} for (via, peer), n in links],
+        "holder": holder and {name: getattr(holder, name) for name in ("pid", "user", "test", "since")},
         "health": health and {"state": health.state, "reason": health.reason},
     }
 
@@ -95,7 +86,7 @@ def table(machine: Machine, document: Mapping[str, Any]) -> str:
     lines = [describe(machine.session)]
     rows = [_row(one) for one in document["devices"] if one["holder"] or one["kind"] == document["kind"]]
     if rows:
-        cells = [(*_HEADS, *_USERS), *rows]
+        cells = [_HEADS, *rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
     mask = {name: value for name, value in document["mask"].items() if value is not None}
@@ -113,9 +104,8 @@ def _row(one: Mapping[str, Any]) -> Sequence[str]:
     holder, health = one["holder"], one["health"]
     held = used = ""
     if holder:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
-        held = f"pid {holder['pid']}, {holder['user']}, {holder['test']}, since {since}"
-        held = held if holder["pid"] else holder["test"]
+        since = time.strftime("since %Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
+        held = f"pid {holder['pid']}, {holder['user']}, {holder['test']}, {since}" if holder["pid"] else holder["test"]
     if health and health["state"] != "fine":
         used = "sick: " * (health["state"] == "sick") + health["reason"].removeprefix("is used by ")
     memory = [None if size is None else format_memory(size) for size in (one["memory"], one["memory_free"])]

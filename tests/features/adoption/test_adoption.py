@@ -239,6 +239,26 @@ class TestMarked(Case):
     def test_size(self):
         pass
 """
+NOT_ADOPTED = """
+class TestUnknown(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return int(os.environ["NO_SUCH_VARIABLE"])
+
+    def test_alone(self):
+        pass
+
+
+class TestThreads(MultiThreadedTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test_threads(self):
+        assert "WORLD_SIZE" not in os.environ
+"""
 RPC = """
 import torch.distributed.rpc as rpc
 from torch.testing._internal.dist_utils import dist_init, worker_name
@@ -324,6 +344,7 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
         test_marked=MARKED,
         test_warm=WRITE_FILE_NAMES + WARM,
         test_rpc=WRITE_FILE_NAMES + RPC,
+        test_not_adopted=NOT_ADOPTED,
     )
 
     run = suite.run("-rs")
@@ -351,7 +372,7 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
             "test_after_all": "PASSED",
             "test_abort": "PASSED",
             "test_size": "FAILED",
-            **dict.fromkeys(NAMES_OF_WARM, "PASSED"),
+            **dict.fromkeys(("test_alone", "test_threads", *NAMES_OF_WARM), "PASSED"),
             **dict.fromkeys(("test_references", "test_references_once_more"), "PASSED"),
         }
     )
@@ -368,6 +389,7 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
     assert "6 s" in hang
     assert re.search(r"at test_ends\.py:\d+ in test_hang", hang)
     assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
+    assert "test_not_adopted.py::TestUnknown is not adopted: reading its world_size raised KeyError: " in run.text
     files = set((suite.path / "files").read_text().splitlines())
     assert len(files) == 2 * (5 + 2), "one for each rank and each test of a class in test_warm.py and test_rpc.py"
     assert not any(Path(file).exists() for file in files)  # Without adoption, torch would leave these files.
@@ -377,34 +399,3 @@ def test_a_rank_that_skips_keeps_its_group_until_the_others_have_left_the_test(s
     write_adopted_tests(suite, test_connecting=CONNECTING)
     run = suite.run("-k", "TestConnecting")
     run.expect({"test_skip_code": "SKIPPED", "test_skip": "SKIPPED", "test_exit_0": "PASSED"})
-
-
-@pytest.mark.long
-def test_unsupported_classes_are_not_adopted(suite: BackgroundSuite) -> None:
-    write_adopted_tests(
-        suite,
-        test_torch="""class TestUnknown(MultiProcessTestCase):
-    @property
-    def world_size(self):
-        return int(os.environ["NO_SUCH_VARIABLE"])
-
-    def test_alone(self):
-        pass
-
-
-class TestThreads(MultiThreadedTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_threads()
-
-    def test_threads(self):
-        assert "WORLD_SIZE" not in os.environ
-""",
-    )
-
-    run = suite.run("-n", "1")
-
-    run.expect({"test_alone": "PASSED", "test_threads": "PASSED"})
-    assert "test_torch.py::TestUnknown is not adopted: reading its world_size raised KeyError: " in run.text

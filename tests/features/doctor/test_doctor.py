@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core import launcher_env, reserved_port
-from pytest_accel.features.doctor.checks import _nvidia_cards, _too_new, try_forks
+from pytest_accel.features.doctor.checks import _nvidia_cards, try_forks
 from pytest_accel.leases.shared_folder import VARIABLE
 from tests.features.launchers.machines import NAMES, machines
 
@@ -68,7 +67,7 @@ def test_the_command_finds_no_problem_on_this_machine_with_simulated_devices() -
     assert "ok forks what ranks are forked from has one thread" in text
     assert ("can be used" if Path(os.environ[VARIABLE]).exists() else "created by the first session") in text
     assert "ok launcher no launcher has started this process" in text
-    assert re.search(r"no problems, (no|\d) notes?$", text)
+    assert re.search(r"0 problems, \d notes?$", text)
     assert max(map(len, done.stdout.splitlines())) <= 110
     assert done.stderr == ""
 
@@ -98,7 +97,6 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
         PYTHONPATH=str(tmp_path),
         SIM_VISIBLE_DEVICES="7",
         **MPIRUN,
-        RANK="1",
         MASTER_ADDR="127.0.1.1",
         MASTER_PORT="29511",
     )
@@ -108,10 +106,7 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
         ("problem", _REFUSED.format("starts", "starts threads", "starts")),
         ("problem", "SIM_VISIBLE_DEVICES='7' leaves none of 2 (sim)"),
     ]
-    assert [result[:2] for result in found["launcher"]] == [
-        ("ok", "rank 0 of 2 under mpirun, 1 on this machine"),
-        ("note", "RANK='1' is not what mpirun says"),
-    ]
+    assert [result[:2] for result in found["launcher"]] == [("ok", "rank 0 of 2 under mpirun, 1 on this machine")]
     meeting = "127.0.1.1 is loopback, at which other machines reach themselves"
     assert found["network"][0][:2] == ("problem", f"MASTER_ADDR='127.0.1.1' MASTER_PORT='29511': {meeting}")
     toy, twin = ((state, what) for state, what, _ in found["devices"] if what.startswith("kind "))
@@ -134,57 +129,39 @@ def test_variables_that_show_no_launcher_are_named() -> None:
         assert state == ("problem" if "contradict" in text else "note")
 
 
-def test_the_address_where_processes_meet_is_called() -> None:
-    def meeting(port: object, address: str = "127.0.0.1") -> tuple[str, str]:
-        done = run(
-            "--json", "--accel=none", PYTEST_ACCEL_PRELOAD="not_there", MASTER_ADDR=address, MASTER_PORT=str(port)
-        )
-        ((state, what, _),) = findings_of(done)["network"]
-        return state, what.partition(": ")[2]
-
-    with reserved_port.hold() as held:
-        number = held.getsockname()[1]
-        with socket.create_server(("127.0.0.1", number)):
-            assert meeting(number) == ("note", "in use: a process listens there")
-        with socket.socket() as bound:
-            bound.bind(("", number))
-            assert meeting(number) == ("note", "no port can be opened here: Address already in use")
-        assert meeting(number) == ("ok", "this machine, and the port is free")
-    for address, port in (("127.0.0.1", "65536"), ("127.0.0.1", "http"), ("a name with spaces", "1234")):
-        assert meeting(port, address) == ("note", "there is no such address or port")
-
-
-def test_the_address_is_judged_from_another_machine(tmp_path: Path) -> None:
+def test_the_address_where_processes_meet_is_tried(tmp_path: Path) -> None:
     with machines(tmp_path) as two, reserved_port.hold() as held:
         for number, address, expected in (
             (1, NAMES[0], ("note", "the machine can be reached, and nothing listens there")),
             (1, "10.78.0.1", ("problem", "cannot be reached: Network is unreachable")),
-            (0, NAMES[1], ("problem", "another machine, although rank 0 is here")),
+            (1, "a name with spaces", ("problem", "cannot be reached: Name or service not known")),
+            (0, NAMES[0], ("ok", "this machine, and the port is free")),
+            (0, NAMES[1], ("problem", "cannot be used by rank 0: Cannot assign requested address")),
         ):
             variables = {**MPIRUN, "OMPI_COMM_WORLD_RANK": str(number), "PYTEST_ACCEL_PRELOAD": "not_there"}
             variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(held.getsockname()[1])}
             done = run("--json", "--accel=none", program=two.on(number), **variables)
             ((state, what, _),) = findings_of(done)["network"]
-            assert (state, what.partition(": ")[2]) == expected
+            assert (state, what.partition(": ")[2].partition(" (")[0]) == expected
 
 
 @pytest.mark.parametrize(
     ("source", "failure"),
     [
-        ("print('hello')", None),
+        ("print('hello')", ""),
         ("import torch\ntorch.manual_seed(7)", "the import seeds torch's generators, and each rank begins with a seed"),
         pytest.param("raise RuntimeError('no')", "where ranks are forked: RuntimeError: no", marks=pytest.mark.long),
         ("import os\nos.kill(os.getpid(), 6)", "importing mine: it ends the process with status -6"),
     ],
 )
 def test_modules_that_prevent_forking_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, failure: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, failure: str
 ) -> None:
     (tmp_path / "mine.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(ROOT)
     found = try_forks(["mine"])
-    assert found is None if failure is None else failure in str(found)
+    assert failure in found if failure else found == ""
 
 
 def test_a_probe_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,21 +179,3 @@ def test_nvidia_gpus_are_counted_on_the_pci_bus(tmp_path: Path) -> None:
         (folder / "vendor").write_text(f"{vendor}\n")
         (folder / "class").write_text(f"{kind}\n")
     assert _nvidia_cards(tmp_path) == 2
-
-
-def test_a_driver_supports_all_cuda_releases_of_its_major_version() -> None:
-    assert _too_new("13.0", (12, 4)) == "CUDA 13.0, and the driver supports 12.4 at most"
-    assert (_too_new("12.9", (12, 4)), _too_new("", (12, 4)), _too_new("13.0", (0, 0))) == (None, None, None)
-
-
-def test_invalid_settings_are_usage_errors() -> None:
-    for done, error in (
-        (run("--accel", "sim:0"), "sim:0"),
-        (run("--accel", "sim:2", "--accel-ids", "5"), "'5' names no device"),
-        (run("--accel", "sim:missing.toml"), "sim topology missing.toml: cannot be read"),
-        (run(PYTEST_ACCEL_TIMEOUT="never"), "environment variable PYTEST_ACCEL_TIMEOUT: must be"),
-    ):
-        assert done.returncode == 2
-        assert error in done.stderr
-        assert "Traceback" not in done.stderr
-        assert done.stdout == ""

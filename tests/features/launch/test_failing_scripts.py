@@ -106,15 +106,8 @@ def test_an_exit_status_is_reported_with_the_output(launch: Launch, script: Scri
     assert (by_hand.returncode, by_hand.stdout, by_hand.stderr) == (1, "to stdout\n", "why it failed\n")
 
 
-def test_a_signal_is_reported_by_its_name(launch: Launch, script: Script) -> None:
-    with pytest.raises(LaunchError, match=r"^python ended by SIGSEGV\n") as caught:
-        launch(script(SEGFAULT), launcher="python")
-    assert "the last words" in str(caught.value)
-    assert "ctypes/__init__.py" in str(caught.value), "the stack of a dead rank must be shown"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs libstdc++")
-def test_the_reason_of_an_abort_is_shown(launch: Launch, script: Script) -> None:
+def test_a_signal_and_its_reason_are_shown(launch: Launch, script: Script) -> None:
     """The threads of a process group abort the process in the same way if they run when Python exits."""
     with pytest.raises(LaunchError, match=r"^python ended by SIGABRT\n") as caught:
         launch(script(TERMINATE_AT_EXIT), launcher="python")
@@ -205,21 +198,15 @@ def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: 
     [
         ({"launcher": "mpiexec"}, "launcher='mpiexec'.: allowed are torchrun, accelerate, deepspeed, mpirun, srun, py"),
         ({"nproc": 0}, r"nproc=0\): allowed is an int >= 1"),
-        ({"nproc": True}, r"nproc=True\): allowed is an int >= 1"),
         ({"nproc": "2"}, r"nproc='2'\): allowed is an int >= 1"),
         ({"launcher": "python", "nproc": 2}, r"nproc=2\): allowed is 1, since it starts one"),
         ({"timeout": 0}, r"timeout=0\): allowed is a time > 0 such as 300 \(seconds\), '90s'"),
         ({"timeout": "soon"}, r"timeout='soon'\): allowed is a time > 0"),
     ],
 )
-def test_invalid_arguments_are_errors(
-    launch: Launch, script: Script, arguments: dict[str, object], message: str
-) -> None:
+def test_invalid_arguments_are_errors(launch: Launch, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        launch(script("pass"), **arguments)  # type: ignore[arg-type]
-
-
-def test_a_missing_script_is_an_error(launch: Launch) -> None:
+        launch("none.py", **arguments)  # type: ignore[arg-type]
     here = Path(__file__).parent
     with pytest.raises(FileNotFoundError, match=rf"no such file: {here}/none.py or {Path.cwd()}/none.py"):
         launch("none.py", launcher="python")

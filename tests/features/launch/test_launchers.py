@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,24 +48,6 @@ def read_rank_data(text: str) -> dict[str, Any]:
     return found
 
 
-def check_launcher(launch: Launch, launcher: str) -> dict[int, dict[str, Any]]:
-    """Run `ALL_REDUCE` on two ranks, check their output, and return the data of each rank."""
-    result = launch(ALL_REDUCE, "--epochs", 1, launcher=launcher, nproc=2, output=True, timeout=TIMEOUT)
-    assert result.returncode == 0
-    ranks = {rank: read_rank_data(text) for rank, text in result.rank_stdout.items()}
-    assert sorted(ranks) == [0, 1]
-    for rank, data in ranks.items():
-        assert data["total"] == 1.0
-        assert data["arguments"][-2:] == ["--epochs", "1"]
-        assert data["environment"]["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
-        assert "PYTEST_CURRENT_TEST" not in data["environment"]
-        written = result.rank_stderr[rank]
-        assert f"rank {rank} is done" in written
-        assert f"rank {1 - rank} is done" not in written
-    assert result.stdout.startswith(result.rank_stdout[0] + result.rank_stdout[1])
-    return ranks
-
-
 def sees_no_gpu(environment: dict[str, str]) -> bool:
     """Return True if the mask is empty, or names only devices that do not exist."""
     mask = environment["CUDA_VISIBLE_DEVICES"]
@@ -73,45 +55,49 @@ def sees_no_gpu(environment: dict[str, str]) -> bool:
 
 
 @pytest.mark.long(except_for="torchrun")
-@pytest.mark.parametrize("launcher", ["torchrun"])
-def test_torchrun_runs_two_ranks(launch: Launch, launcher: str) -> None:
-    ranks = check_launcher(launch, launcher)
-    assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
-    assert {data["environment"]["LOCAL_RANK"] for data in ranks.values()} == {"0", "1"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["accelerate"])
-def test_accelerate_runs_two_ranks(launch: Launch, launcher: str) -> None:
-    ranks = check_launcher(launch, launcher)
-    assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
-    assert {data["environment"]["ACCELERATE_USE_CPU"] for data in ranks.values()} == {"true"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["deepspeed"])
-def test_deepspeed_runs_two_ranks(launch: Launch, launcher: str) -> None:
-    ranks = check_launcher(launch, launcher)
-    assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
-    assert {data["environment"]["DS_ACCELERATOR"] for data in ranks.values()} == {"cpu"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_mpirun_runs_two_ranks(launch: Launch, use_mpi: Callable[[str], None], flavour: str) -> None:
-    use_mpi(flavour)
-    ranks = check_launcher(launch, "mpirun")
-    assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
-
-
-@pytest.mark.long
-def test_srun_runs_two_ranks(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    with slurm.single_node(folder) as running:
-        running.put_on_path(folder)
-        monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-        check_launcher(launch, "srun")
+@pytest.mark.parametrize(
+    ("launcher", "flavour", "variables"),
+    [
+        pytest.param("torchrun", "", {"LOCAL_WORLD_SIZE": "2"}, id="torchrun"),
+        pytest.param("accelerate", "", {"ACCELERATE_USE_CPU": "true"}, id="accelerate", marks=pytest.mark.long),
+        pytest.param("deepspeed", "", {"DS_ACCELERATOR": "cpu"}, id="deepspeed", marks=pytest.mark.long),
+        pytest.param("mpirun", "openmpi", {"OMPI_COMM_WORLD_SIZE": "2"}, id="openmpi", marks=pytest.mark.long),
+        pytest.param("mpirun", "mpich", {"PMI_SIZE": "2"}, id="mpich", marks=pytest.mark.long),
+        pytest.param("srun", "", {"SLURM_STEP_NUM_TASKS": "2"}, id="srun", marks=pytest.mark.long),
+    ],
+)
+def test_a_launcher_runs_two_ranks(
+    launch: Launch,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    launcher: str,
+    flavour: str,
+    variables: dict[str, str],
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if flavour:
+            request.getfixturevalue("use_mpi")(flavour)
+        if launcher == "srun":
+            folder = tmp_path / "slurm"
+            folder.mkdir()
+            stack.enter_context(slurm.single_node(folder)).put_on_path(folder)
+            monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+        result = launch(ALL_REDUCE, "--epochs", 1, launcher=launcher, nproc=2, output=True, timeout=TIMEOUT)
+    assert result.returncode == 0
+    assert sorted(result.rank_stdout) == [0, 1]
+    for rank, text in result.rank_stdout.items():
+        data = read_rank_data(text)
+        assert data["total"] == 1.0
+        assert data["arguments"][-2:] == ["--epochs", "1"]
+        expected = {**variables, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}
+        assert expected.items() <= data["environment"].items()
+        assert sees_no_gpu(data["environment"])
+        assert "PYTEST_CURRENT_TEST" not in data["environment"]
+        written = result.rank_stderr[rank]
+        assert f"rank {rank} is done" in written
+        assert f"rank {1 - rank} is done" not in written
+    assert result.stdout.startswith(result.rank_stdout[0] + result.rank_stdout[1])
 
 
 def test_python_runs_one_process(launch: Launch) -> None:
