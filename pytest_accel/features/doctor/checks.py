@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.interpreter import python_command
+from pytest_accel.core.kill import KILL_TIMEOUT
 from pytest_accel.core.kinds import kinds
 from pytest_accel.hardware.inventory import Inventory, Machine, grouped
 from pytest_accel.hardware.registry import VendorError
@@ -211,7 +212,7 @@ def try_forks(modules: Sequence[str], timeout: float = _IMPORT_TIMEOUT) -> str:
         finally:
             with suppress(ProcessLookupError):  # Processes that an import has started would leak.
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(KILL_TIMEOUT)
         last = (report.read() or "importing pytest_accel").splitlines()[-1]
     return "" if last == _DONE else f"{last}: {ended}" if last.startswith("importing ") else last
 
