@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.session import AccelSession
 
-_UNMARKED = Needs()
 Planned = Sequence[tuple[pytest.Item, ItemPlan | None]]
 """Tests with their plans; None for tests without marks."""
 
@@ -56,12 +55,8 @@ def select(
     condition = session.settings.select
     if condition is not None:
         meets = select_expression.parse(condition)
-        unmarked = {fits: meets(_UNMARKED._replace(fits=fits)) for fits in (True, False)}
-        chosen = {
-            item
-            for item in items
-            if (meets(redirector.needs(plans[item])) if item in plans else unmarked[missing(item, None) is None])
-        }
+        needs = {item: redirector.needs(plan) for item, plan in plans.items()}
+        chosen = {item for item in items if meets(needs.get(item) or Needs(fits=missing(item, None) is None))}
         _deselect(session.config, items, chosen | wrong)
     if shard is not None:
         part, parts = shard
