@@ -37,8 +37,7 @@ def end(thread: Thread, timeout: float = END_TIMEOUT) -> bool:
     """Wait until `thread`, which was told to end, has ended; no-op in the thread itself.
 
     Return False if it is still running after `timeout` seconds: a process for which it waits is stopped, or a lock
-    that it needs is held. The caller then leaves open what the thread may be using; a daemon does not keep its process
-    alive.
+    that it needs is held. The caller then leaves open what the thread, a daemon, may be using.
     """
     if thread is threading.current_thread():
         return True

@@ -10,19 +10,8 @@ from queue import Queue
 
 from pytest_accel.leases.broker import Broker
 from pytest_accel.leases.device_locks import DeviceLocks
-from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.policy import Lease
 from tests.leases.requests import submit
-
-
-def hold(folder: Path, device: str, process: int, created: float) -> None:
-    """Lease one device, print a line, and keep the device until the process is killed."""
-    broker = Broker((device,), 0, DeviceLocks(folder), lambda _: None)
-    granted: Queue[Lease] = Queue()
-    submit(broker, (device,), 1, granted.put, holder=Holder.here("killed"))
-    broker.describe(granted.get().id, processes=[(process, created)] if process else [])
-    print("held", flush=True)
-    sys.stdin.read()
 
 
 def contend(folder: Path, log: Path, devices: tuple[str, ...], rounds: int, seed: int) -> None:
@@ -54,8 +43,5 @@ def contend(folder: Path, log: Path, devices: tuple[str, ...], rounds: int, seed
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["hold", folder, device, process, created]:
-            hold(Path(folder), device, int(process), float(created))
-        case [folder, log, devices, rounds, seed]:
-            contend(Path(folder), Path(log), tuple(devices.split(",")), int(rounds), int(seed))
+    folder, log, devices, rounds, seed = sys.argv[1:]
+    contend(Path(folder), Path(log), tuple(devices.split(",")), int(rounds), int(seed))
