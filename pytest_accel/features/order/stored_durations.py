@@ -7,7 +7,6 @@ any order and any number of times.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ import msgspec
 import pytest
 
 from pytest_accel.core import whole_file
+from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.stash_keys import SESSION
 from pytest_accel.core.terminal_lines import write_line
 from pytest_accel.core.truncation import cut_end
@@ -130,7 +130,7 @@ class _Recorder:
             return
         self._running[run] = before + report.duration
         if report.when == "teardown":
-            pair = round(time.time(), 3), round(self._running.pop(run), 4)
+            pair = round(wall_clock(), 3), round(self._running.pop(run), 4)
             self._times.append({report.nodeid: {getattr(report, "accel_kind", NO_DEVICE): [pair]}})
 
     @pytest.hookimpl(trylast=True)
