@@ -106,13 +106,11 @@ def test_suites_that_start_processes_have_their_outcomes_with_the_plugin(
 ) -> None:
     """Without the plugin, they have these outcomes in a process of a launcher as in one without."""
     _skip_without(program)
-    # Two of the suites start theirs like the two others: in MPI's processes, these are enough.
-    started = ("accelerate_", "spawn") if program is _OPEN_MPI else tuple(STARTING)
     _write(suite, STARTING)
-    seen, run = _run(suite, program, *options, *started)
+    seen, run = _run(suite, program, *options, *STARTING)
     assert seen.keys() == set(map(str, range(processes))), run.text
     for process in seen.values():
         calls = {nodeid.partition("/")[0]: outcome for nodeid, when, outcome, _ in process["reports"] if when == "call"}
-        expected = {name: "failed" if name in ("spawn", "torch_harness") else "passed" for name in started}
+        expected = {name: "failed" if name in ("spawn", "torch_harness") else "passed" for name in STARTING}
         assert calls == expected, run.text
         assert process["unchanged"], "the suite's variables are its own"
