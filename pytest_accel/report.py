@@ -93,7 +93,7 @@ class ReportHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
-        if self._session.settings[:3] != Settings()[:3]:  # They choose devices, or an order of devices.
+        if self._session.settings[:3] != Settings()[:3]:  # These settings choose devices, or their order.
             _ = self._session.machine  # Raises pytest.UsageError for settings that do not fit this machine.
         for kind, count in self._session.settings.require:
             from pytest_accel.hardware.inventory import skipped

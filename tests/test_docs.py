@@ -247,7 +247,7 @@ def work(rank):
 def rest():
     return 1
 """
-"""A module of which two ranks run all lines but the last one."""
+"""A module whose lines two ranks run, all but the last one."""
 _MEASURED_TESTS = """
 import pytest
 import torch.distributed as dist

@@ -33,7 +33,7 @@ Occasion = Literal[
     "cluster",
     "launcher",  # A mark names one.
 ]
-"""What has come up in a session when the kernel calls `register`."""
+"""The occasions on which the kernel calls `register`."""
 Condition = Callable[[pytest.Config], bool]
 
 

@@ -69,7 +69,7 @@ class Allocator:
         self._kinds: dict[int, str | None] = {}
         """The kind of each request and lease, by its number."""
         self._outer: dict[str, tuple[Path, dict[str, str]]] = {}
-        """What `_find_outer` has returned for each kind that is in use."""
+        """The result of `_find_outer` for each kind that is in use."""
 
     def submit(self, demand: MachineDemand, answer: Callable[[tuple[Device, ...] | Exception], None]) -> None:
         """Request a lease, see :meth:`LeaseSource.submit`. Raise any error that is known at once."""

@@ -146,8 +146,10 @@ def exit_request(reason: str) -> str:
 
 def describe_end(end: RankOutcome, *, named: bool = True) -> str:
     """Return a sentence on the end of a rank: why its world is killed, for the record. `named`: it names the rank."""
-    how = _first_line(end) if end.exit is None else describe_exit(end.exit)
-    how = how if end.hang is None else describe_hang(end.hang)
+    if end.hang is not None:
+        how = describe_hang(end.hang)
+    else:
+        how = _first_line(end) if end.exit is None else describe_exit(end.exit)
     return f"rank {end.rank} {how}" if named else how
 
 

@@ -51,7 +51,7 @@ class Task(NamedTuple):
 
 
 def guess(tasks: Sequence[Task]) -> float:
-    """Return the seconds of a test of which nothing is known: the median of the others, or 1."""
+    """Return the seconds assumed for a test without a stored time: the median of the others, or 1."""
     return median([task.seconds for task in tasks if task.seconds is not None] or [1.0])
 
 

@@ -32,7 +32,7 @@ class Module(NamedTuple):
     plugin: str
     """Its name (`refusals.is_loaded`)."""
     missing: str
-    """What marked tests lack with a release without the names that the functions use."""
+    """The things that marked tests lack with a release without the names that the functions use."""
     in_rank: str = ""
     in_driver: str = ""
     is_needed: bool = False

@@ -170,10 +170,14 @@ class Syrupy:
             self._ran_item(self._config._syrupy, report.nodeid, "skipped")
 
     def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
-        for _, (module, qualified_name, index, data) in _agreed(item, report, sent):
+        for name, (module, qualified_name, index, data) in _agreed(item, report, sent):
             extension: Any = sys.modules.get(module) or import_module(module)
             for part in qualified_name.split("."):
-                extension = getattr(extension, part)
+                extension = getattr(extension, part, None)
+            if extension is None:
+                text = f"{module}.{qualified_name} is not at the top level of a module"
+                _fail(report, f"the snapshot {name} is left as it was: its extension {text}")
+                continue
             location = named("syrupy.location", "PyTestLocation")(item)
             self._config._syrupy.queue_snapshot_write(
                 extension=extension(), test_location=location, data=data, index=index

@@ -256,7 +256,7 @@ def test_ranks_compare_inline_snapshots_and_changes_are_refused(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CI", "BUILD_ID", "BUILD_NUMBER", "BUILDKITE", "CIRCLECI", "GITHUB_ACTIONS", "JENKINS_URL"):
-        monkeypatch.delenv(name, raising=False)  # They make inline-snapshot inactive unless a flag is given.
+        monkeypatch.delenv(name, raising=False)  # CI makes inline-snapshot inactive unless a flag is given.
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))

@@ -45,7 +45,7 @@ _TESTS = """
     """
 _OUTCOMES = r"\d+ (?:passed|failed|skipped|xfailed|error)s?"
 _SUGAR = rf"^ +{_OUTCOMES}$|^ +- test_mix.py:.*|^ test_mix.py \S+"
-"""What pytest-sugar shows: totals, failed tests, and a line with the progress of each file."""
+"""The output of pytest-sugar: totals, failed tests, and a line with the progress of each file."""
 
 
 def _find_in_output(run: Run, pattern: str) -> list[str]:
