@@ -14,10 +14,10 @@ import pytest
 
 from pytest_accel.core.stash_keys import (
     DEVICE_ERROR,
-    EXPECTED_DEVICE_ERROR,
     LEFT_ALONE,
     MARKED,
     OWNERS,
+    REPLACED,
     SKIPPED_FILES,
 )
 from pytest_accel.session import AccelSession
@@ -182,8 +182,8 @@ class ReportHooks:
             [*sorted(unusable), *[after][: len(unusable)]],
         )
         if config.get_verbosity() > 0:
-            seen = {f"{report.nodeid}: {error}" for report, name, error in errors if name == EXPECTED_DEVICE_ERROR}
-            yield "accel: ranks replaced after errors of devices that their tests expected", sorted(seen)
+            seen = {f"{report.nodeid}: {reason}" for report, name, reason in errors if name == REPLACED}
+            yield "accel: tests after which new ranks were started", sorted(seen)
         if left_alone := config.stash[OWNERS].left_alone:
             from pytest_accel.foreign_marks import summary_lines
 

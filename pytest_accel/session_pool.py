@@ -165,7 +165,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
         else (),
         distributed=distributed,
         leaks=settings.leaks,
-        kept_processes=settings.keep_processes,
         logs=None if settings.output is None else os.path.join(config.invocation_params.dir, own_path(settings.output)),
         streams=streams,
         log_file=log_file_handler(config) is not None,

@@ -40,7 +40,7 @@ VENDORS = {f"hardware/vendors/{name}.py" for name in ("cuda", "rocm", "xpu", "mp
 RUNS_IN_A_RANK = {
     "core/torch_api.py",
     *("rank/main.py", "rank/process_group.py", "rank/flight_recorder.py", "rank/group_state.py"),
-    *("rank/pending_work.py", "rank/point_to_point.py", "rank/store_keys.py"),
+    *("rank/pending_work.py", "rank/point_to_point.py"),
     *("rank/torch_devices.py", "features/adoption/torch_harness.py"),
     "features/fake_group/hooks.py",
 }
@@ -48,8 +48,8 @@ RUNS_IN_A_RANK = {
 RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/reports"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leftovers", "rank/debugger"),
-    *("rank/holders", "rank/output_files"),
-    *("rank/pending_work", "rank/point_to_point", "rank/store_keys", "forkserver/rank_process"),
+    "rank/output_files",
+    *("rank/pending_work", "rank/point_to_point", "forkserver/rank_process"),
     *("rank/device_memory", "rank/raised_errors", "rank/signed_store"),
     *("core/kill", "core/serialization", "core/unix_sockets", "core/torch_api"),
 )

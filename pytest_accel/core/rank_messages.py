@@ -218,8 +218,11 @@ class WarningSketch(Struct, frozen=True):
     location: tuple[str, int, str] | None
 
 
-Channel = tuple[bool, int | None]
-"""Direction (True: the rank receives) and the group's rank at the other end; None: a receive from any rank."""
+Channel = tuple[bool, int | None, int]
+"""Direction (True: the rank receives), the group's rank at the other end, and the tag.
+
+The other end is None for a receive from any rank. The tag is 0 if the backend ignores tags.
+"""
 
 
 class CallSite(Struct, frozen=True):
@@ -236,30 +239,6 @@ class UnawaitedCollective(Struct, frozen=True):
     place: CallSite
     error: str | None
     """Text of the error; None: it has not completed."""
-
-
-class MessageCount(Struct, frozen=True):
-    """The point-to-point operations of a test in one rank, in one group, that can meet the same ones of another."""
-
-    channel: Channel
-    tag: int
-    """The tag, if the group's backend heeds it, else 0."""
-    number: int
-    place: CallSite
-    """The place of the last operation."""
-
-
-class GroupMessages(Struct, frozen=True):
-    """The point-to-point operations of one rank in a process group."""
-
-    issued: Mapping[Channel, int]
-    """Number of operations since the group was made."""
-    by_test: tuple[MessageCount, ...] = ()
-    """The operations of the test, without those of wider fixtures."""
-    failed: frozenset[Channel] = frozenset()
-    """Channels on which an operation of the test has raised an error."""
-    shared: frozenset[Channel] = frozenset()
-    """Channels that threads of wider fixtures use. What they send may arrive at any time."""
 
 
 class TornDown(Struct, frozen=True):
@@ -300,8 +279,6 @@ class Leak(Struct, frozen=True):
     """The process id, or the bytes of device memory."""
     lasting: bool = False
     """True if the ranks are replaced for it: the next test must not find it. Other settings have been put back."""
-    test: str = ""
-    """Id of the earlier test that has started it; empty: the test itself."""
 
 
 class Finished(Struct, frozen=True):
@@ -325,9 +302,9 @@ class Finished(Struct, frozen=True):
     """Number of process groups that have been created in the rank, by torch's counter."""
     groups_by_test: int = 0
     """Number of these that the test has created."""
-    messages: Mapping[str, GroupMessages] = field(default_factory=dict)
-    """The point-to-point operations in each process group in which the rank has issued any."""
+    messages: Mapping[str, Mapping[Channel, int]] = field(default_factory=dict)
+    """Numbers of point-to-point operations since the group was made, for each group in which there were any."""
     unawaited: tuple[UnawaitedCollective, ...] = ()
     properties: Mapping[str, Any] = field(default_factory=dict)
-    retire: bool = False
-    """True if the ranks must not run another test, but can shut down cleanly."""
+    doubt: str = ""
+    """Why the ranks do not run another test, although this one did nothing wrong; empty: they may."""

@@ -36,8 +36,6 @@ class SessionSpec(Struct, frozen=True):
     """Folder in which the ranks' logs are kept; None: they are not kept."""
     leaks: str = "warn"
     """Reaction to a test that leaks resources: ``warn``, ``fail`` or ``off``."""
-    kept_processes: tuple[str, ...] = ()
-    """Parts of command lines: tests may leave processes running whose command line contains one of them."""
     streams: bool = False
     """True if the driver shows the ranks' output live."""
     log_file: bool = False

@@ -551,6 +551,11 @@ def set_terminal_file(config: pytest.Config, file: Any) -> None:
     writer._file = file
 
 
+def raw_environment() -> dict[bytes, bytes]:
+    """Return the environment as bytes. Without the private attribute, a copy takes 60 times as long."""
+    return dict(getattr(os.environ, "_data", os.environb))
+
+
 class _Overridden:
     """Delegates to `original`, except for the attributes in `overrides`."""
 

@@ -42,8 +42,8 @@ LAUNCHED_RANKS = "accel_launched_ranks"
 """Name of the property of a report with the number of ranks that a call of the fixture `launch` has started."""
 DEVICE_ERROR = "accel_device_error"
 """Name of the property of a report with the error that every later use of a device in the test's process raises."""
-EXPECTED_DEVICE_ERROR = "accel_expected_device_error"
-"""Name of the property of a report with such an error in a rank, if the test has seen it: the ranks are replaced."""
+REPLACED = "accel_replaced"
+"""Name of the property of a report with the reason why the ranks were replaced after the test, which passed."""
 
 
 def missing_leases(item: pytest.Item) -> str | None:

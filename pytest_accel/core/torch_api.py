@@ -38,9 +38,6 @@ _COLLECTIVES = (
     *("alltoall", "alltoall_base", "all_to_all_single"),
 )
 """The methods of `ProcessGroup` that start a collective. Each release has most of them."""
-_SETTERS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
-_GETTERS = ("get", "wait", "check", "multi_get", "queue_pop", "queue_len")
-"""The methods of `Store` with a key or keys as their first argument. The queues: since torch 2.8."""
 _OF_NO_KEY = ("timeout", "set_timeout", "clone")
 """The methods of `Store` that neither read nor set keys."""
 
@@ -163,16 +160,6 @@ def default_store() -> Store:
     import torch.distributed as dist
 
     return dist.distributed_c10d._get_default_store()
-
-
-def store_setters() -> Iterator[str]:
-    """Return the names of the methods of `Store` that set keys."""
-    return _methods("Store", _SETTERS)
-
-
-def store_getters() -> Iterator[str]:
-    """Return the names of the methods of `Store` that read keys."""
-    return _methods("Store", _GETTERS)
 
 
 def replace_store_creation(create: Callable[..., Store]) -> None:

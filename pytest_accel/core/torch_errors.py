@@ -20,7 +20,7 @@ _NO_VARIABLE = re.compile(
     r"|LOCAL_RANK is not in the environment"
 )
 _TWICE = "trying to initialize the default process group twice"
-_CONNECTION_LOST = re.compile(r"Connection reset by peer|Broken pipe")
+_CONNECTION_LOST = re.compile(r"Connection reset by peer|Broken pipe|connection closed", re.IGNORECASE)
 _RANK_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"),
     *("MASTER_ADDR", "MASTER_PORT"),
@@ -42,15 +42,12 @@ class Explanation(NamedTuple):
     """The cause in a few words, to be put before the error's own text; empty: that begins with the cause."""
 
 
-def explain(
-    error: BaseException, *, grouped: bool, init: bool = False, refused_by_store: str | None = None
-) -> Explanation | None:
+def explain(error: BaseException, *, grouped: bool, init: bool = False) -> Explanation | None:
     """Return an explanation of `error` or of one of its causes; None if there is none.
 
     `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. A test
     without the mark has no explanation for a missing group in one of several processes of a launcher.
-    `refused_by_store` says what the world's store has refused by ending the connection. An assertion about such a text
-    is a failure of the test itself: it has no explanation.
+    An assertion about such a text is a failure of the test itself: it has no explanation.
     """
     found: BaseException | None = error
     seen: set[int] = set()
@@ -69,8 +66,11 @@ def explain(
             return Explanation(
                 "the default group exists already; use @pytest.mark.distributed(init=False) to make your own"
             )
-        if refused_by_store is not None and _CONNECTION_LOST.search(text):
-            return Explanation(f"the test's store has ended the connection, because {refused_by_store}")
+        if type(found).__name__ == "DistNetworkError" and _CONNECTION_LOST.search(text):
+            return Explanation(
+                "torch's store ends the connection of a rank that sends a value of more than 8 MiB, or a key of more "
+                "than about 8,000 bytes"
+            )
         if in_use := _PORT_IN_USE.search(text):
             hint = _HELD_PORT if grouped else _NO_HELD_PORT
             port = _port(in_use[0])  # Before torch 2.6, some errors have none.

@@ -187,7 +187,9 @@ class RankMonitor:
             rank.torn_down = message
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
-            self._condition.rule_out(sentences.kill_reason(message), retire=message.retire)
+            self._condition.rule_out(
+                sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error
+            )
 
     # Observation from outside
 

@@ -18,7 +18,6 @@ from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.rank.pending_work import PendingWork
 from pytest_accel.rank.point_to_point import PointToPointCounter
 from pytest_accel.rank.raised_errors import RaisedErrors
-from pytest_accel.rank.store_keys import StoreKeys
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
@@ -51,13 +50,10 @@ class RankContext:
         self.variables: dict[bytes, bytes | None] = {}
         """The environment variables that pytest-accel has set for this rank; None: unset."""
         self.operations = PointToPointCounter()
-        self.pending_work = PendingWork(self.operations.in_test)
-        self.store_keys = StoreKeys()
+        self.pending_work = PendingWork(lambda: self.in_call)
         self.raised_errors = RaisedErrors()
         self.recorder_started = False
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""
-        self.kept_groups: set[str] = set()
-        """Names of the process groups that live as long as the world."""
         self.in_call = False
         """True while the rank runs the test's own code for the first time."""
         self.announce: Callable[[Announced], None]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from gc import collect
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -42,74 +39,19 @@ _LAST_FAILURE = ("last_exc", "last_type", "last_value", "last_traceback")
 """The attributes of `sys` in which pytest keeps the exception of a failed test for a debugger."""
 
 
-class MemoryGrowth:
-    """The growth of the memory that torch has allocated on this rank's devices, from one test to the next.
+def grown_memory(context: RankContext, before: dict[str, int]) -> list[Leak]:
+    """Return a leak for each device on which more memory is allocated than is tolerated since `before`."""
+    # Tensors in reference cycles are no leak: the garbage collector would free them later.
+    for release in (clear_workspaces, collect):
+        if any(_grown(context, before).values()):
+            release()
+    grown = _grown(context, before)
+    return [Leak(LeakKind.MEMORY, name, number=size, lasting=True) for name, size in grown.items() if size]
 
-    What fixtures of a wider scope allocate in their setup is not the test's. What they release in their teardown is not
-    either: it would hide a leak of the last test that uses them. All sizes are in bytes, by torch's name of the device.
-    """
 
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
-        self._expected: Counter[str] = Counter()
-        """Allocated at the beginning of the test, and by wider fixtures since then."""
-        self._ended_fixtures: Counter[str] = Counter()
-        """Allocated in the setup of the wider fixtures whose teardown has begun during the test."""
-        self._before_release: dict[str, int] | None = None
-        """Allocated when the teardown of the first wider fixture began; None: no teardown has begun."""
-
-    def begin(self) -> None:
-        """Begin a test."""
-        self._expected = Counter(allocated_memory(self._context))
-        self._ended_fixtures = Counter()
-        self._before_release = None
-
-    @contextmanager
-    def wider_fixture(self, add_finalizer: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-        """Attribute what is allocated in the ``with`` block to a fixture of a wider scope.
-
-        `add_finalizer` adds a function to the teardown of the fixture, to be called before all others.
-        """
-        before, expected = Counter(allocated_memory(self._context)), Counter(self._expected)
-        try:
-            yield
-        finally:
-            of_inner_fixtures = self._expected - expected
-            made = Counter(allocated_memory(self._context)) - before - of_inner_fixtures
-            if made:
-                self._expected += made
-                add_finalizer(partial(self._begin_release, made))
-
-    def _begin_release(self, made: Counter[str]) -> None:
-        """Record that the teardown of a fixture begins whose setup has allocated `made`."""
-        if self._before_release is None:
-            self._before_release = allocated_memory(self._context)
-        self._ended_fixtures += made
-
-    def leaks(self) -> list[Leak]:
-        """Return a leak for each device on which the test has left more memory allocated than is tolerated."""
-        grown = self._grown()
-        # Tensors in reference cycles are no leak either: the garbage collector would free them later.
-        for release in (clear_workspaces, collect):
-            if any(size > _TOLERANCE for size in grown.values()):
-                release()
-                grown = self._grown()
-        return [
-            Leak(LeakKind.MEMORY, str(device), number=size, lasting=True)
-            for device, size in grown.items()
-            if size > _TOLERANCE
-        ]
-
-    def _grown(self) -> dict[str, int]:
-        allocated = allocated_memory(self._context)
-        before = self._before_release or allocated
-        return {
-            # A fixture may also leave its memory in a cache, for good: only what has been released is subtracted.
-            device: size
-            - self._expected[device]
-            + max(0, min(self._ended_fixtures[device], before.get(device, size) - size))
-            for device, size in allocated.items()
-        }
+def _grown(context: RankContext, before: dict[str, int]) -> dict[str, int]:
+    sizes = {name: size - before.get(name, 0) for name, size in allocated_memory(context).items()}
+    return {name: size if size > _TOLERANCE else 0 for name, size in sizes.items()}
 
 
 def forget_failure(context: RankContext, item: pytest.Item | None) -> None:

@@ -11,7 +11,7 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import torch_api
-from pytest_accel.core.rank_messages import GroupMessages
+from pytest_accel.core.rank_messages import Channel
 from pytest_accel.core.rank_names import DEFAULT_GROUP
 
 if TYPE_CHECKING:
@@ -73,21 +73,39 @@ def sequence_number(group: ProcessGroup) -> int | None:
     return None
 
 
-def messages(context: RankContext) -> dict[str, GroupMessages]:
-    """End the test's point-to-point operations, and return those of each group of this rank, by the group's name.
+def messages(context: RankContext) -> dict[str, dict[Channel, int]]:
+    """Return the numbers of point-to-point operations in each group of this rank that has had any, by the group's name.
 
     The result is empty in the cases of `collectives`, and if compiled code may send, which is not counted. Groups that
     keep all messages in one process are left out.
     """
     groups = all_groups() if is_numbered_as_its_world(context) and not torch_api.compiles_messages() else []
-    found = context.operations.end(groups)
-    return {label(group): messages for group, messages in found if _backend(group) not in _IN_ONE_PROCESS}
+    counter = context.operations
+    return {
+        label(group): counter.issued(group)
+        for group in groups
+        if counter.has_messages(group) and _backend(group) not in _IN_ONE_PROCESS
+    }
 
 
 def _backend(group: ProcessGroup) -> str:
     import torch.distributed as dist
 
     return dist.get_backend(group)
+
+
+def reaches_store(context: RankContext) -> bool:
+    """Return whether this rank is still connected to the world's store, if it has one.
+
+    torch's server ends the connection when a key or a value is too large, and torch does not connect again.
+    """
+    if context.store is None:
+        return True
+    try:
+        context.store.check(["accel"])
+    except RuntimeError:
+        return False
+    return True
 
 
 def has_own_default(context: RankContext) -> bool:

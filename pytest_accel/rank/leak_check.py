@@ -1,33 +1,39 @@
-"""Leak check: after each test, find what the test left behind in its rank, and report it.
+"""Leak check: after each test, find what the call of the test left behind in its rank, and report it.
 
-Nothing that the suite may still use is ended: processes, threads and process groups stay as long as the rank. The rank
-is replaced if a leak would make later tests wrong. Only settings are put back.
+What is new after the call and still there after the teardown is a leak of the test. What fixtures start, set or
+allocate exists before the call, or is gone after the teardown.
 
-The check ignores what fixtures of a wider scope than a test create or change: they clean up later. What a test starts
-while such a fixture, which it uses, is set up may belong to the fixture, so it is judged when the fixture has been torn
-down. What a global of the test's module keeps is judged when the module has been torn down. What a global of another
-module keeps belongs to that module, which lives as long as the rank.
+Nothing that the suite may still use is ended: processes, threads and process groups stay as long as the rank. Settings
+are put back. The ranks are replaced, which takes a tenth of a second, if a leak would make later tests wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import pytest
-from msgspec import structs
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.rank_messages import Leak, LeakKind
+from pytest_accel.core.shims import requested_fixtures
 from pytest_accel.rank import group_state, process_state
-from pytest_accel.rank.device_memory import MemoryGrowth
-from pytest_accel.rank.holders import StartedThings
+from pytest_accel.rank.device_memory import allocated_memory, grown_memory
+from pytest_accel.rank.leftovers import Spawned, find, left_groups, left_running
 
 if TYPE_CHECKING:
+    import pytest
+
     from pytest_accel.rank.context import RankContext
     from pytest_accel.rank.torch_devices import FailedWork
+
+_MOST_GROUPS = 100
+"""Number of process groups that tests may leave in a rank. Each has connections to the other ranks.
+
+Tests that make a device mesh leave its groups, because torch has no function to destroy them.
+"""
+_PACKAGES_OF_TOOLS = ("_pytest.", "pytest_accel.", "xdist.", "pytest_asyncio.", "anyio.")
+"""Packages whose fixtures keep nothing for a test."""
+_PLAIN = (str, bytes, int, float, PurePath)
+"""Types of values, such as the address of a server, through which a fixture keeps nothing."""
 
 
 class Leaks(NamedTuple):
@@ -38,8 +44,10 @@ class Leaks(NamedTuple):
     """See `Finished.device_error`."""
     lost_default: bool = False
     """See `Finished.lost_default`."""
-    retire: bool = False
-    """True if the process should not run another test, although the test did nothing wrong."""
+    doubt: str = ""
+    """See `Finished.doubt`."""
+    groups_by_test: int = 0
+    """See `Finished.groups_by_test`."""
 
     @property
     def must_be_killed(self) -> bool:
@@ -52,151 +60,117 @@ def check_failed(error: Exception) -> Leaks:
     return Leaks((Leak(LeakKind.UNCHECKED, f"{type(error).__name__}: {error}", lasting=True),))
 
 
+class _Seen(NamedTuple):
+    """What there is in the process at one moment. With ``accel_leaks = off``, only the last three are read."""
+
+    spawned: Spawned
+    settings: process_state.State
+    memory: dict[str, int]
+    groups: frozenset[str]
+    """Names of the process groups."""
+    created: int
+    """Number of groups that torch has created."""
+    rpc: int
+    """Number of RPC initialisations."""
+
+
 class LeakCheck:
-    """Pytest plugin that checks for leaks in one rank."""
+    """The check for leaks in one rank."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._is_on = context.session.leaks != "off"
-        self._settings: process_state.Settings = {}
-        """Settings at the beginning of the test."""
-        self._wider_settings: dict[object, set[tuple[str | bytes, object]]] = {}
-        """Settings before and after the setup of each fixture of a wider scope that is set up and may restore them."""
-        self._restored_settings: set[tuple[str | bytes, object]] = set()
-        """The same of the fixtures that have been torn down since the beginning of the test."""
-        self._started = StartedThings(context)
-        self._rpc = 0
-        """Count of RPC initialisations at the beginning of the test, or after a wider fixture has initialised RPC."""
-        self._memory = MemoryGrowth(context) if self._is_on else None
-        self._groups = 0
-        """Number of process groups created until the test began, and by wider fixtures since then."""
-
-    @property
-    def groups_by_test(self) -> int:
-        """Number of process groups that the test has created, by torch's counter; 0 without the world's own group."""
-        # When the default group is destroyed, torch begins to count again.
-        return group_state.created_count() - self._groups if group_state.has_own_default(self._context) else 0
+        self._before: _Seen | None = None
+        """What there was before the call of the test; None if its call has not begun."""
+        self._after: _Seen
+        """What there was after the call."""
+        self._fixtures: frozenset[Any] = frozenset()
+        """The fixtures of a wider scope that the test uses, or that the last test has used."""
+        self._groups_at_begin: frozenset[str] = frozenset()
+        self._left_groups: frozenset[str] = frozenset()
+        """Names of the process groups that tests have left in this rank."""
 
     def begin(self) -> None:
-        """Record the state before a test."""
-        if self._memory is not None:
-            self._memory.begin()
-        self._started.begin()
-        self._rpc = torch_api.rpc_initialisations()
-        if self._context.spec.grouped:
-            self._context.operations.begin()
-            self._context.store_keys.begin()
-            self._context.kept_groups = group_state.group_names()
-            self._groups = group_state.created_count()
-        self._restored_settings = set()
-        self._settings = self._read_settings()
+        """Begin a test."""
+        self._before = None
+        self._groups_at_begin = self._groups()
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        """Exempt a collector's own `setup` as if it were a wider fixture: it may start the kernel of a notebook.
+    def before_call(self) -> None:
+        """Look at the process before the call of the test."""
+        if self._before is None:  # A plugin may call a test more than once.
+            self._before = self._look()
 
-        Of a module, record only that it is set up.
-        """
-        exempts = type(collector).setup is not pytest.Collector.setup
-        if "setup" in vars(collector) or not (exempts or isinstance(collector, pytest.Module)):
-            return
-        setup = collector.setup
+    def after_call(self, item: pytest.Item) -> None:
+        """Look at the process after the call of the test `item`."""
+        self._after = self._look()
+        fixtures = frozenset(one for one in requested_fixtures(item) if one.scope != "function")
+        if not fixtures <= self._fixtures:  # What has been set up before the call may be theirs.
+            assert self._before is not None
+            self._groups_at_begin = self._before.groups
+        self._fixtures = fixtures
 
-        def exempt_setup() -> None:
-            __tracebackhide__ = True
-            collector.addfinalizer(partial(self._end_owner, collector))
-            self._started.add_collector(collector)
-            with self._wider_fixture(collector) if exempts else nullcontext():
-                setup()
+    def _groups(self) -> frozenset[str]:
+        return frozenset(group_state.group_names()) if self._context.spec.grouped else frozenset()
 
-        vars(collector)["setup"] = exempt_setup
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """Exempt fixtures of a wider scope than one test."""
-        __tracebackhide__ = True
-        if fixturedef.scope == "function":
-            return (yield)
-        with self._wider_fixture(fixturedef):
-            value = yield
-        self._started.add_fixture(fixturedef, value)
-        return value
-
-    @pytest.hookimpl
-    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        self._end_owner(fixturedef)
-
-    def _end_owner(self, owner: object) -> None:
-        """Record that a fixture or collector is torn down. Exempt its settings until the next test begins."""
-        self._started.remove(owner)
-        self._restored_settings |= self._wider_settings.pop(owner, set())
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        self._started.begin_teardown(item)
-
-    def _read_settings(self) -> process_state.Settings:
-        return process_state.read(self._context.variables) if self._is_on else {}
-
-    @contextmanager
-    def _wider_fixture(self, owner: pytest.FixtureDef[Any] | pytest.Collector) -> Iterator[None]:
-        """Attribute changes made in the ``with`` block to `owner`, a fixture of a wider scope, not to the test."""
-        grouped = self._context.spec.grouped
-        settings = self._read_settings()
-        initialised = torch_api.rpc_initialisations()
-        own_groups, created = self._groups, group_state.created_count() if grouped else 0
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(self._started.wider_fixture())
-                stack.enter_context(self._context.operations.wider_fixture())
-                stack.enter_context(self._context.store_keys.wider_fixture())
-                if self._memory is not None:
-                    stack.enter_context(self._memory.wider_fixture(owner.addfinalizer))
-                yield
-        finally:
-            changed = process_state.changed(settings, self._read_settings())
-            pairs = {(name, value) for name, values in changed.items() for value in values}
-            self._wider_settings.setdefault(owner, set()).update(pairs)
-            if (now := torch_api.rpc_initialisations()) != initialised:
-                self._rpc = now
-            if grouped:
-                self._groups = own_groups + group_state.created_count() - created
+    def _look(self) -> _Seen:
+        context, grouped = self._context, self._context.spec.grouped
+        return _Seen(
+            find() if self._is_on else Spawned(),
+            process_state.read() if self._is_on else (),
+            allocated_memory(context) if self._is_on else {},
+            self._groups(),
+            group_state.created_count() if grouped else 0,
+            torch_api.rpc_initialisations(),
+        )
 
     def end(self, *, closed_streams: bool, failed_work: FailedWork | None) -> Leaks:
-        """Return the leaks of the test since :meth:`begin`, after settings have been put back.
+        """Return the leaks of the test after its teardown, after settings have been put back.
 
         `closed_streams` is True if the test has closed pytest's capture streams. `failed_work` is work on a device that
         has failed, after which the device is unusable for this process.
         """
-        found: list[Leak] = []
-        settings = self._read_settings()
-        exempt = self._restored_settings.union(*self._wider_settings.values())
-        if closed_streams:
-            found.append(Leak(LeakKind.STREAMS, lasting=True))
-        for name, (old, new) in process_state.changed(self._settings, settings).items():
-            if (name, new) not in exempt:
-                change = process_state.change(name, old, new)
-                found.append(structs.replace(change, lasting=not process_state.restore(name, old)))
-        found += self._started.judge()
-        initialised = torch_api.rpc_initialisations()
-        runs = initialised > 0 and torch_api.rpc_is_running()
-        if runs and initialised != self._rpc:
-            found.append(Leak(LeakKind.RPC, lasting=True))
-        if failed_work is not None:
-            # The test has seen the error, or has failed because of it, so the error is no leak.
-            return Leaks(_lasting_last(found), str(failed_work))
-        found += self._memory.leaks() if self._memory is not None else ()
+        context = self._context
+        found = [Leak(LeakKind.STREAMS, lasting=True)] if closed_streams else []
+        now, groups_by_test = self._look(), 0
+        if (before := self._before) is not None:
+            after = self._after
+            if self._is_on:
+                found += process_state.restore(before.settings, after.settings, now.settings)
+            self._left_groups = (self._left_groups | (after.groups - self._groups_at_begin)) & now.groups
+            if not any(map(_may_keep, self._fixtures)):  # What such a fixture keeps ends with it.
+                found += left_running((after.spawned - before.spawned) & now.spawned)
+                found += left_groups((after.groups - before.groups) & now.groups)
+                if self._is_on and failed_work is None:  # torch cannot free all memory of an unusable device.
+                    found += grown_memory(context, before.memory)
+            if after.rpc != before.rpc and torch_api.rpc_is_running():
+                found.append(Leak(LeakKind.RPC, lasting=True))
+            if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
+                groups_by_test = after.created - before.created
         return Leaks(
-            _lasting_last(found),
-            lost_default=self._context.spec.grouped and self._has_lost_default(),
-            retire=self._context.store_keys.end() or (initialised > 0 and not runs) or self._started.too_many_groups,
+            tuple(sorted(found, key=lambda leak: leak.lasting)),  # Those last for which the ranks are replaced.
+            # The test has seen the error, or has failed because of it, so the error is no leak.
+            "" if failed_work is None else str(failed_work),
+            context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context),
+            self._doubt(now),
+            groups_by_test,
         )
 
-    def _has_lost_default(self) -> bool:
-        """Return whether the default process group of the world has been destroyed or replaced."""
-        return self._context.default_group is not None and not group_state.has_own_default(self._context)
+    def _doubt(self, now: _Seen) -> str:
+        """Return why the rank should not run another test, although this one has left nothing; empty: it may."""
+        if now.rpc > 0 and not torch_api.rpc_is_running():
+            return "torch.distributed.rpc was shut down, and cannot be started again in the same processes"
+        if len(self._left_groups) > _MOST_GROUPS:
+            return f"tests have left more than {_MOST_GROUPS} process groups"
+        if self._context.pending_work.take_failure():
+            return "an operation of torch.distributed failed, which may have closed the connections of its group"
+        if not group_state.reaches_store(self._context):
+            return "the connection to the world's store was lost"
+        return ""
 
 
-def _lasting_last(leaks: list[Leak]) -> tuple[Leak, ...]:
-    """Return `leaks` with those last for which the ranks are replaced."""
-    return tuple(sorted(leaks, key=lambda leak: leak.lasting))
+def _may_keep(fixture: Any) -> bool:
+    """Return whether a `pytest.FixtureDef` is set up and may keep what a test has started."""
+    result = fixture.cached_result
+    if result is None or getattr(fixture.func, "__module__", "").startswith(_PACKAGES_OF_TOOLS):
+        return False
+    return result[0] is not None and not isinstance(result[0], _PLAIN)

@@ -9,12 +9,12 @@ import os
 import sys
 from collections.abc import Collection
 from contextlib import suppress
-from gc import collect, get_objects
+from gc import collect
 from os import getpid, waitid
 from threading import Thread, main_thread
 from threading import enumerate as living_threads
 from time import sleep
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -44,11 +44,10 @@ _LIBRARIES = (
     "torch/_inductor/compile_worker",
     "loky.backend.",  # joblib's reusable executor and its tracker; also matches `joblib.externals.loky`.
     "wandb-core",
+    "debugpy",
     SHM_MANAGER,
 )
 """Texts in the command lines of processes that a library keeps until its process exits, and terminates itself."""
-_HANDLES = {"Popen", "BaseProcess"}
-"""Names of classes with an object for each process that is started: in `multiprocess`, they are others of that name."""
 _EXECUTOR = os.path.join("concurrent", "futures", "thread.py")
 """End of the path of the module with the function that workers of a `ThreadPoolExecutor` run."""
 _LOKY = "loky.process_executor"
@@ -62,22 +61,11 @@ class Spawned(NamedTuple):
     threads: frozenset[Thread] = frozenset()
     """Non-daemon threads, for which the interpreter would wait at exit."""
 
-    def __or__(self, other: Spawned) -> Spawned:
-        return Spawned(self.children | other.children, self.threads | other.threads)
-
     def __sub__(self, other: Spawned) -> Spawned:
         return Spawned(self.children - other.children, self.threads - other.threads)
 
-
-class Leftover(NamedTuple):
-    """A process, a thread or a process group that outlives the test that has started it."""
-
-    leak: Leak
-    handles: list[object]
-    """The objects by which code refers to it."""
-    spawned: Spawned = Spawned()
-    groups: frozenset[str] = frozenset()
-    """The name of the group, if it is one."""
+    def __and__(self, other: Spawned) -> Spawned:
+        return Spawned(self.children & other.children, self.threads & other.threads)
 
 
 def find() -> Spawned:
@@ -98,11 +86,10 @@ def _children() -> frozenset[int]:
     return children_of(getpid())
 
 
-def left_running(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]:
+def left_running(spawned: Spawned) -> list[Leak]:
     """Return those of the processes and threads that do not end by themselves soon.
 
-    Processes with a text of `kept` or of `_LIBRARIES` in their command lines, and idle threads of executors, are left
-    out.
+    Processes with a text of `_LIBRARIES` in their command lines, and idle threads of executors, are left out.
     """
     if not any(spawned):
         return []
@@ -110,7 +97,7 @@ def left_running(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]
     deadline = monotonic() + _LONGEST_GRACE
     idle = 0
     while True:
-        children = _running(spawned.children, (*_LIBRARIES, *kept))
+        children = _running(spawned.children)
         threads = [thread for thread in spawned.threads if thread.is_alive() and not _may_stay(thread)]
         if not (children or threads) or idle == _GRACE or monotonic() > deadline:
             break
@@ -118,38 +105,13 @@ def left_running(spawned: Spawned, kept: tuple[str, ...] = ()) -> list[Leftover]
         idle = 0 if at_work else idle + 1
         sleep(_INTERVAL)
     return [
-        *(
-            Leftover(
-                Leak(LeakKind.PROCESS, _name(child), number=child.pid),
-                _handles(child.pid),
-                Spawned(children=frozenset([child.pid])),
-            )
-            for child in children
-        ),
-        *(
-            Leftover(Leak(LeakKind.THREAD, thread.name), [thread], Spawned(threads=frozenset([thread])))
-            for thread in threads
-        ),
+        *(Leak(LeakKind.PROCESS, _name(child), number=child.pid) for child in children),
+        *(Leak(LeakKind.THREAD, thread.name) for thread in threads),
     ]
 
 
-def _handles(pid: int) -> list[object]:
-    """Return the objects of `subprocess`, `multiprocessing` and libraries like these for the process `pid`."""
-    objects = get_objects()
-    classes = {id(one): one for one in map(type, objects)}  # A metaclass may have made its classes unhashable.
-    handles = {key for key, one in classes.items() if any(base.__name__ in _HANDLES for base in type.mro(one))}
-    return [one for one in objects if id(type(one)) in handles and _is_handle(one, pid)]
-
-
-def _is_handle(handle: Any, pid: int) -> bool:
-    """Return whether `handle` is that of the process `pid`."""
-    with suppress(Exception):  # A class that a test has written, or a handle that has been closed.
-        return bool(handle.pid == pid)
-    return False
-
-
-def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process]:
-    """Return the running processes of `pids` that have none of the texts `kept` in their command lines."""
+def _running(pids: frozenset[int]) -> list[psutil.Process]:
+    """Return the running processes of `pids` that no library keeps."""
     found = []
     for pid in sorted(pids):
         with suppress(psutil.Error):
@@ -158,7 +120,7 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
             if (
                 child.status() != psutil.STATUS_ZOMBIE
                 and pid != resource_tracker_pid()
-                and not any(text in words for text in kept)
+                and not any(text in words for text in _LIBRARIES)
             ):
                 found.append(child)
     return found
@@ -194,23 +156,15 @@ def _may_stay(thread: Thread) -> bool:
     return code is not None and code.co_name == "_worker" and code.co_filename.endswith(_EXECUTOR)
 
 
-def left_groups(names: Collection[str]) -> list[Leftover]:
+def left_groups(names: Collection[str]) -> list[Leak]:
     """Return those of the groups `names` that have not been destroyed.
 
     The groups of a device mesh are left out, because torch has no function to destroy them.
     """
-    found = []
-    for group in group_state.all_groups():
-        name = str(group.group_name)
-        if name in names and not group.group_desc.startswith("mesh_"):
-            label = group_state.label(group)
-            # A default process group is in the way of the next test that makes one.
-            leak = Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP)
-            found.append(Leftover(leak, [group], groups=frozenset([name])))
-    return found
-
-
-def default_group() -> frozenset[str]:
-    """Return the name of the default process group; nothing if there is none."""
-    groups = group_state.all_groups()
-    return frozenset(str(group.group_name) for group in groups if group_state.label(group) == DEFAULT_GROUP)
+    labels = [
+        group_state.label(group)
+        for group in group_state.all_groups()
+        if str(group.group_name) in names and not group.group_desc.startswith("mesh_")
+    ]
+    # A default process group is in the way of the next test that makes one.
+    return [Leak(LeakKind.GROUP, label, lasting=label == DEFAULT_GROUP) for label in labels]

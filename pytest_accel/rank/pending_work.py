@@ -48,11 +48,13 @@ class PendingWork:
     """The collectives of the running test that nobody has waited for; one for each rank."""
 
     def __init__(self, in_test: Callable[[], bool]) -> None:
-        """`in_test` returns whether the running test has called it, and not a wider fixture or its threads."""
+        """`in_test` returns whether the call of a test is running."""
         self._in_test = in_test
         self._lock = Lock()  # Tests start collectives from several threads.
         self._started: dict[int, _Started] = {}
         """By the identity of the result, which is kept."""
+        self._failed = False
+        """True if a wait for an operation of any kind has raised an error since the last test."""
         self._last: tuple[ref[Work], ref[ProcessGroup]] | None = None
         """The result of the last collective that this rank has started, and its group."""
 
@@ -84,13 +86,16 @@ class PendingWork:
         replace_method(owner, name, method)
 
     def _release_after(self, owner: Any, name: str) -> None:
-        original, release = getattr(owner, name), self._release
+        original, release, pending = getattr(owner, name), self._release, self
 
         @wraps(original)
         def method(self: Work, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             try:
                 return original(self, *args, **named)
+            except RuntimeError:
+                pending._failed = True
+                raise
             finally:
                 release(self)
 
@@ -141,6 +146,11 @@ class PendingWork:
             with suppress(RuntimeError):  # It has failed, and its test may still wait for it.
                 self._wait(started.work)
                 del self._started[key]
+
+    def take_failure(self) -> bool:
+        """Return whether a wait for an operation has raised an error since the last call of this function."""
+        failed, self._failed = self._failed, False
+        return failed
 
     def end(self) -> tuple[UnawaitedCollective, ...]:
         """End the test: wait for its collectives, and return those that failed or did not complete."""

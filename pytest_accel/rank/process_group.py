@@ -20,7 +20,7 @@ from pytest_accel.core import torch_api
 from pytest_accel.core.paths import store_folder
 from pytest_accel.core.role import LOOPBACK, StorePort, host_of
 from pytest_accel.core.world_key import backend_names
-from pytest_accel.rank import flight_recorder, group_state, torch_devices
+from pytest_accel.rank import flight_recorder, torch_devices
 from pytest_accel.rank.rank_environment import AGENT_STORE
 from pytest_accel.rank.signed_store import FolderStore, SignedStore
 from pytest_accel.rank.torch_devices import MISSING_TORCH
@@ -83,7 +83,6 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
     context.operations.install()
     context.pending_work.install()
-    context.store_keys.install(store)
     _use_world_store(context, port)
     _let_children_serve()
     if backend is not None:
@@ -92,9 +91,7 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
         dist.init_process_group(
             backend, store=group_store, rank=rank, world_size=spec.key.group_size, timeout=GROUP_TIMEOUT
         )
-        context.default_group = world = dist.group.WORLD
-        assert world is not None
-        context.kept_groups.add(world.group_name)
+        context.default_group = dist.group.WORLD
 
 
 def _use_world_store(context: RankContext, port: int) -> None:
@@ -258,7 +255,4 @@ def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ..
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    before = group_state.group_names()
-    mesh = init_device_mesh(torch.device(context.torch_device).type, shape, mesh_dim_names=names)
-    context.kept_groups |= group_state.group_names() - before
-    return mesh
+    return init_device_mesh(torch.device(context.torch_device).type, shape, mesh_dim_names=names)

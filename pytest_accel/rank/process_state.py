@@ -1,99 +1,212 @@
-"""Settings of the process that the leak check compares after a test and restores if it can.
+"""Settings of the process that the leak check compares before and after the call of a test, and puts back if it can.
 
-The settings are torch's, the working directory, the alarm timer, what the process may do (its user, its groups and its
-root folder), and variables of the environment. Also the random states with which a rank begins.
+Also the random states with which a rank begins.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import current_process
-from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, stat, urandom
-from signal import ITIMER_REAL, getitimer, setitimer
+from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, umask, urandom
+from signal import ITIMER_REAL, Signals, getitimer, getsignal, setitimer, signal
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.rank_messages import Leak, LeakKind
+from pytest_accel.core.shims import raw_environment
 
-_CWD = "the working directory"
-_USER = "the user (real and effective id)"
-_GROUP = "the group (real and effective id)"
-_GROUPS = "the supplementary groups"
-_ROOT = "the root folder (device and inode)"
-_REMOVED = "(removed)"
+_SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM")
+"""The signals that suites handle. A look at all 64 takes six times as long, in each test.
+
+torch's data loader handles SIGCHLD as long as it has workers.
+"""
+_OF_LIBRARIES = frozenset(
+    (
+        *(b"PYTEST_CURRENT_TEST", b"CUDA_MODULE_LOADING", b"CUDA_HOME", b"TRITON_CACHE_DIR", b"TRITON_PTXAS_PATH"),
+        *(b"TORCHINDUCTOR_CACHE_DIR", b"KMP_DUPLICATE_LIB_OK", b"KMP_INIT_AT_FORK", b"TF2_BEHAVIOR"),
+        *(b"DISABLE_CUPTI_LAZY_REINIT", b"TEARDOWN_CUPTI", b"TORCH_WARM_POOL"),
+    )
+)
+"""Environment variables that pytest and libraries set when they are first used. They stay, and are no leak."""
 _ALARM = "the alarm timer"
 _ON = "on"
-
-Settings = Mapping[str | bytes, object]
-"""Values by name of the setting; names of environment variables are bytes. torch's are missing until it is imported."""
+_REMOVED = "(removed)"
 
 
 class _Setting(NamedTuple):
-    """The functions that get and set one of torch's settings. Both take the module torch as their first argument."""
+    """The functions that read a setting and put it back. `put` raises an error if that is not possible."""
 
-    get: Callable[[Any], object]
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+
+
+class _Kind(NamedTuple):
+    """The settings of one kind. `put` takes a name and a value, and raises an error if that is not possible."""
+
+    title: str
+    """Text in which the name is inserted."""
+    read: Callable[[], Mapping[Any, Any]]
     put: Callable[[Any, Any], object]
+
+
+def _cannot(_value: object) -> None:
+    raise OSError
+
+
+def _folder() -> str:
+    try:
+        return getcwd()
+    except OSError:
+        return _REMOVED
+
+
+def _umask() -> int:
+    mask = umask(0o077)  # There is no other way to read it. A file that a thread makes meanwhile is private.
+    umask(mask)
+    return mask
+
+
+_OF_PYTHON = {
+    "the working directory": _Setting(_folder, chdir),
+    "the umask": _Setting(_umask, umask),
+    "sys.path": _Setting(lambda: tuple(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
+    "sys.argv": _Setting(lambda: tuple(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
+    "logging.disable": _Setting(lambda: logging.root.manager.disable, logging.disable),
+    "the level of the root logger": _Setting(lambda: logging.root.level, lambda value: logging.root.setLevel(value)),
+    _ALARM: _Setting(lambda: _ON if getitimer(ITIMER_REAL)[0] else "off", lambda _: setitimer(ITIMER_REAL, 0)),
+    "the user (real and effective id)": _Setting(lambda: (getuid(), geteuid()), _cannot),
+    "the group (real and effective id)": _Setting(lambda: (getgid(), getegid()), _cannot),
+    "the supplementary groups": _Setting(lambda: tuple(sorted(getgroups())), _cannot),
+}
+
+
+def _of(path: str, name: str) -> _Setting:
+    """Return a setting that is the attribute `name` of an object, of which `path` is the path from torch."""
+
+    def owner() -> Any:
+        found: Any = sys.modules["torch"]
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found
+
+    return _Setting(lambda: getattr(owner(), name), lambda value: setattr(owner(), name, value))
 
 
 def _functions(get: str, put: str) -> _Setting:
     """Return a setting with the functions of torch that have these names."""
-    return _Setting(lambda torch: getattr(torch, get)(), lambda torch, value: getattr(torch, put)(value))
-
-
-def _of_cudnn(name: str) -> _Setting:
-    """Return a setting of cuDNN, an attribute."""
     return _Setting(
-        lambda torch: getattr(torch.backends.cudnn, name),
-        lambda torch, value: setattr(torch.backends.cudnn, name, value),
+        lambda: getattr(sys.modules["torch"], get)(), lambda value: getattr(sys.modules["torch"], put)(value)
     )
 
 
-_TORCH = {
+_OF_TORCH = {
     "torch's default dtype": _functions("get_default_dtype", "set_default_dtype"),
     # To reset the device, set None, torch's initial state: "cpu" would install a mode through which every call goes.
     "torch's default device": _Setting(
-        torch_api.default_device,
-        lambda torch, value: torch.set_default_device(None if str(value) == "cpu" else value),
+        lambda: torch_api.default_device(sys.modules["torch"]),
+        lambda value: _functions("", "set_default_device").put(None if str(value) == "cpu" else value),
     ),
     "torch's grad mode": _functions("is_grad_enabled", "set_grad_enabled"),
     # 0: off, 1: warns, 2: raises (torch.set_deterministic_debug_mode).
     "torch.use_deterministic_algorithms": _functions("get_deterministic_debug_mode", "set_deterministic_debug_mode"),
-    "torch.backends.cudnn.deterministic": _of_cudnn("deterministic"),
-    "torch.backends.cudnn.benchmark": _of_cudnn("benchmark"),
+    "torch.backends.cudnn.deterministic": _of("backends.cudnn", "deterministic"),
+    "torch.backends.cudnn.benchmark": _of("backends.cudnn", "benchmark"),
+    "torch.backends.cudnn.allow_tf32": _of("backends.cudnn", "allow_tf32"),
     "torch's number of threads": _functions("get_num_threads", "set_num_threads"),
+    # Since torch 2.9. They come before the precision, which cannot be read while they contradict it.
+    "torch.backends.fp32_precision": _of("backends", "fp32_precision"),
+    "torch.backends.cuda.matmul.fp32_precision": _of("backends.cuda.matmul", "fp32_precision"),
+    "torch's float32 matmul precision": _functions("get_float32_matmul_precision", "set_float32_matmul_precision"),
 }
-"""torch's settings. They are put back: many suites choose deterministic algorithms in a test and never reset them.
-
-To replace the ranks instead takes more than a second for each such test.
-"""
+"""torch's settings. Many suites choose deterministic algorithms in a test and never reset them."""
 
 
-def read(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
-    """Return the current settings and the current values of the environment `variables`."""
-    found: dict[str | bytes, object] = {}
-    for variable in variables:
-        try:
-            # `os.environ` would take three times as long, and .get() twice as long.
-            found[variable] = environb[variable]
-        except KeyError:
-            found[variable] = None
-    found[_USER] = f"{getuid()} and {geteuid()}"
-    found[_GROUP] = f"{getgid()} and {getegid()}"
-    found[_GROUPS] = str(sorted(getgroups()))
-    root = stat("/")
-    found[_ROOT] = f"{root.st_dev} and {root.st_ino}"
-    found[_ALARM] = _ON if getitimer(ITIMER_REAL)[0] else "off"
-    try:
-        found[_CWD] = getcwd()
-    except OSError:
-        found[_CWD] = _REMOVED
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        for name, setting in _TORCH.items():
-            found[name] = setting.get(torch)
+def _read_torch() -> dict[str, object]:
+    """Return the values of torch's settings; nothing before torch is imported. What cannot be read is left out."""
+    found: dict[str, object] = {}
+    if "torch" in sys.modules:
+        for name, setting in _OF_TORCH.items():
+            try:
+                found[name] = setting.get()
+            except (AttributeError, RuntimeError):
+                continue
     return found
+
+
+def _set_variable(name: bytes, value: bytes | None) -> None:
+    if value is None:
+        environb.pop(name, None)
+    else:
+        environb[name] = value
+
+
+def _distributed() -> Mapping[str, Any]:
+    """Return the names of torch.distributed; nothing before it is imported."""
+    module = sys.modules.get("torch.distributed")
+    return {} if module is None else vars(module).copy()
+
+
+_KINDS = (
+    _Kind(
+        "{}", lambda: {name: one.get() for name, one in _OF_PYTHON.items()}, lambda name, old: _OF_PYTHON[name].put(old)
+    ),
+    _Kind("{}", _read_torch, lambda name, old: _OF_TORCH[name].put(old)),
+    _Kind("the environment variable {}", raw_environment, _set_variable),
+    _Kind(
+        "the handler of {}",
+        lambda: {name: getsignal(Signals[name]) for name in _SIGNALS},
+        lambda name, old: signal(Signals[name], old),
+    ),
+    _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(sys.modules["torch.distributed"], name, old)),
+)
+
+State = tuple[Mapping[Any, Any], ...]
+"""The values of all settings at one moment, by kind and name."""
+
+
+def read() -> State:
+    """Return the current settings."""
+    return tuple(kind.read() for kind in _KINDS)
+
+
+def restore(before: State, after: State, now: State) -> Iterator[Leak]:
+    """Put back the settings that differ in `before` and `after`, and yield a leak for each.
+
+    Settings are left out that have been changed again until `now`: a fixture has restored them. A leak lasts if its
+    setting cannot be put back.
+    """
+    for kind, old, new, current in zip(_KINDS, before, after, now, strict=True):
+        if old == new:
+            continue
+        for name in sorted({*old, *new}, key=str):
+            was, became = old.get(name), new.get(name)
+            if was == became or current.get(name) != became or _is_no_leak(kind, name, was):
+                continue
+            try:
+                kind.put(name, was)
+                lasting = False
+            except (OSError, RuntimeError, TypeError, ValueError):
+                lasting = True
+            title = kind.title.format(fsdecode(name))
+            yield Leak(LeakKind.SETTING, title, _text(was), _text(became), lasting=lasting)
+
+
+def _is_no_leak(kind: _Kind, name: Any, was: object) -> bool:
+    if kind.read is _distributed:  # A submodule or a counter may change. A patched function is a leak.
+        return not isinstance(was, FunctionType)
+    # The alarm timer of a fixture may have expired. torch may have been imported by the test.
+    return name in _OF_LIBRARIES or (name == _ALARM and was == _ON) or (kind.read is _read_torch and was is None)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return repr(fsdecode(value))
+    if isinstance(value, FunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    return "unset" if value is None else str(value)
 
 
 def reseed() -> None:
@@ -107,48 +220,3 @@ def reseed() -> None:
         torch.default_generator.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
-
-
-def change(name: str | bytes, old: object, new: object) -> Leak:
-    """Return the leak of a setting whose value was `old` and is `new`."""
-    setting = name if isinstance(name, str) else f"the environment variable {fsdecode(name)}"
-    return Leak(LeakKind.SETTING, setting, _text(old), _text(new))
-
-
-def changed(before: Settings, after: Settings) -> dict[str | bytes, tuple[object, object]]:
-    """Return the old and new value of each setting that is in both mappings and differs.
-
-    An alarm timer that is off again is no change: the timer of a fixture may have expired.
-    """
-    return {
-        name: (old, after[name])
-        for name, old in before.items()
-        if name in after and after[name] != old and not (name == _ALARM and old == _ON)
-    }
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bytes):
-        return repr(fsdecode(value))
-    return "unset" if value is None else str(value)
-
-
-def restore(name: str | bytes, value: Any) -> bool:
-    """Restore the setting `name` to `value`; return False if the world must be replaced because that is not possible.
-
-    Environment variables are not restored: a test that changed a variable of its rank may also have changed others,
-    which are not checked.
-    """
-    if isinstance(name, bytes):
-        return False
-    if name in _TORCH:
-        _TORCH[name].put(sys.modules["torch"], value)
-        return True
-    if name == _ALARM:
-        setitimer(ITIMER_REAL, 0)
-        return True
-    if name == _CWD:
-        with suppress(OSError):
-            chdir(value)
-            return True
-    return False

@@ -86,7 +86,6 @@ class RankPlugin:
         """Register the rank's plugins, after pytest's and before all others, so the others' hooks are called first."""
         pluginmanager.register(self, RANK_PLUGIN)
         pluginmanager.register(MainProcessPlugins())
-        pluginmanager.register(self._leak_check)
         pluginmanager.register(self._reports)
         pluginmanager.register(self._runner)
         session = self.context.session

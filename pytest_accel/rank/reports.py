@@ -97,9 +97,7 @@ class RankReports:
         """Return an explanation of `error` for a test in this rank; None if there is none."""
         spec = self._context.spec
         init = spec.grouped and spec.key.init
-        return torch_errors.explain(
-            error, grouped=spec.grouped, init=init, refused_by_store=self._context.store_keys.refused
-        )
+        return torch_errors.explain(error, grouped=spec.grouped, init=init)
 
     def _explain_skip(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Add to the reason of a mark that skips in ranks only that these see other devices than the driver."""

@@ -35,7 +35,7 @@ from pytest_accel.core.rank_messages import (
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch_warning
 from pytest_accel.core.shims import forget_sections, is_subtest, rename
-from pytest_accel.core.stash_keys import EXPECTED_DEVICE_ERROR, OWNERS
+from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.rank import device_memory, flight_recorder, group_state, torch_devices
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
@@ -234,16 +234,17 @@ class TestRunner:
             leaks = self._leak_check.end(closed_streams=test.closed_streams, failed_work=failed_work)
             collectives, groups = group_state.collectives(context), group_state.created_count()
             unawaited = context.pending_work.end()
-            messages, groups_by_test = group_state.messages(context), self._leak_check.groups_by_test
+            messages = group_state.messages(context)
             peak = device_memory.peak_memory(context.torch_device)
             if not leaks.must_be_killed:
                 device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
         except Exception as error:
             leaks, collectives, groups, peak = check_failed(error), {}, 0, None
-            messages, groups_by_test, unawaited, failed_work = {}, 0, (), None
+            messages, unawaited, failed_work = {}, (), None
         properties: dict[str, object] = {} if peak is None else {"accel_peak_memory": peak}
+        doubt = leaks.doubt
         if failed_work is not None and failed_work.seen and not test.raised:
-            properties[EXPECTED_DEVICE_ERROR] = str(failed_work)
+            doubt = f"the test expected an error of a device, which is unusable now: {failed_work}"
         finished = Finished(
             test.request.serial,
             collectives,
@@ -253,11 +254,11 @@ class TestRunner:
             device_error=leaks.device_error,
             lost_default=leaks.lost_default,
             groups=groups,
-            groups_by_test=groups_by_test,
+            groups_by_test=leaks.groups_by_test,
             messages=messages,
             unawaited=unawaited,
             properties=properties,
-            retire=leaks.retire,
+            doubt=doubt,
         )
         test.driver.send(*test.teardown, finished)
 
@@ -299,10 +300,11 @@ class TestRunner:
                 self._test.warnings.append(warning)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_call(self) -> Generator[None, None, None]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
         """Run the test in the contexts of features, wait for its devices, and note if it closed pytest's streams."""
         __tracebackhide__ = True
         self._context.in_call = "call" not in self._test.reported
+        self._leak_check.before_call()
         try:
             with ExitStack() as stack:
                 features.register(self._config, "call")
@@ -319,6 +321,7 @@ class TestRunner:
             self._test.closed_streams = any(
                 getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
             )
+            self._leak_check.after_call(item)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self) -> Generator[None, None, None]:

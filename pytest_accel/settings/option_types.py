@@ -6,7 +6,6 @@ Each function raises ``ValueError`` for a value that is not allowed. Imported wh
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -59,11 +58,6 @@ def device_names(value: object) -> str:
 
     parse_names(given := text(value), "")
     return given
-
-
-def texts(value: str | list[str]) -> tuple[str, ...]:
-    """Return a tuple of non-empty texts; a string is split as a shell does."""
-    return tuple(map(text, shlex.split(value) if isinstance(value, str) else value))
 
 
 def boolean(value: object) -> bool:

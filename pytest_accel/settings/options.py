@@ -49,8 +49,6 @@ class Settings(NamedTuple):
     output: str | None = None
     pdb_rank: int | None = None
     leaks: Literal["warn", "fail", "off"] = "warn"
-    keep_processes: tuple[str, ...] = ()
-    """Parts of command lines."""
     schedule: Literal["on", "off", "always"] = "on"
     launcher: Literal["on", "off", "spread"] = "off"
     select: str | None = None
@@ -207,11 +205,6 @@ _OPTIONS: dict[str, _Option] = {
         "or a size of 1GiB or more",
         "resources besides devices that tests need, each with its number: license: 2, port-9000: 1, memory: auto, "
         "cores: auto",
-    ),
-    "accel_keep_processes": _Option(
-        *("texts", None, "args", "texts that are not empty"),
-        "texts in the command lines of processes that tests may leave running in their ranks, because a library "
-        "keeps them and ends them itself",
     ),
 }
 """The settings of a session, then those of a suite, which have no command line option (``-o accel_leaks=fail``)."""

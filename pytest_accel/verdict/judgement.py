@@ -25,6 +25,7 @@ from pytest_accel.core.rank_messages import UNEVEN_COLLECTIVES, Announced, Excep
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.shims import reason_of_skip
+from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
@@ -34,12 +35,11 @@ from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, is_consequence, wrong_outcomes
 from pytest_accel.verdict.mismatches import (
     Mismatch,
-    are_pending,
     compare_collectives,
     compare_groups,
     have_different_groups,
+    have_unmet_messages,
     unawaited_collectives,
-    unmet_messages,
 )
 from pytest_accel.verdict.phase_verdict import Verdict
 from pytest_accel.verdict.remote_exceptions import RAISED
@@ -108,14 +108,14 @@ def judge(phase: Phase) -> Verdict:
         verdict,
         ended_ranks=verdict.ended_ranks.union(one.rank for one in outcomes if one.expected and one.report is None),
         duration=max(map(_seconds, outcomes), default=0.0),
-        properties=(*_end_properties(phase.finished, size), *properties(outcomes)),
+        properties=(*verdict.properties, *_end_properties(phase.finished, size), *properties(outcomes)),
         ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
         # If ranks end the phase, or a subtest, differently, one may have sent a message that its receiver has not read.
         # A wider fixture may have done so, too, and the next test that uses this world need not have this fixture.
-        retire=(phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
-        or is_announced
-        or are_pending(phase.finished),
+        retire=verdict.retire
+        or (phase.when != "teardown" and (len({one.ending for one in outcomes}) > 1 or bool(phase.failed_subtests)))
+        or is_announced,
     )
 
 
@@ -193,8 +193,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     leaks = sentences.leak_lines(phase.finished)
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
     found: list[Mismatch] = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
-    found += unmet_messages(phase.finished)
-    kill_reason = next(iter(sentences.mismatch_lines(found, phase.folders)), None)
+    kill_reason = next(iter(sentences.mismatch_lines(found)), None)
     waiting = unawaited_collectives(phase.finished)
     missed = []
     if ends := expected_ends.agreed(phase.announced):
@@ -202,7 +201,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
             missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
         found = expected_ends.unexplained(found, phase.finished, ends)
         waiting = expected_ends.without_consequences(waiting, ends)
-    mismatch = sentences.mismatch_lines(found, phase.folders)
+    mismatch = sentences.mismatch_lines(found)
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
     unawaited = [] if mismatch else sentences.unawaited_lines(waiting, phase.folders)
     problems = missed + mismatch + unawaited
@@ -222,14 +221,15 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
             cause = Cause(CauseKind.LEAKED, ", ".join(kinds), tuple(dict.fromkeys(rank for rank, _ in leaking)))
         verdict = _with_problems(verdict, cause, problems + failing_leaks, phase)
     kill_reason = kill_reason or next(iter(unawaited), None)
-    if kill_reason is None and len({left.groups for left in finished}) > 1:
-        kill_reason = sentences.OTHER_GROUP_NUMBERS
-    if kill_reason is None and have_different_groups(phase.finished):
-        kill_reason = sentences.OTHER_GROUPS
-    if kill_reason is None and any(messages.failed for left in finished for messages in left.messages.values()):
-        kill_reason = sentences.FAILED_MESSAGE
+    doubts = dict.fromkeys(left.doubt for left in finished if left.doubt)
+    if have_unmet_messages(phase.finished):
+        doubts[sentences.UNMET_MESSAGES] = None
+    if len({left.groups for left in finished}) > 1 or have_different_groups(phase.finished):
+        doubts[sentences.OTHER_GROUPS] = None
     return structs.replace(
         verdict,
+        properties=((REPLACED, "; ".join(doubts)),) if doubts else (),
+        retire=bool(doubts),
         warnings=tuple(warning for left in finished for warning in left.warnings),
         leak_warnings=tuple(leaks) if phase.leaks == "warn" else (),
         kill_reason=kill_reason,

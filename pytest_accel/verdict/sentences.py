@@ -34,7 +34,7 @@ from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished,
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text, threads_text
 from pytest_accel.verdict.causes import Consequence, consequence
-from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups, UnmetMessages
+from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
 
 _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
@@ -42,8 +42,6 @@ ALONE = "the test's process"
 """The name of the only rank of a test in its message."""
 _MORE_LINES = 6
 """Lines of a rank's failure message that are shown after the first."""
-_MORE_MESSAGES = 8
-"""Lines on messages without a counterpart. In a large world, each rank may have left a message."""
 _MISSING_FIXTURE = (pytest.FixtureLookupError.__module__, pytest.FixtureLookupError.__qualname__)
 _THREAD_ID = re.compile(r"^Thread [0-9]+ ", re.MULTILINE)
 """The process id in py-spy's line on a thread."""
@@ -53,9 +51,8 @@ COULD_RUN = "could run the test"
 
 # Why a world is killed although its test has passed
 
-OTHER_GROUP_NUMBERS = "its ranks made different numbers of process groups"
-OTHER_GROUPS = "some of its ranks have process groups that others have not"
-FAILED_MESSAGE = "a point-to-point operation of the test failed, and its connection may be closed"
+OTHER_GROUPS = "some ranks have process groups that others have not"
+UNMET_MESSAGES = "a message between ranks (send, recv) has not been received, or has not been sent"
 
 # The end of a rank
 
@@ -299,15 +296,12 @@ def unknown_outcome(unknown: Sequence[RankOutcome], when: When) -> str:
 # The end of a test
 
 
-def mismatch_lines(mismatches: Sequence[Mismatch], folders: Folders) -> list[str]:
-    """Return a line for each of `mismatches`, but only some of those of messages."""
-    unmet = [one for one in mismatches if isinstance(one, UnmetMessages)]
-    lines = [_describe_mismatch(one, folders) for one in mismatches if one not in unmet[_MORE_MESSAGES:]]
-    more = len(unmet) - _MORE_MESSAGES
-    return lines if more <= 0 else [*lines, f"... and {more} more of this kind"]
+def mismatch_lines(mismatches: Sequence[Mismatch]) -> list[str]:
+    """Return a line for each of `mismatches`."""
+    return list(map(_describe_mismatch, mismatches))
 
 
-def _describe_mismatch(one: Mismatch, folders: Folders) -> str:
+def _describe_mismatch(one: Mismatch) -> str:
     match one:
         case UnequalCollectives(group, members, numbers):
             return (
@@ -319,18 +313,6 @@ def _describe_mismatch(one: Mismatch, folders: Folders) -> str:
                 f"the ranks made different numbers of process groups: {_by_rank(numbers)}; every rank must call "
                 "dist.new_group, also one that is no member, unless use_local_synchronization=True"
             )
-        case UnmetMessages(number, receiver, senders, group, place):
-            messages = f"{abs(number)} message{'s' if abs(number) > 1 else ''}"
-            if number > 0:
-                text = f"{ranks_text(senders)} sent {messages} to rank {receiver} that rank {receiver} did not receive"
-            elif senders:
-                text = (
-                    f"rank {receiver} waits for {messages} from rank {senders[0]} that rank {senders[0]} did not send"
-                )
-            else:
-                text = f"rank {receiver} waits for {messages} that no rank sent"
-            inside = "" if group == DEFAULT_GROUP else f" in {group_label(group)}"
-            return f"{text}{inside}: {_call(place, folders)}"
 
 
 def _by_rank(numbers: Mapping[int, int]) -> str:
@@ -380,7 +362,7 @@ def _describe_leak(leak: Leak) -> str:
                 f"could not be checked for leftovers ({leak.name}): it may have replaced a function that its process "
                 "needs"
             )
-    return f"{text}, which {leak.test} started" if leak.test else text
+    return text
 
 
 def _remedy(leak: Leak) -> str:

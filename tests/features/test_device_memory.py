@@ -122,7 +122,7 @@ import torch
 from fake_accel import GIB, Block
 
 pytestmark = pytest.mark.devices(1)
-KEPT, LIBRARY = [], []
+KEPT = []
 
 
 @pytest.fixture
@@ -207,37 +207,24 @@ def test_leaks(card):
 
 
 @pytest.fixture(scope="class")
-def block():
-    inner = Block(torch.cuda.card, GIB)
-    yield Block(torch.cuda.card, GIB)
-    del inner
+def engine():
+    yield (blocks := [Block(torch.cuda.card, GIB)])
+    blocks.clear()
 
 
-@pytest.fixture(scope="class")
-def library():
-    LIBRARY.append(Block(torch.cuda.card, GIB))
+class TestEngine:
+    def test_fills_the_cache_of_its_fixture(self, card, engine):
+        note("engine")
+        engine.append(Block(card, 2 * GIB))
 
-
-class TestLast:
-    def test_healthy(self, card, block, library):
-        note("healthy")
-        assert card.allocated == 3 * GIB
-
-    def test_leaks_what_its_fixture_releases(self, card):
-        KEPT.append(Block(card, 2 * GIB))
-
-
-class TestFixtures:
-    def test_healthy_with_fixtures(self, request, card):
+    def test_finds_it_filled(self, card, engine):
         note("last")
-        assert card.allocated == 0
-        for name in ("block", "library"):
-            request.getfixturevalue(name)
+        assert card.allocated == 3 * GIB
 
 
 def test_at_last(card):
     note("last")
-    assert card.allocated == GIB
+    assert card.allocated == 0
 """
 
 
@@ -252,12 +239,12 @@ def test_memory_after_a_test(fake: Suite) -> None:
     # Neither a workspace nor a failed test costs the rank.
     names = ["backward", "nothing", "emptied", "failed", "cycle", "xfail", "before-graph"]
     assert len({ranks[name] for name in names}) == 1
-    assert len({ranks[name] for name in ("before-graph", "after-graph", "healthy", "last")}) == 4
+    assert len({ranks[name] for name in ("before-graph", "after-graph", "engine")}) == 3
+    assert ranks["engine"] == ranks["last"]
     # A graph may use the workspace, which is therefore not cleared.
     assert "left 65 MiB more allocated on cuda:0 than it had found" in run.failure("test_captures_a_graph")
     assert "left 16384 MiB more allocated on cuda:0 than it had found" in run.failure("test_leaks")
-    assert "left 2048 MiB more allocated on cuda:0" in run.failure("TestLast.test_leaks_what_its_fixture_releases")
-    leaks = ["test_captures_a_graph", "test_leaks", "test_leaks_what_its_fixture_releases"]
+    leaks = ["test_captures_a_graph", "test_leaks"]
     assert [name for name, outcome in outcomes.items() if "ERROR" in outcome] == leaks
 
 
@@ -379,11 +366,12 @@ def test_errors_of_devices_that_a_test_expects_and_others(fake: Suite) -> None:
     assert "to find it, run: CUDA_LAUNCH_BLOCKING=1 pytest test_it.py::test_does_not_wait\n" in text
     assert "traceback entries" not in run.text
     assert "on cuda:1 has failed: CUDA error: an illegal memory access" in run.failure("test_expects_one_of_two")
-    title, *lines = run.text[run.text.index("accel: ranks replaced") :].partition("\n===")[0].splitlines()
-    assert title.startswith("accel: ranks replaced after errors of devices that their tests expected")
-    assert lines == [
-        "test_it.py::test_expects: cuda:1: CUDA error: device-side assert triggered",
-        "test_it.py::test_with_fixture: cuda:0: CUDA error: device-side assert triggered",
+    _, title, rest = run.text.partition("accel: tests after which new ranks were started")
+    why = "the test expected an error of a device, which is unusable now"
+    assert title, run.text
+    assert rest.partition("\n===")[0].splitlines()[1:] == [
+        f"test_it.py::test_expects: {why}: cuda:1: CUDA error: device-side assert triggered",
+        f"test_it.py::test_with_fixture: {why}: cuda:0: CUDA error: device-side assert triggered",
     ]
     run = fake.run("--accel=fake:2", "-k", "test_expects or test_after", quiet=True)
-    assert "ranks replaced" not in run.text
+    assert "new ranks" not in run.text

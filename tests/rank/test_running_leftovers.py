@@ -32,4 +32,4 @@ def test_a_warning_filter_that_names_a_library_does_not_hide_a_process() -> None
     ]
     with subprocess.Popen([*command, "-c", "input()"], stdin=subprocess.PIPE) as child:
         [leftover] = leftovers.left_running(leftovers.find() - known)
-    assert (leftover.leak.kind, leftover.leak.number) == (LeakKind.PROCESS, child.pid)
+    assert (leftover.kind, leftover.number) == (LeakKind.PROCESS, child.pid)

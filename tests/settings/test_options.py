@@ -19,10 +19,10 @@ WITHOUT_INI = {f"accel_{name}" for name in ("ids", "pdb_rank", "select", "shard"
 """The settings that an ini file cannot give: they are about one session."""
 WITHOUT_FLAG = {
     *("accel_fresh", "accel_share", "accel_busy", "accel_leaks", "accel_schedule", "accel_marks"),
-    *("accel_preload", "accel_rank_plugins", "accel_keep_processes", "accel_resources"),
+    *("accel_preload", "accel_rank_plugins", "accel_resources"),
 }
 """The settings that have no option of their own: they are about a suite."""
-MOST_FLAGS, MOST_INI = 20, 22
+MOST_FLAGS, MOST_INI = 20, 21
 OLD_OPTIONS = (
     *("devices", "debug", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
     *("within", "logs", "trace", "census", "share", "fresh", "check-collectives"),
@@ -69,7 +69,6 @@ GOOD: list[tuple[str, str, str, Any]] = [
     ("accel_jitter", "7", "jitter", 7),
     ("accel_preload", "none", "preload", "none"),
     ("accel_preload", "numpy, torch.nn numpy", "preload", ("numpy", "torch.nn")),
-    ("accel_keep_processes", "helper 'java -jar it.jar'", "keep_processes", ("helper", "java -jar it.jar")),
     ("accel_rank_plugins", "-timeout +my.own", "rank_plugins", (("timeout", False), ("my.own", True))),
     ("accel_resources", "license: 2,port-9000:1", "resources", (("license", 2), ("port-9000", 1))),
     (
@@ -99,7 +98,6 @@ BAD = [
         for text in ("none numpy", "my-package", "a..b", "a/b.py", "numpy jax", "cupy.cuda")
     ),
     *(("accel_rank_plugins", text, RANK_PLUGINS) for text in ("timeout", "-", "- timeout", "-a,+b")),
-    ("accel_keep_processes", "''", "texts that are not empty"),
     ("accel_pdb_rank", "1.5", "an int >= 0"),
     *((option, "maybe", SWITCH) for option in ("accel_strict", "accel_fresh")),
     ("accel_marks", "theirs", MARKS),
@@ -253,7 +251,7 @@ def test_a_value_that_is_not_allowed_is_an_error_that_names_its_source(
             message = usage_error(pytester)
             toml = " (true or false in TOML): " if option in dict(SWITCHES) else ", got "
             assert message.startswith(f"ini option {option}: must be {allowed}{toml}")
-            assert text in message or option in ("accel_preload", "accel_rank_plugins", "accel_keep_processes")
+            assert text in message or option in ("accel_preload", "accel_rank_plugins")
             (pytester.path / "tox.ini").unlink()
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, Leak, LeakKind, When
 from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.record_events import RankPhase
+from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
@@ -429,8 +430,9 @@ def test_different_numbers_of_groups_fail_the_test_that_has_made_them() -> None:
 
 def test_different_numbers_of_other_groups_end_the_world_without_a_failure() -> None:
     verdict = at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=2))
-    assert (verdict.outcome, verdict.kill_reason) == ("passed", sentences.OTHER_GROUP_NUMBERS)
-    assert at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=1)).kill_reason is None
+    assert (verdict.outcome, verdict.kill_reason, verdict.retire) == ("passed", None, True)
+    assert verdict.properties == ((REPLACED, sentences.OTHER_GROUPS),)
+    assert not at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=1)).retire
 
 
 def test_an_error_in_a_late_fixture_teardown_fails_the_teardown() -> None:

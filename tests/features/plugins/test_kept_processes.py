@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from tests.features.plugins.conftest import needs
@@ -62,25 +60,6 @@ _JOBLIB = """
         if rank == 1:
             os._exit(3)
     """
-_KEEPS = """
-    import os
-    import sys
-
-    import pytest
-
-    pytestmark = pytest.mark.distributed(2, kind="cpu")
-    PIDS = []
-    CODE = "import signal; signal.pause()  # {}"
-
-    @pytest.mark.parametrize("name", ["our-helper", "our helper", "another"])
-    def test_starts(name):
-        PIDS.append(os.posix_spawn(sys.executable, [sys.executable, "-c", CODE.format(name)], os.environ))
-
-    def test_has_them_still():
-        for pid in PIDS:
-            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
-            print("pid", pid)
-    """
 
 
 @needs("wandb", "joblib")
@@ -99,17 +78,3 @@ def _loky_files() -> set[str]:
     """Return the names of loky's and joblib's files in shared memory, which loky's resource tracker removes."""
     folder = Path("/dev/shm")
     return {name for name in os.listdir(folder) if "loky" in name or "joblib" in name} if folder.is_dir() else set()
-
-
-def test_processes_named_by_accel_keep_processes_are_no_leak(suite: Suite) -> None:
-    suite.ini("accel_keep_processes = our-helper 'our helper'")
-    suite.write("test_it.py", _KEEPS)
-    run = suite.run("-W", "default", "-rP")
-    assert run.count() == {"PASSED": 4}, run.text
-    pids = [int(line.split()[1]) for line in run.text.splitlines() if line.startswith("pid ")]
-    assert len(pids) == 6
-    reported = re.findall(r"left process (\d+) running \(", run.text)
-    assert sorted(map(int, reported)) == sorted(pids[2::3])  # Each rank's third process, of `test_starts[another]`.
-    # The session has killed all of them. The system may show a killed process for a moment.
-    remaining = [process for process in psutil.process_iter() if process.pid in pids]
-    assert psutil.wait_procs(remaining, timeout=60)[1] == []

@@ -1,0 +1,278 @@
+"""Tests of what a test sees after one that has spoiled its process.
+
+That is what plain pytest would show, the state before, or new ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.run import CAUSES
+
+if TYPE_CHECKING:
+    from tests.background_suite import BackgroundSuite
+
+_SUITE = '''
+import asyncio
+import atexit
+import locale
+import logging
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = [
+    pytest.mark.distributed(2, kind="cpu", timeout=30),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+WAYS, STARTED = {}, os.getpid()
+
+
+def way(read):
+    """Return a decorator for a function that spoils what `read` returns."""
+
+    def decorate(spoil):
+        WAYS[spoil.__name__] = spoil, read
+        return spoil
+
+    return decorate
+
+
+# Put back, and reported.
+
+
+@way(lambda: os.environ.get("LEFT"))
+def environment():
+    os.environ["LEFT"] = "1"
+
+
+@way(lambda: os.environ["RANK"])
+def variable_of_the_rank():
+    del os.environ["RANK"]
+
+
+@way(os.getcwd)
+def folder():
+    os.chdir("/")
+
+
+@way(lambda: os.umask(os.umask(0o22)))
+def umask():
+    os.umask(0)
+
+
+@way(lambda: list(sys.path))
+def sys_path():
+    sys.path.insert(0, "/elsewhere")
+
+
+@way(lambda: list(sys.argv))
+def sys_argv():
+    sys.argv = ["train.py"]
+
+
+@way(lambda: signal.getsignal(signal.SIGUSR1))
+def handler():
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+
+
+@way(lambda: signal.getitimer(signal.ITIMER_REAL)[0])
+def timer():
+    signal.alarm(1000)
+
+
+@way(lambda: (logging.root.level, logging.root.manager.disable))
+def threshold():
+    logging.root.setLevel(5)
+    logging.disable(logging.CRITICAL)
+
+
+@way(torch.get_default_dtype)
+def dtype():
+    torch.set_default_dtype(torch.float64)
+
+
+@way(lambda: torch.ones(1).device.type)
+def device():
+    torch.set_default_device("meta")
+
+
+@way(torch.is_grad_enabled)
+def grad_mode():
+    torch.set_grad_enabled(False)
+
+
+@way(torch.get_deterministic_debug_mode)
+def deterministic():
+    torch.set_deterministic_debug_mode("warn")
+
+
+@way(torch.get_float32_matmul_precision)
+def precision():
+    torch.set_float32_matmul_precision("high")
+
+
+@way(lambda: dist.barrier.__module__)
+def patched_function():
+    dist.barrier = lambda *_, **__: None
+
+
+# As under plain pytest: it stays, or pytest itself puts it back.
+
+
+@way(lambda: os.getpid() == STARTED)
+def seeds():
+    random.seed(7)
+    torch.manual_seed(7)
+
+
+@way(lambda: [one for one in warnings.filters if one[0] == "once"])
+def warning_filters():
+    warnings.simplefilter("once")
+
+
+@way(lambda: None)
+def stays():
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    locale.setlocale(locale.LC_ALL, "C")
+    sys.modules["left"] = sys
+    torch.set_autocast_enabled("cpu", True)
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    atexit.register(print, "at exit")
+    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    random.left = "a monkeypatch"
+    threading.Thread(target=threading.Event().wait, daemon=True, name="daemon").start()
+
+
+def sees():
+    return (
+        resource.getrlimit(resource.RLIMIT_CORE)[0],
+        sys.modules.pop("left", None) is sys,
+        torch.is_autocast_enabled("cpu"),
+        vars(random).pop("left", None),
+        "daemon" in {thread.name for thread in threading.enumerate()},
+    )
+
+
+# Stays, and is reported.
+
+
+@way(lambda: os.getpid() == STARTED)
+def thread():
+    threading.Thread(target=threading.Event().wait, name="forgotten").start()
+
+
+@way(lambda: os.getpid() == STARTED)
+def child():
+    subprocess.Popen(["sleep", "1000"])
+
+
+@way(lambda: os.getpid() == STARTED)
+def group():
+    dist.new_group()
+
+
+# New ranks.
+
+
+def new_ranks():
+    """Stand for what only new ranks have."""
+
+
+@way(new_ranks)
+def message():
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(1), 1)
+
+
+@way(new_ranks)
+def failed_receive():
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError):
+            dist.irecv(torch.ones(1), 1).wait(timedelta(milliseconds=50))
+
+
+@way(new_ranks)
+def group_of_one_rank():
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+
+
+@way(new_ranks)
+def default_group():
+    dist.destroy_process_group()
+
+
+BEFORE = {}
+SPOILED = []
+
+
+@pytest.mark.parametrize("step", ["spoils", "sees"])
+@pytest.mark.parametrize("way", list(WAYS))
+def test_way(way, step):
+    spoil, read = WAYS[way]
+    if step == "spoils":
+        SPOILED.append(way)
+        BEFORE[way] = None if read is new_ranks else read()
+        spoil()
+        return
+    if read is new_ranks:
+        assert SPOILED == [], "the ranks are not new"
+    else:
+        assert SPOILED[-1] == way, "the ranks are new"
+        assert read() == BEFORE[way]
+    if way == "stays":
+        assert sees() == (0, True, True, "a monkeypatch", True)
+        torch.set_autocast_enabled("cpu", False)
+    dist.barrier()
+'''
+_PUT_BACK = {
+    "environment": "the environment variable LEFT changed from unset to '1'",
+    "variable_of_the_rank": "the environment variable RANK changed from '0' to unset",
+    "folder": "the working directory changed from",
+    "umask": "the umask changed from",
+    "sys_path": "sys.path changed from",
+    "sys_argv": "sys.argv changed from",
+    "handler": "the handler of SIGUSR1 changed from",
+    "timer": "the alarm timer changed from off to on",
+    "threshold": "logging.disable changed from 0 to 50",
+    "dtype": "torch's default dtype changed from torch.float32 to torch.float64",
+    "device": "torch's default device changed from cpu to meta",
+    "grad_mode": "torch's grad mode changed from True to False",
+    "deterministic": "torch.use_deterministic_algorithms changed from 0 to 1",
+    "precision": "torch's float32 matmul precision changed from highest to high",
+    "patched_function": "torch.distributed.barrier changed from",
+}
+_STAY = {"thread": "thread", "child": "process", "group": "process group", "group_of_one_rank": "process group"}
+_NEW_RANKS = {
+    "message": "a message between ranks (send, recv) has not been received, or has not been sent",
+    "failed_receive": "an operation of torch.distributed failed",
+    "group_of_one_rank": "some ranks have process groups that others have not",
+}
+
+
+def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: BackgroundSuite) -> None:
+    suite.write("test_it.py", _SUITE)
+    run = suite.start("--accel", "none", "-p", "no:randomly", "-o", "accel_leaks=fail", CAUSES).finish()
+    expected = dict.fromkeys(run.outcomes(), "PASSED")
+    for way, text in _PUT_BACK.items():
+        expected[f"test_way[{way}-spoils]"] = "PASSED ERROR leaked: setting; ranks 0-1"
+        assert text in run.failure(f"test_way[{way}-spoils]")
+    for way, kind in _STAY.items():
+        ranks = "rank 0" if way == "group_of_one_rank" else "ranks 0-1"
+        expected[f"test_way[{way}-spoils]"] = f"PASSED ERROR leaked: {kind}; {ranks}"
+    run.expect(expected)
+    assert len(expected) == 2 * 25
+    for way, reason in _NEW_RANKS.items():
+        assert f"test_it.py::test_way[{way}-spoils]: {reason}" in run.text
+    suite.expect_nothing_left()
