@@ -58,11 +58,6 @@ class NodeRef(NamedTuple):
         return tuple(place.name for place in self.places)
 
     @property
-    def function(self) -> tuple[str, ...]:
-        """The path and the names of the nodes, without the parameters of the test."""
-        return (self.path, *without_parameters(self.names))
-
-    @property
     def family(self) -> TestFamily:
         """A value that the references to all tests of one function share. It is made of the names of all these tests.
 

@@ -27,10 +27,6 @@ class CollectFile(Struct, frozen=True):
     """The states of the file and of its conftests when the driver has collected them."""
     devices: int | None = None
     """Number of the session's devices of the test's kind; None if there is no such kind."""
-    lists: bool = True
-    """False if the driver has already shown which tests of the function a rank has collected."""
-    explains: bool = True
-    """False if the driver has already shown, for a test of the file, why ranks may lack one."""
     project_marks: frozenset[str] = frozenset()
     """The names of the plugin's marks that are the project's own in this session (`MarkOwners`)."""
 

@@ -55,12 +55,8 @@ class Driver:
         self._world: World | None = None
         self._error: BaseException | None = None
         self._running: MarkedTest | None = None
-        self._listed: set[tuple[str, ...]] = set()
-        """The functions (`NodeRef.function`) whose tests in a rank a report has listed."""
         self._hung: set[str] = set()
         """Paths of files that the ranks of a world have not collected in time."""
-        self._explained: set[str] = set()
-        """Paths of files for which a report has said why a rank may lack tests with parameters."""
 
     def prepare(self, marked: MarkedTest) -> None:
         """Wait until the test's ranks have collected it, before its phases begin.
@@ -120,9 +116,8 @@ class Driver:
             except LostWorld:
                 self.close()
         try:
-            lists, explains = node.function not in self._listed, node.path not in self._explained
             project_marks = marked.item.config.stash[OWNERS].of_project
-            request = CollectFile(node, marked.sources, marked.plan.devices, lists, explains, project_marks)
+            request = CollectFile(node, marked.sources, marked.plan.devices, project_marks)
             world.collect(request, has_hung=node.path in self._hung)
         except KeyboardInterrupt:
             raise
@@ -132,10 +127,6 @@ class Driver:
         marked.expects_failure = world.expects_failure(node)
         if world.hung_in_collection:
             self._hung.add(node.path)
-        if world.refuses(node):
-            self._listed.add(node.function)
-            if node.places[-1].members > 1:
-                self._explained.add(node.path)
         return world
 
     def _acquire(self, marked: MarkedTest) -> World:

@@ -42,13 +42,6 @@ class NotCollected(Exception):
 class TestNotFound(LookupError):
     """This rank has not collected the test that the driver requests, or its file has changed. The message says so."""
 
-    def __init__(self, text: str, found: str = "", *, has_others: bool = False) -> None:
-        """`found` says what the rank has collected."""
-        super().__init__(text)
-        self.found = found
-        self.has_others = has_others
-        """True if the rank has collected other tests of the same function."""
-
 
 class FileSkipped(Exception):
     """The file of a test was skipped as a whole (``pytest.skip(allow_module_level=True)``, ``importorskip``)."""
@@ -318,14 +311,15 @@ def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFou
     members = node.places[-1].members
     if not same:
         text = f"{file}: this rank has not collected {_shown(node.names)}, as the driver has"
-        return TestNotFound(text, f"it has {_listed(found)}")
+        return TestNotFound(f"{text}; it has {_listed(found)}")
     if len(same) != members:
         what = f"this rank has collected {len(same)} of {_shown(function)}, and the driver {members}"
     elif node.names not in same:
         what = f"this rank has not collected {_shown(node.names)}, as the driver has"
     else:
         what = f"this rank has collected {_shown(function)} with other names, or in another order, than the driver"
-    return TestNotFound(f"{file}: {what}", f"it has {_listed(same)}", has_others=True)
+    why = "The parameters of a test must be the same in every process"
+    return TestNotFound(f"{file}: {what}; it has {_listed(same)}. {why}")
 
 
 def _listed(tests: Sequence[tuple[str, ...]]) -> str:

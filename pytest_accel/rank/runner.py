@@ -127,7 +127,9 @@ class TestRunner:
             try:
                 self._collector.find(session, node, request.sources)
             except TestNotFound as error:
-                problem = self._describe(error, request)
+                problem = str(error)
+                if (hidden := self._reports.hidden_devices) is not None:
+                    problem += f" ({hidden})"
         except FileSkipped:
             driver.send(Collected(frozenset([node.family]), prepared=self._is_prepared()))
         except NotCollected as error:
@@ -140,17 +142,6 @@ class TestRunner:
             families = self._collector.families(node.path)
             unexpected = self._collector.unexpected.get(node.path, frozenset())  # A file that differs is not collected.
             driver.send(Collected(families, unexpected, problem, self._is_prepared()))
-
-    def _describe(self, error: TestNotFound, request: CollectFile) -> str:
-        """Return the text of `error`. What other reports have said, and `request` does not ask for, is left out."""
-        text = str(error)
-        if error.found and request.lists:
-            text += f"; {error.found}"
-        if error.has_others and request.explains:
-            text += ". The parameters of a test must be the same in every process"
-            hidden = self._reports.hidden_devices
-            text += "" if hidden is None else f": {hidden}"
-        return text
 
     def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
