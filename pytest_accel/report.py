@@ -16,6 +16,7 @@ from pytest_accel.core.stash_keys import (
     DEVICE_ERROR,
     LEFT_ALONE,
     MARKED,
+    NOT_TORN_DOWN,
     OWNERS,
     REPLACED,
     SKIPPED_FILES,
@@ -181,6 +182,8 @@ class ReportHooks:
             "accel: tests that left a device unusable for their process",
             [*sorted(unusable), *[after][: len(unusable)]],
         )
+        lost = {f"{report.nodeid}: {fixtures}" for report, name, fixtures in errors if name == NOT_TORN_DOWN}
+        yield "accel: fixtures that were not torn down, since their ranks had died or hung", sorted(lost)
         if config.get_verbosity() > 0:
             seen = {f"{report.nodeid}: {reason}" for report, name, reason in errors if name == REPLACED}
             yield "accel: tests after which new ranks were started", sorted(seen)

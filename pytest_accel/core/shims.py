@@ -93,6 +93,15 @@ def fixtures_from(item: pytest.Item, module: str) -> Iterator[str]:
                 break
 
 
+def wider_fixtures(item: pytest.Item) -> list[str]:
+    """Return the names of the suite's fixtures of a wider scope than a function that `item` requests."""
+    return [
+        name
+        for name, one in fixtures_by_name(item).items()
+        if one.scope != "function" and not one.func.__module__.startswith(("_pytest.", "pytest_accel.", "xdist."))
+    ]
+
+
 def fixtures_by_name(item: pytest.Item) -> dict[str, Any]:
     """Return the definition of each fixture that `item` requests, directly or through others, before it is set up."""
     found: Any = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})

@@ -1,4 +1,4 @@
-"""Signals that make a rank write its stacks or its collectives, SIGPIPE, the signals of a crash, names of signals."""
+"""Signals by which a rank writes its stacks or collectives or fails its test, SIGPIPE, crashes, names of signals."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ FLIGHT_SIGNAL: int | None = STACK_SIGNAL + 1 if hasattr(signal, "SIGRTMIN") else
 
 None if the system has no real-time signals, since programs have their own uses for the others.
 """
+
+INTERRUPT_SIGNAL: int | None = STACK_SIGNAL + 2 if hasattr(signal, "SIGRTMIN") else None
+"""Signal that makes a rank whose main thread runs Python code fail its test. None as for `FLIGHT_SIGNAL`."""
 
 
 def block_flight_signal() -> None:

@@ -42,6 +42,8 @@ LAUNCHED_RANKS = "accel_launched_ranks"
 """Name of the property of a report with the number of ranks that a call of the fixture `launch` has started."""
 DEVICE_ERROR = "accel_device_error"
 """Name of the property of a report with the error that every later use of a device in the test's process raises."""
+NOT_TORN_DOWN = "accel_not_torn_down"
+"""Name of the property of a report with fixtures that were not torn down, and the ranks that had ended."""
 REPLACED = "accel_replaced"
 """Name of the property of a report with the reason why the ranks were replaced after the test, which passed."""
 

@@ -31,7 +31,7 @@ from pytest_accel.core.paths import (
     terminal_path,
 )
 from pytest_accel.core.rank_messages import When
-from pytest_accel.core.signals import FLIGHT_SIGNAL, STACK_SIGNAL
+from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.struct_messages import decode, encode, from_builtins
 from pytest_accel.core.truncation import read_cut
 from pytest_accel.core.unix_sockets import Connection, limit_reads
@@ -108,6 +108,13 @@ class MachineInspector:
     def records(self, pids: Mapping[int, int]) -> dict[int, bytes]:
         """Return the records of collectives; see `take_records`."""
         return take_records(pids, self._paths(flight_path, pids))
+
+    def interrupt(self, pids: Mapping[int, int]) -> dict[int, None]:
+        """Have the ranks fail their test if their main threads run Python code."""
+        for pid in pids.values() if INTERRUPT_SIGNAL is not None else ():
+            with suppress(ProcessLookupError):
+                kill(pid, INTERRUPT_SIGNAL)
+        return {}
 
     def native(self, pids: Mapping[int, int]) -> dict[int, str]:
         """Return the native frames; see `native_frames`."""

@@ -112,6 +112,8 @@ class RankState:
     """Set if the test is not sent to the rank, because it or another rank cannot run it."""
     end: RankOutcome | None = None
     """Set when the rank will send nothing more, in any phase."""
+    interrupted: bool = False
+    """True if the rank hung in Python code, and has failed its test when it was interrupted (`INTERRUPT_SIGNAL`)."""
     announced: Announced = NOTHING_ANNOUNCED
     """The announcements of the rank in the call of the test."""
     torn_down: TornDown | None = None

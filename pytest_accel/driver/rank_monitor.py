@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from select import select
 from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
@@ -41,6 +42,8 @@ from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.pool_messages import WorldGrant
 from pytest_accel.verdict import sentences
 
+_REACTION = 0.5
+"""Seconds in which a rank that hangs in Python code has failed its test after `INTERRUPT_SIGNAL`."""
 _EXIT_STATUS_TIMEOUT = 30.0
 """Seconds to wait for the exit status of a rank whose process has ended."""
 _CLOSED_TIMEOUT = 5.0
@@ -250,6 +253,19 @@ class RankMonitor:
                 if rank.done or rank.phase != phase:
                     continue
             self._record_end(rank, "hung", stack=stacks.get(rank.rank, ""), hang=hang)
+        if hang.cause in (HangCause.PHASE_TIMEOUT, HangCause.OTHER_RANK):
+            self._interrupt([rank for rank in pending if rank.end is not None])
+
+    def _interrupt(self, hung: Sequence[RankConnection]) -> None:
+        """Have ranks that hang in Python code fail, so that their fixtures are torn down before they are killed.
+
+        Those in C code do not react.
+        """
+        self._inspector.ask(MachineInspector.interrupt, _pids(hung))
+        reacting = select([rank.connection for rank in hung], [], [], _REACTION)[0]
+        for rank in hung:
+            rank.interrupted = rank.connection in reacting
+        self._condition.rule_out(retire=bool(reacting))
 
     def _record_end(
         self,

@@ -394,6 +394,13 @@ class World:
         }
         return sentences.late_teardowns(errors)
 
+    @property
+    def not_torn_down(self) -> list[int]:
+        """The ranks that have died, or hang in C code and are killed, without having finished the test."""
+        ended = [rank for rank in self._ranks if rank.end is not None and rank.finished is None]
+        # If one has reacted, those in C code that wait for it usually fail, too, and have time to tear down.
+        return [] if any(rank.interrupted for rank in ended) else [rank.rank for rank in ended]
+
     def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
         """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
         return self._monitor.take_extras(when)

@@ -10,6 +10,9 @@ from msgspec import structs
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_messages import When
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.shims import wider_fixtures
+from pytest_accel.core.stash_keys import NOT_TORN_DOWN
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text
@@ -113,6 +116,8 @@ class WorldRun:
         if when == "teardown" and not world.condition.reusable and (errors := world.tear_down()):
             self._end_session_if_requested(world)
             verdict = judge(structs.replace(phase, leak_errors=leak_errors, late_errors=errors))
+        if when == "teardown" and (lost := world.not_torn_down) and (fixtures := wider_fixtures(self._test.item)):
+            self._add_properties([(NOT_TORN_DOWN, f"{', '.join(fixtures)} ({ranks_text(lost)})")])
         self._ended_ranks |= verdict.ended_ranks
         self._add_properties(verdict.properties)
         return verdict

@@ -20,6 +20,8 @@ from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 
 RETIRE_TIMEOUT = 10.0
 """Seconds that the ranks of a retired world have to tear down their session fixtures."""
+QUIET_TIMEOUT = 5.0
+"""The same for ranks that have failed their test after a timeout, or torn down their fixtures before."""
 
 
 class WantedObserver(Protocol):
@@ -191,7 +193,7 @@ class PooledWorld:
         self.wanted = False
 
     def retire(self, *, quietly: bool = False) -> None:
-        """Give the ranks `RETIRE_TIMEOUT` to end their sessions; with `quietly`, errors in this are not reported."""
+        """Give the ranks time to end their sessions; with `quietly`, errors in this are not reported."""
         self._change(WorldState.KILLED if quietly else WorldState.RETIRING, WorldState.IDLE, WorldState.IN_USE)
         self.request, self.retire_deadline = None, monotonic() + RETIRE_TIMEOUT
 

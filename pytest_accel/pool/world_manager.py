@@ -39,7 +39,7 @@ from pytest_accel.forkserver.server_messages import (
     Survivors,
     WorldStarted,
 )
-from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldRequest, WorldState
+from pytest_accel.pool.pooled_world import QUIET_TIMEOUT, RETIRE_TIMEOUT, PooledWorld, WorldRequest, WorldState
 from pytest_accel.pool.summary import PoolSummary
 
 _STACKS_BEFORE_KILL = 4.0
@@ -253,14 +253,14 @@ class WorldManager:
     def retire(self, world: PooledWorld, why: str, *, quietly: bool = False) -> None:
         """Have the ranks end their pytest sessions because of `why`; kill those that run after `RETIRE_TIMEOUT`.
 
-        With `quietly`, errors in this are not reported.
+        With `quietly`, errors in this are not reported, and the ranks are killed after `QUIET_TIMEOUT`.
         """
         world.retire(quietly=quietly)
         self._record("WorldEnding", world=world.spec.world, why=why)
         for rank, pid in enumerate(world.pids):
             with suppress(OSError):
                 Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
-        self._kill_after(world, RETIRE_TIMEOUT)
+        self._kill_after(world, QUIET_TIMEOUT if quietly else RETIRE_TIMEOUT)
 
     def _kill_after(self, world: PooledWorld, seconds: float) -> None:
         """Have the world's processes killed in some seconds, in which they may exit by themselves."""

@@ -22,7 +22,7 @@ from pytest_accel.core.paths import inner_lock_folder, stack_path
 from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
 from pytest_accel.core.role import Role, StorePort
 from pytest_accel.core.session_spec import SessionSpec, with_options
-from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
+from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
 from pytest_accel.leases.shared_folder import default_folder
@@ -69,6 +69,8 @@ def run(session: SessionSpec, role: Role) -> int:
     """Run this process as the rank with this `role`; return the exit status of the process."""
     block_flight_signal()
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until the stack file is open: the default action is to terminate.
+    if INTERRUPT_SIGNAL is not None:
+        signal.signal(INTERRUPT_SIGNAL, signal.SIG_IGN)  # Until tests run.
     prctl.become_subreaper()
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os.path import relpath
+from signal import signal
 from traceback import format_exc, walk_tb
 from typing import Any
 from warnings import warn_explicit
@@ -35,6 +36,7 @@ from pytest_accel.core.rank_messages import (
 from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch_warning
 from pytest_accel.core.shims import forget_sections, is_subtest, rename
+from pytest_accel.core.signals import INTERRUPT_SIGNAL
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.rank import device_memory, flight_recorder, group_state, torch_devices
@@ -114,7 +116,15 @@ class TestRunner:
         self._log.open()
         self._captured.open(session.config)
         self._debugger.install(session.config)
+        if INTERRUPT_SIGNAL is not None:
+            signal(INTERRUPT_SIGNAL, self._interrupt)
         return (yield)
+
+    def _interrupt(self, *_: object) -> None:
+        """Fail the running test after its timeout, so that its fixtures are torn down."""
+        __tracebackhide__ = True
+        if self._context.in_test and self._test.in_phase:
+            pytest.fail("timed out", pytrace=False)
 
     def collect(self, session: pytest.Session, driver: DriverConnection, request: CollectFile) -> None:
         """Collect the file of a test that `driver` is about to request, and answer whether the rank has the test."""

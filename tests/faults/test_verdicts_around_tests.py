@@ -254,14 +254,16 @@ _FAILING_RESOURCE = """
 """
 _REPLACES_ITS_WORLD = {
     "destroys": "dist.destroy_process_group()",
-    "changes": 'os.environ["MASTER_PORT"] = "1"',
+    "fails": "pytest.raises(RuntimeError, dist.irecv(torch.ones(1), 1 - rank).wait, timedelta(milliseconds=50))",
     "groups": "rank or dist.new_group([0], use_local_synchronization=True)",
     "dies": "os.kill(os.getpid(), 9) if rank else None",
 }
 _REPLACING_TEST = """
     import os
+    from datetime import timedelta
 
     import pytest
+    import torch
     import torch.distributed as dist
 
     @pytest.mark.distributed(2)
@@ -286,4 +288,52 @@ def test_fixtures_are_torn_down_before_a_world_is_replaced(suite: BackgroundSuit
     assert run.failure("test_destroys").startswith(text)
     torn_down = {path.name for path in suite.path.glob("test_*-*")}
     assert torn_down == {f"test_{name}-{rank}" for name in _REPLACES_ITS_WORLD for rank in range(2)}
+    _, title, rest = run.text.partition("accel: fixtures that were not torn down, since their ranks had died or hung")
+    assert title, run.text
+    assert rest.splitlines()[1] == "test_dies.py::test_dies: resource (rank 1)"
+    suite.expect_nothing_left()
+
+
+_HANGING = """
+    import os
+    import time
+    from pathlib import Path
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    @pytest.fixture(scope="module")
+    def account():
+        yield
+        Path(f"closed-{os.environ['RANK']}").touch()
+
+    @pytest.fixture
+    def folder():
+        yield
+        Path(f"removed-{os.environ['RANK']}").touch()
+
+    @pytest.mark.distributed(2, timeout=4)
+    def test_hangs(account, folder, rank):
+        if rank == 0:
+            time.sleep(1000)
+        dist.barrier()
+
+    @pytest.mark.distributed(2, timeout=4)
+    def test_hangs_in_c(account, rank):
+        dist.recv(torch.ones(1), 1 - rank)
+"""
+
+
+def test_fixtures_are_torn_down_in_a_rank_that_hangs_in_python_code(suite: BackgroundSuite) -> None:
+    suite.write("test_it.py", _HANGING)
+    run = suite.run()
+    run.expect({"test_hangs": "FAILED", "test_hangs_in_c": "FAILED"})
+    # When rank 0 has ended, the barrier of rank 1 fails.
+    assert sorted(path.name for path in suite.path.glob("*-*")) == ["closed-0", "closed-1", "removed-0", "removed-1"]
+    _, title, rest = run.text.partition("accel: fixtures that were not torn down, since their ranks had died or hung")
+    assert title, run.text
+    assert rest.splitlines()[1] == "test_it.py::test_hangs_in_c: account (ranks 0-1)"
+    assert "test_it.py::test_hangs: account" not in rest
+    assert "outside of any test" not in run.text
     suite.expect_nothing_left()
