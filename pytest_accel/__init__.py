@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_accel.core.stash_keys import is_rank
     from pytest_accel.features.faults.announcements import Faults
     from pytest_accel.features.launch.launch_api import Launch
-    from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, NoOutput
+    from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout
     from pytest_accel.features.record.record_file import RecordError, read_record
     from pytest_accel.fixtures import Accel, Gather, MakeMesh
     from pytest_accel.hardware.health import HealthVendor
@@ -44,7 +44,6 @@ __all__ = [
     "LeftoverWarning",
     "MakeMesh",
     "MaskError",
-    "NoOutput",
     "PreloadWarning",
     "RankDied",
     "RankError",
@@ -67,7 +66,7 @@ _HOMES = {
     "hardware.health": ("HealthVendor",),
     "features.faults.announcements": ("Faults",),
     "features.launch.launch_api": ("Launch",),
-    "features.launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"),
+    "features.launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout"),
     "features.record.record_file": ("RecordError", "read_record"),
     "verdict.remote_exceptions": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
 }

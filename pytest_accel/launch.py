@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_accel import LaunchError, LaunchResult, LaunchTimeout, NoOutput
+from pytest_accel import LaunchError, LaunchResult, LaunchTimeout
 
-__all__ = ["LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"]
+__all__ = ["LaunchError", "LaunchResult", "LaunchTimeout"]

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import pytest_accel
-from pytest_accel import Accel, Gather, Launch, MakeMesh, RankDied
+from pytest_accel import Accel, Gather, Launch, LaunchError, MakeMesh, RankDied
 
 
 @pytest.mark.parametrize("name", pytest_accel.__all__)
@@ -39,5 +39,5 @@ def test_the_error_of_a_dead_rank_has_a_public_type(rank: int) -> None:
 
 
 def test_the_result_of_a_launch_has_a_public_type(launch: Launch) -> None:
-    with pytest.raises(FileNotFoundError):
-        launch("no_script.py")
+    with pytest.raises(LaunchError):
+        launch("no_script.py", launcher="python")

@@ -36,7 +36,7 @@ def test_training_on_two_devices(launch, launcher):
 
 
 def test_each_prompt_is_answered_once(launch):
-    result = launch("infer.py", launcher="accelerate", nproc=2, output=True, timeout=200)
+    result = launch("infer.py", launcher="accelerate", nproc=2, timeout=200)
 
     answered = [[line.partition(":")[0] for line in text.splitlines()] for text in result.rank_stdout.values()]
     assert answered == [["a dog", "a cat"], ["a house by the sea"]]

@@ -154,21 +154,6 @@ def variables_here(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for variables in _LAUNCHERS for name in variables.names if name in environ}
 
 
-def incomplete(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the launcher that has set some of the variables that are its own, and the names that are not set.
-
-    Of several launchers, return the one that lacks the fewest; None if there is none.
-    """
-    own = [variables for variables in _LAUNCHERS if _own(variables) & environ.keys()]
-    lacks = [(one.launcher, tuple(name for name in one.names if not environ.get(name))) for one in own]
-    return min((one for one in lacks if one[1]), key=lambda one: len(one[1]), default=None)
-
-
-def _own(variables: _LauncherVariables) -> set[str]:
-    """Return the names of the variables that no other launcher sets."""
-    return set(variables.names).difference(*(one.names for one in _LAUNCHERS if one is not variables))
-
-
 def _local_size(text: str, node: str) -> int:
     """Return the number of processes on `node`. `text` is that number, or Slurm's list for all nodes: ``2(x3),1``."""
     size, before = 0, 0

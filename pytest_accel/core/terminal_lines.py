@@ -1,7 +1,8 @@
-"""Functions that write lines to the session's terminal, and one that makes text harmless for a terminal."""
+"""Functions that write lines or warnings to the session's terminal, and one that makes text harmless for it."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 
@@ -11,6 +12,13 @@ import pytest
 def escaped(text: str) -> str:
     """Return `text` with escapes for characters that a terminal could not show, or would obey."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def warn(text: str) -> None:
+    """Issue a warning, which pytest's summary shows; no error even if warnings are errors in the suite."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn(text, pytest.PytestWarning, stacklevel=2)
 
 
 def write_line(config: pytest.Config, line: str) -> None:

@@ -56,7 +56,7 @@ def parse_time(value: object) -> float:
         return float(value)
     if isinstance(value, str) and (match := _TIME.fullmatch(value.strip())) and match[1]:
         return float(match[1]) * _SECONDS[match[2]]
-    raise ValueError(value)
+    raise ValueError(f"time {value!r}: allowed are seconds >= 0, and texts such as '90s', '5min' or '1.5h'")
 
 
 def is_count(text: str) -> bool:

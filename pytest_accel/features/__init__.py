@@ -132,7 +132,7 @@ FEATURES = (
     ),
     Feature(
         "doctor",
-        {"configure": lambda config: bool(config.getoption(options.INFO))},
+        {"configure": lambda config: config.getoption(options.INFO) and not config.stash[SESSION].is_worker},
         commands=("info", "doctor"),
         about_machine=True,
     ),

@@ -1,18 +1,18 @@
-"""Calls of the kernel: marks that rules of the ini file add, and tests of torch's harness."""
+"""Calls of the kernel: adds marks to collected tests, and runs tests of torch's harness in ranks."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.features.adoption.suite_adoption import Adoption
 from pytest_accel.rank.context import RANK
-from pytest_accel.settings.options import ADOPT
 
 if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
+
 
 _PLUGIN = "accel-adoption"
 
@@ -23,13 +23,14 @@ def pytest_accel_configure(session: AccelSession) -> None:
 
 
 def pytest_accel_configure_rank(config: pytest.Config) -> None:
-    config.pluginmanager.register(Adoption(config, lambda: 0), _PLUGIN)
-    if config.getini(ADOPT):
+    adoption = Adoption(config, None)
+    config.pluginmanager.register(adoption, _PLUGIN)
+    if adoption.harness:
         from pytest_accel.features.adoption.torch_harness import HarnessInRank
 
-        config.pluginmanager.register(HarnessInRank(config.stash[RANK]), "accel-harness")
+        config.pluginmanager.register(HarnessInRank(config.stash[RANK]))
 
 
 def pytest_accel_marks_of_file(config: pytest.Config, path: Path, text: str) -> set[str]:
-    adoption: Adoption | None = config.pluginmanager.get_plugin(_PLUGIN)
-    return set() if adoption is None else adoption.marks_in(path, text)
+    adoption: Any = config.pluginmanager.get_plugin(_PLUGIN)
+    return set(adoption.marks_in(path, text))

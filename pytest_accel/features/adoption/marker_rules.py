@@ -34,8 +34,8 @@ class Rule(NamedTuple):
         return self.matches(file, self.pattern.partition("::")[0])
 
 
-def parse(line: str, *, by_name: bool) -> Rule:
-    """Return the rule in `line`, with all arguments by name if `by_name`. Raise ValueError if it is none."""
+def parse(line: str) -> Rule:
+    """Return the rule in `line`, with arguments by name, as ``-m`` compares them. Raise ValueError if it is none."""
     pattern, _, text = (part.strip() for part in line.partition(": "))
     try:
         call = ast.parse(text, mode="eval").body
@@ -44,14 +44,11 @@ def parse(line: str, *, by_name: bool) -> Rule:
             raise ValueError(name)
         named: dict[Any, Any] = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
         decorator: pytest.MarkDecorator = getattr(pytest.mark, name)
-        decorator = decorator.with_args(*map(ast.literal_eval, call.args), **named)
+        mark = decorator.with_args(*map(ast.literal_eval, call.args), **named).mark
+        marks.check(mark)
+    except marks.MarkError as error:
+        raise ValueError(f"{line!r}: {error}") from None
     except (SyntaxError, ValueError, TypeError):
         form = "PATTERN: devices(...) or PATTERN: distributed(...), with a space after the colon and literal arguments"
         raise ValueError(f"{line!r}: must be {form}") from None
-    try:
-        marks.check(decorator.mark)
-    except marks.MarkError as error:
-        raise ValueError(f"{line!r}: {error}") from None
-    if by_name:
-        decorator = getattr(pytest.mark, name).with_args(**marks.as_keywords(decorator.mark).kwargs)
-    return Rule(line, pattern.removesuffix("/"), decorator)
+    return Rule(line, pattern.removesuffix("/"), decorator.with_args(**marks.as_keywords(mark).kwargs))

@@ -1,18 +1,15 @@
 """From a launcher's job (a script and its resources) to its command line and environment.
 
 The flags are those of torch 2.13 (``torch/distributed/run.py``), accelerate 1.15 (``commands/launch.py``), DeepSpeed
-0.19 (``launcher/runner.py``), Open MPI 4.1 and MPICH 4.0 (their ``--help``), and Slurm 22.05 (srun(1)): the versions
-that the tests run.
+0.19 (``launcher/runner.py``), Open MPI 4.1, MPICH 4.0 and Intel MPI 2021.19 (their ``--help``), and Slurm 22.05
+(srun(1)). The tests run all of them but Intel MPI.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from pytest_accel.core.device import Device
@@ -28,11 +25,10 @@ class Job(NamedTuple):
     """The script and its arguments, as Python gets them: with ``-m`` before the name of a module."""
     nproc: int
     launcher_args: Sequence[str]
-    accelerated: bool
-    """True if the devices are accelerators; False for CPU slots, pretend devices, and no devices."""
     devices: tuple[Device, ...]
-    masks: Mapping[str, str]
-    """The mask variables in `environ`."""
+    """The accelerators; empty for CPU slots and pretend devices."""
+    masks: tuple[str, ...]
+    """The names of the mask variables in `environ`."""
     environ: Mapping[str, str]
     folder: str
     """A folder for the output of the ranks, and for temporary files."""
@@ -44,32 +40,22 @@ Words = tuple[Sequence[str], Mapping[str, str], Sequence[str]]
 """Words before the user's arguments for the launcher; variables; words after them, if the launcher starts no Python."""
 
 
-class Launcher(NamedTuple):
-    """A launcher: its words for a job, the package that it needs, and possible names of its program."""
-
-    words: Callable[[Job], Words]
-    package: str | None = None
-    programs: tuple[str, ...] = ()
-
-    @property
-    def program(self) -> str:
-        """The path of the launcher's program; empty if it has none, or if none is installed."""
-        return next((found for name in self.programs if (found := find_program(name))), "")
-
-    def plan(self, job: Job) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the command line and the environment for `job`."""
-        before, variables, after = self.words(job)
-        command = (*before, *job.launcher_args, *after, rank_program.__file__, *job.target)
-        return command, {**job.environ, **variables, rank_program.FOLDER: job.folder}
+def plan(launcher: str, job: Job) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command line and the environment for `job` under `launcher`, one of `LAUNCHERS`."""
+    before, variables, after = LAUNCHERS[launcher](job)
+    command = (*before, *job.launcher_args, *after, rank_program.__file__, *job.target)
+    # A launcher of any program has no rendezvous of its own for the script.
+    rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(job.port)} if after else {}
+    return command, {**job.environ, **rendezvous, **variables, rank_program.FOLDER: job.folder}
 
 
 def missing(launcher: str) -> str | None:
     """Return why `launcher`, one of `LAUNCHERS`, cannot be used here; None if it can."""
-    wanted = LAUNCHERS[launcher]
-    if wanted.package is not None and importlib.util.find_spec(wanted.package) is None:
-        return f"launcher {launcher!r}: the package {wanted.package} is not installed"
-    if wanted.programs and not wanted.program:
-        return f"launcher {launcher!r}: there is no {' or '.join(wanted.programs)} beside Python or on PATH"
+    package = {"torchrun": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed"}.get(launcher)
+    if package is not None and find_spec(package) is None:
+        return f"launcher {launcher!r}: the package {package} is not installed"
+    if launcher in ("mpirun", "srun") and find_program(launcher) is None:
+        return f"launcher {launcher!r}: there is no {launcher} beside Python or on PATH"
     return None
 
 
@@ -88,12 +74,11 @@ def _accelerate(job: Job) -> Words:
     """
     flags = f"--num_processes {job.nproc} --num_machines 1 --mixed_precision no --dynamo_backend no --gpu_ids all"
     words = [*module_command(sys.executable, "accelerate.commands.launch"), *flags.split(), "--main_process_port=0"]
-    mode = "--multi_gpu" if job.nproc > 1 else "" if job.accelerated else "--cpu"
-    modes = {"--use_deepspeed", "--use_fsdp", "--use_megatron_lm", "--tpu", "--multi_gpu", "--cpu"}
-    if mode and modes.isdisjoint(job.launcher_args):
+    mode = "--multi_gpu" if job.nproc > 1 else "" if job.devices else "--cpu"
+    if mode and {"--use_deepspeed", "--use_fsdp", "--use_megatron_lm", "--tpu", mode}.isdisjoint(job.launcher_args):
         words.append(mode)
-    elastic = {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": LOOPBACK} if job.nproc > 1 else {}
-    return words, elastic if job.accelerated else {**elastic, "ACCELERATE_USE_CPU": "true"}, ()
+    variables = {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": LOOPBACK}
+    return words, variables if job.devices else {**variables, "ACCELERATE_USE_CPU": "true"}, ()
 
 
 def _deepspeed(job: Job) -> Words:
@@ -106,25 +91,16 @@ def _deepspeed(job: Job) -> Words:
     """
     flags = ("--hostfile", f"{job.folder}/none", "--master_port", str(job.port))
     words = (*module_command(sys.executable, "deepspeed.launcher.runner"), *flags)
-    if not job.accelerated:
-        slots = [str(slot) for slot in range(1000, 1000 + job.nproc)]
-        return words, {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ",".join(slots), "LOCAL_SIZE": "9999"}, ()
+    if not job.devices:
+        slots = ",".join(map(str, range(1000, 1000 + job.nproc)))
+        return words, {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": slots, "LOCAL_SIZE": "9999"}, ()
     if job.nproc != len(job.devices) or any(device.parent is not None for device in job.devices):
-        raise ValueError(
-            f"launch(launcher='deepspeed', nproc={job.nproc}): DeepSpeed starts one rank for each device that it sees, "
-            f"by an integer, which MIG instances do not have; the devices are {', '.join(d.id for d in job.devices)}"
-        )
-    if job.devices[0].kind != "cuda":
-        return words, {}, ()
+        why = "DeepSpeed starts one rank for each device of the test, and knows no MIG instances"
+        raise ValueError(f"launch(launcher='deepspeed', nproc={job.nproc}): {why}")
     # With PCI_BUS_ID, CUDA numbers devices as the management library does, which is where `index` comes from.
-    numbers = map(str, sorted(device.index for device in job.devices))
-    return words, {"CUDA_VISIBLE_DEVICES": ",".join(numbers), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ()
-
-
-def _mpirun(job: Job) -> Words:
-    program = LAUNCHERS["mpirun"].program
-    variables = {**_rendezvous(job), **AS_ROOT, **mpi_folders(job.folder)}
-    return (program, *mpi_flags(program, job.nproc)), variables, (sys.executable,)
+    numbers = ",".join(map(str, sorted(device.index for device in job.devices)))
+    variables = {"CUDA_VISIBLE_DEVICES": numbers, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return words, variables if job.devices[0].kind == "cuda" else {}, ()
 
 
 def _srun(job: Job) -> Words:
@@ -135,47 +111,34 @@ def _srun(job: Job) -> Words:
     """
     node = job.environ.get("SLURMD_NODENAME")
     flags = (f"--ntasks={job.nproc}", "--nodes=1", *((f"--nodelist={node}",) if node else ()))
-    words = (LAUNCHERS["srun"].program, *flags, "--overlap", "--kill-on-bad-exit=1", "--export=ALL")
-    return words, _rendezvous(job), ("env", *(f"{name}={mask}" for name, mask in job.masks.items()), sys.executable)
+    words = (find_program("srun") or "srun", *flags, "--overlap", "--kill-on-bad-exit=1", "--export=ALL")
+    masks = [f"{name}={job.environ[name]}" for name in job.masks if name in job.environ]
+    return words, {}, ("env", *masks, sys.executable)
 
 
-def _rendezvous(job: Job) -> dict[str, str]:
-    """Return the variables that tell the script the reserved port; its launcher has no rendezvous of its own."""
-    return {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(job.port)}
+def mpirun(processes: int, folder: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the words and the variables with which ``mpirun`` starts `processes` processes on this machine.
 
-
-AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-"""Open MPI refuses to run as root without these; tests in containers often run as root. Others ignore them."""
-
-
-@cache
-def mpi_flags(program: str, processes: int) -> tuple[str, ...]:
-    """Return the flags with which ``mpirun``, the file `program`, starts `processes` processes on this machine."""
-    command, environ, count = [program, "--version"], {**os.environ, **AS_ROOT}, str(processes)
-    version = subprocess.run(command, env=environ, capture_output=True, encoding="utf-8", check=False, timeout=30)
-    # For example `mpirun (Open MPI) 4.1.4`; other builds print `OpenRTE` or `PRRTE`.
-    if any(name in version.stdout for name in ("Open MPI", "OpenRTE", "PRRTE")):
-        # `localhost:N` allows N processes on any machine. Without binding, a rank's threads do not share one core.
-        return ("--host", f"localhost:{count}", "-n", count, "--bind-to", "none")
-    return ("-launcher", "fork", "-hosts", "localhost", "-n", count)  # Hydra: MPICH, Intel MPI.
-
-
-def mpi_folders(folder: str) -> dict[str, str]:
-    """Return variables that make Open MPI 4 and 5 put temporary files into `folder`, since a kill leaves them behind.
-
-    Other MPI libraries ignore the variables.
+    Open MPI, MPICH and Intel MPI have the flags in common. `localhost:N` allows N processes on any machine. Without
+    binding, a rank's threads do not share one core. Each MPI ignores the variables of the others.
     """
-    names: tuple[str, ...] = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
-    names += ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory")
-    return dict.fromkeys(names, folder)
+    flags = ("--host", f"localhost:{processes}", "-n", str(processes), "--bind-to", "none")
+    as_root = "OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"  # Tests in containers often run as root.
+    local = "HYDRA_LAUNCHER I_MPI_HYDRA_BOOTSTRAP"  # In an allocation, Hydra would have Slurm start a process.
+    # Open MPI 4 and 5 leave temporary files behind if they are killed.
+    temporary = "OMPI_MCA_orte_tmpdir_base OMPI_MCA_btl_vader_backing_directory "
+    temporary += "PRTE_MCA_prte_tmpdir_base OMPI_MCA_btl_sm_backing_directory"
+    values = {as_root: "1", local: "fork", temporary: folder}
+    variables = {name: value for names, value in values.items() for name in names.split()}
+    return (find_program("mpirun") or "mpirun", *flags), variables
 
 
-LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(_torchrun, package="torch"),
-    "accelerate": Launcher(_accelerate, package="accelerate"),
-    "deepspeed": Launcher(_deepspeed, package="deepspeed"),
-    "mpirun": Launcher(_mpirun, programs=("mpirun", "mpiexec")),
-    "srun": Launcher(_srun, programs=("srun",)),
-    "python": Launcher(lambda job: ((sys.executable,), {}, ())),
+LAUNCHERS: Mapping[str, Callable[[Job], Words]] = {
+    "torchrun": _torchrun,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+    "mpirun": lambda job: (*mpirun(job.nproc, job.folder), (sys.executable,)),
+    "srun": _srun,
+    "python": lambda job: ((sys.executable,), {}, ()),
 }
 """The launchers, by the names that `launch` accepts."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +38,10 @@ class LaunchResult:
     @classmethod
     def read(cls, command: tuple[str, ...], returncode: int, folder: Path) -> LaunchResult:
         """Return the result, with the output from the files in `folder`."""
-        texts: dict[str, dict[str, str]] = {"out": {}, "err": {}}
-        for name, stream, path in outputs(folder):
-            texts[stream][name] = path.read_text(encoding="utf-8", errors="replace")
-        whole = ["".join(written.values()) for written in texts.values()]
-        out, err = ({int(name): text for name, text in of.items() if name != LAUNCHER} for of in texts.values())
-        return cls(command, returncode, whole[0], whole[1], out, err, folder)
+        files = [(name, end, path.read_text(encoding="utf-8", errors="replace")) for name, end, path in outputs(folder)]
+        out, err = ({name: text for name, end, text in files if end == stream} for stream in ("out", "err"))
+        rank_out, rank_err = ({int(name): text for name, text in of.items() if name != LAUNCHER} for of in (out, err))
+        return cls(command, returncode, "".join(out.values()), "".join(err.values()), rank_out, rank_err, folder)
 
 
 def outputs(folder: Path) -> list[tuple[str, str, Path]]:
@@ -59,56 +56,25 @@ class LaunchError(Exception):
     __module__ = "pytest_accel"  # The public name, which fits into the line of the short summary.
 
     def __init__(self, text: str, result: LaunchResult) -> None:
-        super().__init__(text)
+        super().__init__(_report(text, result))
         self.result = result
         """The result up to the failure."""
 
 
 class LaunchTimeout(LaunchError):
-    """A launched script timed out; all its processes were killed."""
-
-    __module__ = "pytest_accel"
-
-    def __init__(self, text: str, result: LaunchResult, stacks: Mapping[int, str]) -> None:
-        super().__init__(text, result)
-        self.stacks = stacks
-        """The Python stacks of the ranks at the timeout, as far as they could be taken."""
-
-
-class NoOutput(LaunchError):
-    """A launched script succeeded, but no rank wrote the required output."""
+    """A launched script timed out; its ranks have written their stacks, and all its processes were killed."""
 
     __module__ = "pytest_accel"
 
 
-def error_of(launcher: str, result: LaunchResult, passed: float | None, *, output: bool) -> LaunchError | None:
-    """Return the error for a launch that has failed, None for one that has not.
-
-    `passed` is the timeout if it has passed, else None. With `output`, a launch without any is an error.
-    """
-    if passed is not None:
-        text = f"{launcher} did not end within {passed:g} s (timeout={passed:g}); all its processes were killed"
-        parts = {rank: err.rpartition(f"{_FATAL}Aborted") for rank, err in result.rank_stderr.items()}
-        stacks = {rank: stack.strip() for rank, (_, found, stack) in parts.items() if found}
-        return LaunchTimeout(_report(text, result), result, stacks)
-    if result.returncode != 0:
-        workers = {int(rank): int(code) for rank, code in _TORCHRUN_WORKER.findall(result.stderr)}
-        # torchrun's agent terminates the other workers with SIGTERM, so these are not the cause.
-        causes = {rank: code for rank, code in workers.items() if code != -signal.SIGTERM} or workers
-        of_ranks = ", ".join(f"rank {rank} {_status(launcher, code)}" for rank, code in sorted(causes.items()))
-        text = f"{launcher} ended {_status(launcher, result.returncode)}{': ' if causes else ''}{of_ranks}"
-        return LaunchError(_report(text, result), result)
-    if output and not any((*result.rank_stdout.values(), *result.rank_stderr.values())):
-        return NoOutput(_report(f"{launcher} succeeded, but no rank wrote anything (output=True)", result), result)
-    return None
+def describe_exits(result: LaunchResult) -> str:
+    """Return how the launcher has ended, and under torchrun the rank that its agent names last, as the root cause."""
+    causes = (f"rank {rank} {_status(int(code))}" for rank, code in _TORCHRUN_WORKER.findall(result.stderr)[-1:])
+    return ": ".join((_status(result.returncode), *causes))
 
 
-def _status(launcher: str, code: int) -> str:
-    if code < 0:
-        return f"by {signal_name(-code)}"
-    # DeepSpeed exits with the negative return code that `subprocess` gave it.
-    number = {"mpirun": code - 128, "srun": code - 128, "deepspeed": 256 - code}.get(launcher, 0)
-    return f"with exit status {code}" + (f" ({signal_name(number)} in a rank)" if 0 < number < 65 else "")
+def _status(code: int) -> str:
+    return f"by {signal_name(-code)}" if code < 0 else f"with exit status {code}"
 
 
 def _report(text: str, result: LaunchResult) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -23,13 +22,10 @@ _POLL_INTERVAL = 0.1  # seconds between two checks for new output
 _STACK_TIMEOUT = 10.0  # seconds for the ranks to write their stacks
 
 
-def run(
-    command: tuple[str, ...], environ: Mapping[str, str], folder: Path, timeout: float | None, *, prefixed: bool
-) -> tuple[int, bool]:
+def run(command: tuple[str, ...], environ: Mapping[str, str], folder: Path, timeout: float) -> tuple[int, bool]:
     """Run `command`, show its output, and return its exit status, and whether it has ended within `timeout`.
 
-    With `prefixed`, each line of a rank is shown with its number. No process of `command` is left then, whether this
-    function returns or raises.
+    No process of `command` is left then, whether this function returns or raises.
     """
     status, packages = folder / "status", os.path.dirname(os.path.dirname(psutil.__file__))
     program = [sys.executable, "-I", "-S", reaper.__file__, packages, str(status), *command]
@@ -40,23 +36,19 @@ def run(
         )
     assert process.stdin is not None
     shown: dict[Path, int] = {}
-    deadline = math.inf if timeout is None else monotonic() + timeout
+    deadline = monotonic() + timeout
     try:
         while in_time := monotonic() < deadline:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(min(_POLL_INTERVAL, deadline - monotonic()))
                 break
-            _show(shown, folder, prefixed=prefixed)
+            _show(shown, folder)
         if not in_time:
             _write_stacks(process.pid, folder)
     finally:
         process.stdin.close()  # The reaper kills all other processes, and exits.
-        try:
-            process.wait(2 * KILL_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(KILL_TIMEOUT)
-    _show(shown, folder, prefixed=prefixed, last=True)
+        process.wait(2 * KILL_TIMEOUT)
+    _show(shown, folder)
     return int(status.read_bytes()) if status.exists() else process.returncode, in_time
 
 
@@ -73,14 +65,14 @@ def _write_stacks(reaper_pid: int, folder: Path) -> None:
         sleep(0.02)
 
 
-def _show(shown: dict[Path, int], folder: Path, *, prefixed: bool, last: bool = False) -> None:
-    """Show new lines of all output, with `last` also those without an end; `shown` has the bytes shown of each file."""
+def _show(shown: dict[Path, int], folder: Path) -> None:
+    """Show the new lines of all output, with the rank of each; `shown` has the bytes shown of each file."""
     for name, stream, path in outputs(folder):
         with open(path, "rb") as file:
             file.seek(shown.get(path, 0))
             data = file.read()
-        whole = data if last else data[: data.rfind(b"\n") + 1]
+        whole = data[: data.rfind(b"\n") + 1]
         shown[path] = shown.get(path, 0) + len(whole)
-        prefix = f"[rank {name}] " if prefixed and name != LAUNCHER else ""
-        for line in whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else ():
+        prefix = "" if name == LAUNCHER else f"[rank {name}] "
+        for line in whole.decode(errors="replace").splitlines():
             print(f"{prefix}{line}", file=sys.stdout if stream == "out" else sys.stderr, flush=True)

@@ -10,10 +10,11 @@ It is started as ``python -I -S reaper.py PACKAGES STATUS COMMAND...`` and impor
 
 import ctypes
 import os
-import select
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from time import monotonic, sleep
 
@@ -25,15 +26,14 @@ def main(packages: str, status: str, *command: str) -> None:
     """Run `command`."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *arguments: None
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    ended, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     )
-    while (code := process.poll()) is None and 0 not in select.select([0, ended], [], [])[0]:
-        os.read(ended, 4096)
+    over: queue.SimpleQueue[object] = queue.SimpleQueue()
+    for wait in (process.wait, sys.stdin.read):
+        threading.Thread(target=lambda wait=wait: over.put(wait()), daemon=True).start()
+    over.get()
+    code = process.poll()
     sys.path.append(packages)
     if living := _kill_descendants():
         print(f"processes that cannot be killed: {', '.join(map(str, living))}", file=sys.stderr)

@@ -33,7 +33,7 @@ from pytest_accel.core.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.log_end import tail
-from pytest_accel.features.launch.launch_commands import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
+from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks
 from pytest_accel.forkserver.server_messages import (
@@ -75,7 +75,7 @@ class MpiJob:
         world: WorldSpec,
         on_job_end: Callable[[], None],
     ) -> None:
-        """Start `world` with `launcher`. Each rank has a fork server of its own.
+        """Start `world` with `launcher`, which is ``mpirun``. Each rank has a fork server of its own.
 
         `on_job_end` is called once all processes of the job have exited. The callbacks `on_end` and `on_tick` are not
         called. All callbacks except for `on_failure` are called with `lock` held.
@@ -96,27 +96,22 @@ class MpiJob:
         self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
         session_folder.ensure(spec.directory)
         self._listener = unix_sockets.listen(self._path, world.ranks)
-        self._process = self._start(launcher)
+        self._process = self._start()
         self._thread = threads.start(self._run, f"accel-mpi-{world.world}")
 
-    def _start(self, launcher: str) -> subprocess.Popen[bytes]:
-        program = LAUNCHERS[launcher].program
+    def _start(self) -> subprocess.Popen[bytes]:
+        words, variables = mpirun(self._world.ranks, self._spec.directory)
         source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r})"
         command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [program, *mpi_flags(program, self._world.ranks), *command],
+                [*words, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={
-                    **environment,
-                    **AS_ROOT,
-                    **mpi_folders(self._spec.directory),
-                    MARK: mark(self._spec.directory, self._world.servers[0]),
-                },
+                env={**environment, **variables, MARK: mark(self._spec.directory, self._world.servers[0])},
                 start_new_session=True,
             )
 

@@ -26,9 +26,7 @@ import torch.distributed as dist
 from torch.testing._internal.common_distributed import (
     DistributedTestBase,
     MultiProcessTestCase,
-    MultiThreadedTestCase,
     TEST_SKIPS,
-    requires_mpi,
     skip_if_lt_x_gpu,
 )
 from torch.testing._internal.common_utils import find_free_port
@@ -48,24 +46,6 @@ class Case(MultiProcessTestCase):
 """
 
 INI = "[pytest]\naccel = sim:4\nfilterwarnings = error\naccel_adopt = torch\n"
-
-
-BOTH = """
-class TestBoth(Case):
-    def test_adds_up(self):
-        self.make_group()
-        ones = torch.ones(1)
-        dist.all_reduce(ones)
-        self.assertEqual(ones.item(), 2)
-
-    def test_fails_on_rank_1(self):
-        self.make_group()
-        self.assertEqual(self.rank, 0)
-
-    @skip_if_lt_x_gpu(2)
-    def test_skips(self):
-        pass
-"""
 PARENT = """
 class TestParent(MultiProcessTestCase):
     @property
@@ -76,9 +56,7 @@ class TestParent(MultiProcessTestCase):
         super().setUp()
         assert self.rank == self.MAIN_PROCESS_RANK and self.is_master is False
         self.of_the_parent = True
-        # Another name in each process: the children have their one parent's.
-        os.environ["FOLDER"] = tempfile.mkdtemp()
-        os.environ["MASTER_PORT"] = str(os.getpid())
+        os.environ["FOLDER"] = tempfile.mkdtemp()  # Another one in each process: the children have their one parent's.
         self._spawn_processes()
         os.environ["LATER"] = "1"
 
@@ -94,9 +72,8 @@ class TestParent(MultiProcessTestCase):
         store = dist.FileStore(self.file_name, 3)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=3)
         told = [None] * 3
-        dist.all_gather_object(told, (os.environ["FOLDER"], os.environ["MASTER_PORT"]))
-        assert len(set(told)) == 1
-        assert os.path.isdir(os.environ["FOLDER"])
+        dist.all_gather_object(told, os.environ["FOLDER"])
+        assert len(set(told)) == 1 and os.path.isdir(told[0])
         assert torch.initial_seed() == 1234
 
 
@@ -105,22 +82,16 @@ class TestUnstarted(MultiProcessTestCase):
 
     def test_nothing_runs(self):
         pass
-
-
-class TestBadSetUp(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        raise ValueError("no set up")
-
-    def test_never(self):
-        pass
 """
 ENDS = """
 class TestEnds(Case):
-    def test_exit_0(self):
-        sys.exit(0)
+    def test_fails_on_rank_1(self):
+        self.make_group()
+        self.assertEqual(self.rank, 0)
+
+    @skip_if_lt_x_gpu(2)
+    def test_skips(self):
+        pass
 
     def test_exit_3(self):
         if self.rank == 1:
@@ -129,13 +100,6 @@ class TestEnds(Case):
     def test_skip_on_1(self):
         if self.rank == 1:
             raise unittest.SkipTest("not here")
-
-    def test_skip_of_torch(self):
-        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
-
-    @requires_mpi()
-    def test_no_mpi(self):
-        pass
 
     def test_ends_quietly(self):
         if self.rank == 1:
@@ -222,6 +186,12 @@ class TestAddress(DistributedTestBase):
 def test_other(rank):
     assert len(seen) == 3 and not dist.is_initialized()
     assert os.environ["RANK"] == str(rank)
+
+
+@pytest.mark.distributed(3)
+class TestMarked(Case):
+    def test_size(self):
+        pass
 """
 WRITE_FILE_NAMES = """
 @pytest.fixture(autouse=True)
@@ -232,13 +202,6 @@ def write_file_name(request):
             print(request.instance.file_name, file=file)
 """
 """Each adopted test writes the name of its file to ``files``."""
-NAMES_OF_WARM = re.findall(r"def (test_\w+)", WARM)
-MARKED = """
-@pytest.mark.distributed(3)
-class TestMarked(Case):
-    def test_size(self):
-        pass
-"""
 NOT_ADOPTED = """
 class TestUnknown(MultiProcessTestCase):
     @property
@@ -247,17 +210,6 @@ class TestUnknown(MultiProcessTestCase):
 
     def test_alone(self):
         pass
-
-
-class TestThreads(MultiThreadedTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_threads()
-
-    def test_threads(self):
-        assert "WORLD_SIZE" not in os.environ
 """
 RPC = """
 import torch.distributed.rpc as rpc
@@ -271,24 +223,15 @@ begun = []
 class TestRpc(TensorPipeRpcAgentTestFixture, Case):
     world_size = 2
 
+    @dist_init
     def refer(self):
         assert not begun
         begun.append(self.rank)
         reference = rpc.remote(worker_name(1 - self.rank), torch.add, args=(torch.zeros(2), 1))
         self.assertEqual(reference.to_here().sum(), 2)
 
-    @dist_init
-    def test_references(self):
-        self.refer()
-
-    @dist_init
-    def test_references_once_more(self):
-        self.refer()
-        dist.init_process_group("gloo", init_method=self.file_init_method, rank=self.rank, world_size=2)
-        dist.barrier()
+    test_references = test_references_once_more = refer
 """
-
-
 CONNECTING = """
 import time
 from pathlib import Path
@@ -338,10 +281,8 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
     write_adopted_tests(
         suite,
         "accel_rules = **::test_hang: distributed(timeout=6)\n",
-        test_both=BOTH,
         test_parent=PARENT,
         test_ends=ENDS,
-        test_marked=MARKED,
         test_warm=WRITE_FILE_NAMES + WARM,
         test_rpc=WRITE_FILE_NAMES + RPC,
         test_not_adopted=NOT_ADOPTED,
@@ -349,53 +290,41 @@ def test_adopted_tests_have_the_verdicts_that_torch_gives_them(suite: Background
 
     run = suite.run("-rs")
     # torch starts two interpreters for each test, so only one test is compared.
-    not_adopted = suite.start("-o", "accel_adopt=", "test_both.py", "-k", "test_fails_on_rank_1").finish(timeout=300)
+    not_adopted = suite.start("-o", "accel_adopt=", "test_ends.py", "-k", "test_fails_on_rank_1").finish(timeout=300)
 
     not_adopted.expect({"test_fails_on_rank_1": "FAILED"})
     assert "Process 1 exited with error code 10" in not_adopted.text
+    failed = {
+        "TestEnds.test_fails_on_rank_1": "Scalars are not equal!",
+        "TestEnds.test_exit_3": r"the rank called sys\.exit\(3\)",
+        "TestEnds.test_skip_on_1": "the ranks disagree in the call phase: rank 1 skipped",
+        "TestEnds.test_ends_quietly": "rank 1 exited with status 0",
+        "TestEnds.test_segfault": "rank 1 was killed by SIGSEGV",
+        "TestEnds.test_hang": r"(?s)6 s.*at test_ends\.py:\d+ in test_hang",
+        "TestMarked.test_size": "the test case's world_size is 2, its world has 3",
+    }
+    passed = re.findall(r"def (test_[1-4]\w+)", WARM)
+    passed += ["test_child", "test_after_all", "test_abort", "test_in_the_environment", "test_other"]
+    passed += ["test_alone", "test_references", "test_references_once_more"]
     run.expect(
         {
-            "test_adds_up": "PASSED",
-            "test_fails_on_rank_1": "FAILED",
-            "test_skips": "SKIPPED",
-            "test_child": "PASSED",
-            "test_nothing_runs": "SKIPPED",
-            "test_never": "FAILED",
-            "test_exit_0": "PASSED",
-            "test_exit_3": "FAILED",
-            "test_skip_on_1": "FAILED",
-            "test_skip_of_torch": "SKIPPED",
-            "test_no_mpi": "SKIPPED",
-            "test_ends_quietly": "FAILED",
-            "test_segfault": "FAILED",
-            "test_hang": "FAILED",
-            "test_after_all": "PASSED",
-            "test_abort": "PASSED",
-            "test_size": "FAILED",
-            **dict.fromkeys(("test_alone", "test_threads", *NAMES_OF_WARM), "PASSED"),
-            **dict.fromkeys(("test_references", "test_references_once_more"), "PASSED"),
+            **dict.fromkeys((name.partition(".")[2] for name in failed), "FAILED"),
+            **dict.fromkeys(passed, "PASSED"),
+            **dict.fromkeys(("test_skips", "test_nothing_runs"), "SKIPPED"),
         }
     )
-    assert "rank 0: passed" in run.failure("TestBoth.test_fails_on_rank_1"), "rank 0 need not wait for a failed rank"
-    assert "Scalars are not equal!" in run.failure("TestBoth.test_fails_on_rank_1")
+    for name, pattern in failed.items():
+        assert re.search(pattern, run.failure(name))
+    assert "rank 0: passed" in run.failure("TestEnds.test_fails_on_rank_1"), "rank 0 need not wait for a failed rank"
     assert "its setUp has started no processes" in run.text
-    assert "ranks 0-1: failed" in run.failure("TestBadSetUp.test_never")
-    assert "the rank called sys.exit(3)" in run.failure("TestEnds.test_exit_3")
-    assert "the ranks disagree in the call phase: rank 1 skipped" in run.failure("TestEnds.test_skip_on_1")
-    assert "Skipped due to odd world size." in run.text
-    assert "rank 1 exited with status 0" in run.failure("TestEnds.test_ends_quietly")
-    assert "rank 1 was killed by SIGSEGV" in run.failure("TestEnds.test_segfault")
-    hang = run.failure("TestEnds.test_hang")
-    assert "6 s" in hang
-    assert re.search(r"at test_ends\.py:\d+ in test_hang", hang)
-    assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
     assert "test_not_adopted.py::TestUnknown is not adopted: reading its world_size raised KeyError: " in run.text
     files = set((suite.path / "files").read_text().splitlines())
-    assert len(files) == 2 * (5 + 2), "one for each rank and each test of a class in test_warm.py and test_rpc.py"
+    assert len(files) == 2 * (5 + 2) + 3, "one for each rank and each test of a class in test_warm.py and test_rpc.py"
     assert not any(Path(file).exists() for file in files)  # Without adoption, torch would leave these files.
 
 
 def test_a_rank_that_skips_keeps_its_group_until_the_others_have_left_the_test(suite: BackgroundSuite) -> None:
     write_adopted_tests(suite, test_connecting=CONNECTING)
-    run = suite.run("-k", "TestConnecting")
+    run = suite.run("-rs", "-k", "TestConnecting")
     run.expect({"test_skip_code": "SKIPPED", "test_skip": "SKIPPED", "test_exit_0": "PASSED"})
+    assert "Skipped due to odd world size." in run.text

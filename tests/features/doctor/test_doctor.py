@@ -118,15 +118,14 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
 def test_variables_that_show_no_launcher_are_named() -> None:
     cases = {
         "RANK='0' do not show a launcher": {"RANK": "0"},
-        "mpirun also sets MPI_LOCALNRANKS": {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
-        "contradict each other: OMPI_COMM_WORLD_RANK='2'": {**MPIRUN, "OMPI_COMM_WORLD_RANK": "2"},
+        "pass on all variables": {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
     }
     for text, variables in cases.items():
         # A plain import error ends the slow check of forks.
         done = run("--json", "--accel", "none", **variables, PYTEST_ACCEL_PRELOAD="not_there")
         ((state, what, advice),) = findings_of(done)["launcher"]
         assert text in f"{what} {advice}"
-        assert state == ("problem" if "contradict" in text else "note")
+        assert state == "note"
 
 
 def test_the_address_where_processes_meet_is_tried(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
+import re
 import subprocess
-import sys
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from pytest_accel import LaunchError, LaunchTimeout, NoOutput
+from pytest_accel import LaunchError, LaunchTimeout
 from tests.deadline import scaled
 
 if TYPE_CHECKING:
@@ -62,17 +60,6 @@ print("all are there", flush=True)
 """
 
 
-TERMINATE_AT_EXIT = """
-import ctypes
-
-capsule = ctypes.pythonapi.PyCapsule_New
-capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-terminate = ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev
-held = capsule(1, None, ctypes.cast(terminate, ctypes.c_void_p))  # C code frees it, with this module's globals.
-print("all work is done", flush=True)
-"""
-
-
 @pytest.fixture
 def marker(monkeypatch: pytest.MonkeyPatch) -> str:
     """Set an environment variable that all launched processes inherit, and provide its name."""
@@ -106,40 +93,35 @@ def test_an_exit_status_is_reported_with_the_output(launch: Launch, script: Scri
     assert (by_hand.returncode, by_hand.stdout, by_hand.stderr) == (1, "to stdout\n", "why it failed\n")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs libstdc++")
-def test_a_signal_and_its_reason_are_shown(launch: Launch, script: Script) -> None:
-    """The threads of a process group abort the process in the same way if they run when Python exits."""
-    with pytest.raises(LaunchError, match=r"^python ended by SIGABRT\n") as caught:
-        launch(script(TERMINATE_AT_EXIT), launcher="python")
-    assert "--- rank 0, stdout\nall work is done\n" in str(caught.value)
-    assert "\nterminate called without an active exception\nFatal Python error: Aborted\n" in str(caught.value)
-
-
-@pytest.mark.long
-def test_a_dead_rank_of_torchrun_is_reported(
-    launch: Launch, script: Script, marker: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.long(except_for="python")
+@pytest.mark.parametrize(
+    ("launcher", "flavour", "ended"),
+    [
+        pytest.param("python", "", "by SIGSEGV", id="python"),
+        pytest.param("torchrun", "", "with exit status 1: rank 1 by SIGSEGV", marks=pytest.mark.long),
+        pytest.param("mpirun", "openmpi", "with exit status 139", marks=pytest.mark.long),
+        pytest.param("mpirun", "mpich", "with exit status 11", marks=pytest.mark.long),
+    ],
+)
+def test_a_dead_rank_is_reported(
+    launch: Launch,
+    script: Script,
+    marker: str,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    launcher: str,
+    flavour: str,
+    ended: str,
 ) -> None:
-    with pytest.raises(LaunchError) as caught:
-        launch(script(SEGFAULT), nproc=2)
-    text = str(caught.value)
-    assert text.startswith("torchrun ended with exit status 1: rank 1 by SIGSEGV\n")
-    assert "--- rank 0, stdout\nrank 0 is here\n" in text
-    assert "the last words" in caught.value.result.rank_stderr[1]
+    if flavour:
+        request.getfixturevalue("use_mpi")(flavour)
+    with pytest.raises(LaunchError, match=f"^{launcher} ended {ended}\n") as caught:
+        launch(script(SEGFAULT), launcher=launcher, nproc=1 if launcher == "python" else 2)
+    assert "is here\n--- rank" in str(caught.value)
+    assert "the last words\nFatal Python error: Segmentation fault\n" in str(caught.value)
     shown = capsys.readouterr()
-    assert "[rank 0] rank 0 is here\n" in shown.out
-    assert "[rank 1] the last words\n" in shown.err
-    assert living_processes(marker) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_a_dead_rank_of_mpirun_is_reported(
-    launch: Launch, script: Script, marker: str, use_mpi: Callable[[str], None], flavour: str
-) -> None:
-    use_mpi(flavour)
-    with pytest.raises(LaunchError, match=r"^mpirun ended with exit status (139 \(SIGSEGV in a rank\)|11)\n") as caught:
-        launch(script(SEGFAULT), launcher="mpirun", nproc=2)
-    assert "the last words" in str(caught.value)
+    assert re.search(r"^\[rank \d\] rank \d is here$", shown.out, re.MULTILINE)
+    assert re.search(rf"^\[rank {1 if launcher == 'torchrun' else '.'}\] the last words$", shown.err, re.MULTILINE)
     assert living_processes(marker) == []
 
 
@@ -151,11 +133,10 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str,
     with pytest.raises(LaunchTimeout) as caught:
         launch(path, launcher=launcher, nproc=nproc, timeout=scaled(2 if launcher == "python" else 20))
     assert living_processes(marker) == []
-    assert sorted(caught.value.stacks) == list(range(nproc or 1))
-    for rank, stack in caught.value.stacks.items():
-        assert f'File "{path}", line 6 in wait_for_ever' in stack
-        assert stack in str(caught.value)
-        assert f"rank {rank} waits" in caught.value.result.rank_stdout[rank]
+    assert str(caught.value).count(f'File "{path}", line 6 in wait_for_ever') == (nproc or 1)
+    assert [out.strip() for out in caught.value.result.rank_stdout.values()] == [
+        f"rank {rank} waits" for rank in range(nproc or 1)
+    ]
     assert str(caught.value).startswith(f"{launcher} did not end within ")
 
 
@@ -165,48 +146,20 @@ def test_processes_that_a_script_leaves_are_killed(launch: Launch, script: Scrip
     assert living_processes(marker) == []
 
 
-def test_an_interrupted_launch_leaves_no_processes(launch: Launch, script: Script, marker: str) -> None:
-    stop = threading.Event()
-    path = script("import pathlib, time\npathlib.Path(__file__).with_name('waits').touch()\ntime.sleep(600)\n")
-
-    def interrupt() -> None:
-        while not stop.wait(0.05):
-            if path.with_name("waits").exists():
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                return
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            launch(path, launcher="python", timeout=60)
-    finally:
-        stop.set()
-        thread.join()
-    assert living_processes(marker) == []
-
-
-def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: Script) -> None:
-    path = script("pass")
-    assert launch(path, launcher="python").stdout == ""
-    with pytest.raises(NoOutput, match=r"^python succeeded, but no rank wrote anything \(output=True\)\n"):
-        launch(path, launcher="python", output=True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"launcher": "mpiexec"}, "launcher='mpiexec'.: allowed are torchrun, accelerate, deepspeed, mpirun, srun, py"),
-        ({"nproc": 0}, r"nproc=0\): allowed is an int >= 1"),
-        ({"nproc": "2"}, r"nproc='2'\): allowed is an int >= 1"),
-        ({"launcher": "python", "nproc": 2}, r"nproc=2\): allowed is 1, since it starts one"),
-        ({"timeout": 0}, r"timeout=0\): allowed is a time > 0 such as 300 \(seconds\), '90s'"),
-        ({"timeout": "soon"}, r"timeout='soon'\): allowed is a time > 0"),
+        ({"nproc": 0}, r"nproc=0\): python starts 1 process, launchers >= 1"),
+        ({"launcher": "python", "nproc": 2}, r"nproc=2\): python starts 1 process"),
+        ({"timeout": "soon"}, "time 'soon': allowed are seconds >= 0, and texts such as '90s'"),
     ],
 )
 def test_invalid_arguments_are_errors(launch: Launch, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         launch("none.py", **arguments)  # type: ignore[arg-type]
-    here = Path(__file__).parent
-    with pytest.raises(FileNotFoundError, match=rf"no such file: {here}/none.py or {Path.cwd()}/none.py"):
+
+
+def test_a_missing_script_is_reported_by_python(launch: Launch) -> None:
+    with pytest.raises(LaunchError, match=f"can't open file '{Path.cwd()}/none.py'"):
         launch("none.py", launcher="python")

@@ -20,25 +20,6 @@ if TYPE_CHECKING:
 ALL_REDUCE = Path(__file__).parent / "scripts" / "all_reduce.py"
 TIMEOUT = 240.0
 """Seconds after which a launcher counts as hung. None needs more than a tenth of it."""
-SPAWNS = """
-import os
-
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
-
-def work(rank, size, file):
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
-    values = torch.tensor([rank + 1.0])
-    dist.all_reduce(values)
-    os.write(1, f"rank-{rank}-of-{size}:{values.item()}\\n".encode())  # In one piece, unlike print.
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    mp.spawn(work, args=(2, os.path.abspath(__file__) + ".met"), nprocs=2, join=True)
-"""
 
 
 def read_rank_data(text: str) -> dict[str, Any]:
@@ -54,10 +35,10 @@ def sees_no_gpu(environment: dict[str, str]) -> bool:
     return not mask or int(mask.split(",")[0]) >= 1000
 
 
-@pytest.mark.long(except_for="torchrun")
 @pytest.mark.parametrize(
     ("launcher", "flavour", "variables"),
     [
+        pytest.param("python", "", {}, id="python"),
         pytest.param("torchrun", "", {"LOCAL_WORLD_SIZE": "2"}, id="torchrun"),
         pytest.param("accelerate", "", {"ACCELERATE_USE_CPU": "true"}, id="accelerate", marks=pytest.mark.long),
         pytest.param("deepspeed", "", {"DS_ACCELERATOR": "cpu"}, id="deepspeed", marks=pytest.mark.long),
@@ -66,7 +47,7 @@ def sees_no_gpu(environment: dict[str, str]) -> bool:
         pytest.param("srun", "", {"SLURM_STEP_NUM_TASKS": "2"}, id="srun", marks=pytest.mark.long),
     ],
 )
-def test_a_launcher_runs_two_ranks(
+def test_a_launcher_runs_ranks(
     launch: Launch,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,29 +64,22 @@ def test_a_launcher_runs_two_ranks(
             folder.mkdir()
             stack.enter_context(slurm.single_node(folder)).put_on_path(folder)
             monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-        result = launch(ALL_REDUCE, "--epochs", 1, launcher=launcher, nproc=2, output=True, timeout=TIMEOUT)
+        size = 1 if launcher == "python" else 2
+        result = launch(ALL_REDUCE, "--epochs", 1, launcher=launcher, nproc=size, timeout=TIMEOUT)
     assert result.returncode == 0
-    assert sorted(result.rank_stdout) == [0, 1]
+    assert sorted(result.rank_stdout) == list(range(size))
     for rank, text in result.rank_stdout.items():
         data = read_rank_data(text)
-        assert data["total"] == 1.0
+        assert data["total"] == size - 1
         assert data["arguments"][-2:] == ["--epochs", "1"]
-        expected = {**variables, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}
+        expected = {**variables, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // size))}
         assert expected.items() <= data["environment"].items()
         assert sees_no_gpu(data["environment"])
         assert "PYTEST_CURRENT_TEST" not in data["environment"]
         written = result.rank_stderr[rank]
         assert f"rank {rank} is done" in written
         assert f"rank {1 - rank} is done" not in written
-    assert result.stdout.startswith(result.rank_stdout[0] + result.rank_stdout[1])
-
-
-def test_python_runs_one_process(launch: Launch) -> None:
-    result = launch(ALL_REDUCE, "--epochs", 1, launcher="python", output=True, timeout=TIMEOUT)
-    data = read_rank_data(result.stdout)
-    assert data["arguments"] == ["--epochs", "1"]
-    assert sees_no_gpu(data["environment"])
-    assert "rank 0 is done" in result.rank_stderr[0]
+    assert result.stdout.startswith("".join(result.rank_stdout.values()))
 
 
 def test_output_is_shown_while_the_script_runs(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,19 +90,11 @@ def test_output_is_shown_while_the_script_runs(launch: Launch, tmp_path: Path, m
 
     monkeypatch.setattr(sys, "stdout", shown := Shown())
     (tmp_path / "writes.py").write_text(
-        "import pathlib, sys\nprint('begin')\nwhile not pathlib.Path(sys.argv[1]).exists(): pass\nprint('end', end='')"
+        "import pathlib, sys\nprint('begin')\nwhile not pathlib.Path(sys.argv[1]).exists(): pass\nprint('end')"
     )
-    assert launch(tmp_path / "writes.py", tmp_path / "shown", launcher="python", timeout=TIMEOUT).stdout == "begin\nend"
-    assert shown.getvalue() == "begin\nend\n"
-
-
-@pytest.mark.long
-def test_a_script_can_spawn_its_own_ranks(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "spawns.py").write_text(SPAWNS)
-    assert sorted(launch(tmp_path / "spawns.py", launcher="python").stdout.split()) == [
-        "rank-0-of-2:3.0",
-        "rank-1-of-2:3.0",
-    ]
+    result = launch(tmp_path / "writes.py", tmp_path / "shown", launcher="python", timeout=TIMEOUT)
+    assert result.stdout == "begin\nend\n"
+    assert shown.getvalue() == "[rank 0] begin\n[rank 0] end\n"
 
 
 def test_a_module_on_the_path_of_the_test_is_found(
