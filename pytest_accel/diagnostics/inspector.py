@@ -111,9 +111,10 @@ class MachineInspector:
 
     def interrupt(self, pids: Mapping[int, int]) -> dict[int, None]:
         """Have the ranks fail their test if their main threads run Python code."""
-        for pid in pids.values() if INTERRUPT_SIGNAL is not None else ():
-            with suppress(ProcessLookupError):
-                kill(pid, INTERRUPT_SIGNAL)
+        if INTERRUPT_SIGNAL is not None:
+            for pid in pids.values():
+                with suppress(ProcessLookupError):
+                    kill(pid, INTERRUPT_SIGNAL)
         return {}
 
     def native(self, pids: Mapping[int, int]) -> dict[int, str]:

@@ -77,9 +77,9 @@ _OF_PYTHON = {
     "logging.disable": _Setting(lambda: logging.root.manager.disable, logging.disable),
     "the level of the root logger": _Setting(lambda: logging.root.level, lambda value: logging.root.setLevel(value)),
     _ALARM: _Setting(lambda: _ON if getitimer(ITIMER_REAL)[0] else "off", lambda _: setitimer(ITIMER_REAL, 0)),
-    "the user (real and effective id)": _Setting(lambda: (getuid(), geteuid()), _cannot),
-    "the group (real and effective id)": _Setting(lambda: (getgid(), getegid()), _cannot),
-    "the supplementary groups": _Setting(lambda: tuple(sorted(getgroups())), _cannot),
+    "the user (real and effective id)": _Setting(lambda: f"{getuid()} and {geteuid()}", _cannot),
+    "the group (real and effective id)": _Setting(lambda: f"{getgid()} and {getegid()}", _cannot),
+    "the supplementary groups": _Setting(lambda: str(sorted(getgroups())), _cannot),
 }
 
 
