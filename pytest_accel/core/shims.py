@@ -95,11 +95,14 @@ def fixtures_from(item: pytest.Item, module: str) -> Iterator[str]:
 
 def wider_fixtures(item: pytest.Item) -> list[str]:
     """Return the names of the suite's fixtures of a wider scope than a function that `item` requests."""
-    return [
-        name
-        for name, one in fixtures_by_name(item).items()
-        if one.scope != "function" and not one.func.__module__.startswith(("_pytest.", "pytest_accel.", "xdist."))
-    ]
+    found = fixtures_by_name(item).items()
+    return [name for name, one in found if one.scope != "function" and not is_fixture_of_tool(one)]
+
+
+def is_fixture_of_tool(definition: Any) -> bool:
+    """Return whether a `pytest.FixtureDef` is pytest's, this plugin's or that of a plugin that runs async tests."""
+    module = getattr(definition.func, "__module__", None) or ""  # Code without a module has None.
+    return bool(module.startswith(("_pytest.", "pytest_accel.", "xdist.", "pytest_asyncio.", "anyio.")))
 
 
 def fixtures_by_name(item: pytest.Item) -> dict[str, Any]:

@@ -45,7 +45,7 @@ DEVICE_ERROR = "accel_device_error"
 NOT_TORN_DOWN = "accel_not_torn_down"
 """Name of the property of a report with fixtures that were not torn down, and the ranks that had ended."""
 REPLACED = "accel_replaced"
-"""Name of the property of a report with the reason why the ranks were replaced after the test, which passed."""
+"""Name of the property of a report with the reason why new ranks were started after its test."""
 
 
 def missing_leases(item: pytest.Item) -> str | None:

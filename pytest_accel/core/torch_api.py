@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from socket import socket
     from types import CodeType
 
-    from torch.distributed import ProcessGroup, Store, TCPStore, Work
+    from torch.distributed import ProcessGroup, Store, TCPStore
 
 TESTED = (2, 4), (2, 15)
 """The oldest supported and the newest tested release. The header names any other; `pyproject.toml` has the oldest."""
@@ -155,13 +155,6 @@ def serve_store(host: str, size: int, timeout: Any, listening: socket) -> TCPSto
     )
 
 
-def default_store() -> Store:
-    """Return the store of the default process group."""
-    import torch.distributed as dist
-
-    return dist.distributed_c10d._get_default_store()
-
-
 def replace_store_creation(create: Callable[..., Store]) -> None:
     """Replace the function that opens a store for ``env://`` and ``tcp://`` with `create`.
 
@@ -234,20 +227,11 @@ def sequence_number(group: ProcessGroup) -> int:
     return group._get_sequence_number_for_group()  # type: ignore[attr-defined, no-any-return]
 
 
-def source_rank(work: Work) -> int:
-    """Return the rank from which the receive `work` has received; raise RuntimeError if the backend does not know."""
-    return work._source_rank()
-
-
 def collective_methods() -> Iterator[str]:
     """Return the names of the methods of `ProcessGroup` that start a collective."""
-    return _methods("ProcessGroup", _COLLECTIVES)
-
-
-def _methods(owner: str, names: tuple[str, ...]) -> Iterator[str]:
     import torch.distributed as dist
 
-    return (name for name in names if hasattr(getattr(dist, owner), name))
+    return (name for name in _COLLECTIVES if hasattr(dist.ProcessGroup, name))
 
 
 # The flight recorder

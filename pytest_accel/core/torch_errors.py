@@ -46,8 +46,8 @@ def explain(error: BaseException, *, grouped: bool, init: bool = False) -> Expla
     """Return an explanation of `error` or of one of its causes; None if there is none.
 
     `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. A test
-    without the mark has no explanation for a missing group in one of several processes of a launcher.
-    An assertion about such a text is a failure of the test itself: it has no explanation.
+    without the mark has no explanation for a missing group in one of several processes of a launcher. An assertion
+    about such a text is a failure of the test itself: it has no explanation.
     """
     found: BaseException | None = error
     seen: set[int] = set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from select import select
 from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
@@ -25,7 +24,7 @@ from pytest_accel.core.rank_messages import (
     TornDown,
     When,
 )
-from pytest_accel.core.unix_sockets import WRITE_TIMEOUT, is_readable
+from pytest_accel.core.unix_sockets import WRITE_TIMEOUT, has_ended, is_readable
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.deadlock import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
@@ -262,10 +261,12 @@ class RankMonitor:
         Those in C code do not react.
         """
         self._inspector.ask(MachineInspector.interrupt, _pids(hung))
-        reacting = select([rank.connection for rank in hung], [], [], _REACTION)[0]
+        deadline = monotonic() + _REACTION
         for rank in hung:
-            rank.interrupted = rank.connection in reacting
-        self._condition.rule_out(retire=bool(reacting))
+            descriptor = rank.connection.fileno()
+            reacts = is_readable(descriptor, max(0.0, deadline - monotonic()))
+            rank.interrupted = reacts and not has_ended(descriptor)
+        self._condition.rule_out(retire=any(rank.interrupted for rank in hung))
 
     def _record_end(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.rank_messages import Leak, LeakKind
-from pytest_accel.core.shims import requested_fixtures
+from pytest_accel.core.shims import is_fixture_of_tool, requested_fixtures
 from pytest_accel.rank import group_state, process_state
 from pytest_accel.rank.device_memory import allocated_memory, grown_memory
 from pytest_accel.rank.leftovers import Spawned, find, left_groups, left_running
@@ -30,8 +30,6 @@ _MOST_GROUPS = 100
 
 Tests that make a device mesh leave its groups, because torch has no function to destroy them.
 """
-_PACKAGES_OF_TOOLS = ("_pytest.", "pytest_accel.", "xdist.", "pytest_asyncio.", "anyio.")
-"""Packages whose fixtures keep nothing for a test."""
 _PLAIN = (str, bytes, int, float, PurePath)
 """Types of values, such as the address of a server, through which a fixture keeps nothing."""
 
@@ -61,7 +59,7 @@ def check_failed(error: Exception) -> Leaks:
 
 
 class _Seen(NamedTuple):
-    """What there is in the process at one moment. With ``accel_leaks = off``, only the last three are read."""
+    """The state of the process at one moment. With ``accel_leaks = off``, all but the last three are empty."""
 
     spawned: Spawned
     settings: process_state.State
@@ -81,9 +79,9 @@ class LeakCheck:
         self._context = context
         self._is_on = context.session.leaks != "off"
         self._before: _Seen | None = None
-        """What there was before the call of the test; None if its call has not begun."""
+        """The state before the call of the test; None if its call has not begun."""
         self._after: _Seen
-        """What there was after the call."""
+        """The state after the call."""
         self._fixtures: frozenset[Any] = frozenset()
         """The fixtures of a wider scope that the test uses, or that the last test has used."""
         self._groups_at_begin: frozenset[str] = frozenset()
@@ -104,7 +102,7 @@ class LeakCheck:
         """Look at the process after the call of the test `item`."""
         self._after = self._look()
         fixtures = frozenset(one for one in requested_fixtures(item) if one.scope != "function")
-        if not fixtures <= self._fixtures:  # What has been set up before the call may be theirs.
+        if not fixtures <= self._fixtures:  # They may have made the groups that the setup has made.
             assert self._before is not None
             self._groups_at_begin = self._before.groups
         self._fixtures = fixtures
@@ -137,7 +135,7 @@ class LeakCheck:
             if self._is_on:
                 found += process_state.restore(before.settings, after.settings, now.settings)
             self._left_groups = (self._left_groups | (after.groups - self._groups_at_begin)) & now.groups
-            if not any(map(_may_keep, self._fixtures)):  # What such a fixture keeps ends with it.
+            if not any(map(_may_keep, self._fixtures)):  # Such a fixture ends later what it keeps.
                 found += left_running((after.spawned - before.spawned) & now.spawned)
                 found += left_groups((after.groups - before.groups) & now.groups)
                 if self._is_on and failed_work is None:  # torch cannot free all memory of an unusable device.
@@ -147,7 +145,7 @@ class LeakCheck:
             if group_state.has_own_default(context):  # Otherwise, torch has begun to count again.
                 groups_by_test = after.created - before.created
         return Leaks(
-            tuple(sorted(found, key=lambda leak: leak.lasting)),  # Those last for which the ranks are replaced.
+            tuple(sorted(found, key=lambda leak: leak.lasting)),  # Leaks for which the ranks are replaced come last.
             # The test has seen the error, or has failed because of it, so the error is no leak.
             "" if failed_work is None else str(failed_work),
             context.spec.grouped and context.default_group is not None and not group_state.has_own_default(context),
@@ -171,6 +169,6 @@ class LeakCheck:
 def _may_keep(fixture: Any) -> bool:
     """Return whether a `pytest.FixtureDef` is set up and may keep what a test has started."""
     result = fixture.cached_result
-    if result is None or getattr(fixture.func, "__module__", "").startswith(_PACKAGES_OF_TOOLS):
+    if result is None or is_fixture_of_tool(fixture):
         return False
     return result[0] is not None and not isinstance(result[0], _PLAIN)

@@ -97,7 +97,8 @@ class PointToPointCounter:
             try:
                 return original(self, *args, **named)
             finally:
-                operations.numbered += torch_api.sequence_number(self) - before
+                with operations.lock:
+                    operations.numbered += torch_api.sequence_number(self) - before
 
         return monitored_barrier
 

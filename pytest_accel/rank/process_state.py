@@ -84,7 +84,7 @@ _OF_PYTHON = {
 
 
 def _of(path: str, name: str) -> _Setting:
-    """Return a setting that is the attribute `name` of an object, of which `path` is the path from torch."""
+    """Return a setting that is the attribute `name` of a module of torch, such as ``backends.cudnn`` (`path`)."""
 
     def owner() -> Any:
         found: Any = sys.modules["torch"]

@@ -27,7 +27,7 @@ class CauseKind(Enum):
     UNSTARTED = "unstarted"
     """A rank could not run the test, or did not report the phase."""
     DISAGREED = "disagreed"
-    """The ranks had different outcomes, collectives, process groups or messages."""
+    """The ranks had different outcomes, collectives or process groups."""
     LEAKED = "leaked"
 
 

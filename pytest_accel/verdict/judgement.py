@@ -6,7 +6,7 @@ A phase has passed only if every rank reported that it passed. Otherwise the pre
 rank hung, ranks disagree (some skipped, some ran), all skipped. Of several deaths and failures, the verdict names the
 earliest that is not a consequence of another. A rank whose call has ended as all ranks have announced (`expected_ends`)
 counts as passed, and an announced end that has not come fails the call. A phase that has passed on all ranks still
-fails for a failed subtest (call, teardown), and for a mismatch of collectives, groups or messages, an error in stale
+fails for a failed subtest (call, teardown), and for a mismatch of collectives or groups, an error in stale
 fixtures or a leak (teardown).
 """
 

@@ -242,7 +242,7 @@ def test_what_a_suite_keeps_stays_alive_in_ranks_as_under_torchrun(suite: Suite)
     run = suite.run("-W", "default::pytest_accel.LeftoverWarning", "--accel-timeout", "60")
 
     assert run.count() == {"PASSED": 13}, run.text
-    # What globals keep is reported once, and what fixtures keep is not.
+    # A thing that a global keeps is reported once, and one that a fixture keeps is not.
     lines = [line for line in run.text.splitlines() if "LeftoverWarning: " in line]
     assert len([line for line in lines if "process group" in line]) == 1
     assert len([line for line in lines if "the thread" in line]) == 1

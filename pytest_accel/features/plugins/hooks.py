@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pkgutil import resolve_name
@@ -12,6 +11,7 @@ import pytest
 
 from pytest_accel.core.plugin_roles import with_default_roles
 from pytest_accel.core.rank_data import OWN_PREFIX, OwnData
+from pytest_accel.core.terminal_lines import warn
 from pytest_accel.features.plugins import refusals
 from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE, Row
 from pytest_accel.rank.context import RANK
@@ -150,6 +150,4 @@ class _Passing:
         if error is not None and not self._has_warned:
             self._has_warned = True
             text = f"pytest-accel does not know this release of {self._row.plugin} ({error}): marked tests lack "
-            with warnings.catch_warnings():
-                warnings.simplefilter("always")  # A suite whose warnings are errors must not fail.
-                warnings.warn(pytest.PytestWarning(text + self._row.missing), stacklevel=2)
+            warn(text + self._row.missing)
