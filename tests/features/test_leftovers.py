@@ -253,6 +253,36 @@ def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -
 
         def test_yet_another_world():
             assert (SEEN, count(), total()) == ([], 1, 2)
+
+
+        @pytest.fixture
+        def sixty():
+            for number in range(60):
+                dist.new_group()
+
+
+        def test_fixture_makes_groups(sixty):
+            SEEN.append("sixty")
+
+
+        def test_fixture_makes_more_groups_than_a_rank_may_have(sixty):
+            assert SEEN == ["sixty"]
+
+
+        @pytest.fixture(scope="class")
+        def library():
+            for number in range(101):
+                dist.new_group()
+
+
+        @pytest.mark.usefixtures("library")
+        class TestLibrary:
+            def test_in_new_ranks(self):
+                assert (SEEN, count()) == ([], 102)
+                SEEN.append("library")
+
+            def test_in_the_same_ranks(self):
+                assert (SEEN, count()) == (["library"], 102)
         """,
     )
     run = suite.run("-o", "accel_leaks=fail", CAUSES)
@@ -263,7 +293,7 @@ def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -
         "test_more_groups_than_a_rank_may_have": "PASSED ERROR leaked: process group; ranks 0-1",
     }
     run.expect(dict.fromkeys(run.outcomes(), "PASSED") | leaks)
-    assert len(run.outcomes()) == 10
+    assert len(run.outcomes()) == 14
 
 
 @pytest.mark.long
