@@ -271,9 +271,14 @@ class TestRunner:
         return (yield from self._phase("setup"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_call")
-    def pytest_phase_call(self) -> Generator[None, object, object]:
+    def pytest_phase_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Look at the process before and after all that the hooks of other plugins do for the call, and undo."""
         __tracebackhide__ = True
-        return (yield from self._phase("call"))
+        self._leak_check.before_call()
+        try:
+            return (yield from self._phase("call"))
+        finally:
+            self._leak_check.after_call(item)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_runtest_teardown")
     def pytest_phase_teardown(self) -> Generator[None, object, object]:
@@ -301,11 +306,10 @@ class TestRunner:
                 self._test.warnings.append(warning)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+    def pytest_runtest_call(self) -> Generator[None, None, None]:
         """Run the test in the contexts of features, wait for its devices, and note if it closed pytest's streams."""
         __tracebackhide__ = True
         self._context.in_call = "call" not in self._test.reported
-        self._leak_check.before_call()
         try:
             with ExitStack() as stack:
                 features.register(self._config, "call")
@@ -322,7 +326,6 @@ class TestRunner:
             self._test.closed_streams = any(
                 getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
             )
-            self._leak_check.after_call(item)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self) -> Generator[None, None, None]:

@@ -625,5 +625,6 @@ def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Background
     assert {name: word for name, word in run.outcomes().items() if word != "PASSED"} == not_passed, run.text
     assert len(run.outcomes()) == 2 * len(_REPLACED_FUNCTIONS) + 5
     assert "a process that it had forked has returned from the test" in run.failure("test_does_not_let_its_copy_end")
-    assert run.causes["test_replaces_a_function_of_torch"] == "leaked: unchecked; ranks 0-1"
+    assert run.causes["test_replaces_a_function_of_torch"] == "leaked: setting; ranks 0-1"
+    assert "torch.distributed.get_process_group_ranks changed from" in run.failure("test_replaces_a_function_of_torch")
     assert "errors outside of any test" not in run.text

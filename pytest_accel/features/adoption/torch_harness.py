@@ -54,15 +54,18 @@ class HarnessInRank:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Unset the variables that identify the rank, as in torch's parent process; restore them after the test."""
+        """Unset the variables that identify the rank, as in torch's parent process; restore the environment afterwards.
+
+        Test cases of torch set variables in their `setUp` and never unset them.
+        """
         __tracebackhide__ = True
         if (harness := harness_of(item)) is None:
             return (yield)
         if self._harness is None:
             self._replace_functions(harness)
-        with pytest.MonkeyPatch.context() as patch:
+        with mock.patch.dict(os.environ):
             for name in self._identity:
-                patch.delenv(name, raising=False)
+                os.environ.pop(name, None)
             return (yield)
 
     def _join(self, case: Any, function: Any) -> None:
