@@ -8,30 +8,22 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from linecache import getlines
 from multiprocessing import current_process
 from os import chdir, environb, fsdecode, getcwd, getegid, geteuid, getgid, getgroups, getuid, umask, urandom
 from signal import ITIMER_REAL, Signals, getitimer, getsignal, setitimer, signal
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from pytest_accel.core import torch_api
+from pytest_accel.core.frames import is_library
 from pytest_accel.core.rank_messages import Leak, LeakKind
 from pytest_accel.core.shims import raw_environment
 
 _SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM")
-"""The signals that suites handle. A look at all 64 takes six times as long, in each test.
-
-torch's data loader handles SIGCHLD as long as it has workers.
-"""
-_OF_LIBRARIES = frozenset(
-    (
-        *(b"PYTEST_CURRENT_TEST", b"CUDA_MODULE_LOADING", b"CUDA_HOME", b"TRITON_CACHE_DIR", b"TRITON_PTXAS_PATH"),
-        *(b"TORCHINDUCTOR_CACHE_DIR", b"KMP_DUPLICATE_LIB_OK", b"KMP_INIT_AT_FORK", b"TF2_BEHAVIOR"),
-        *(b"DISABLE_CUPTI_LAZY_REINIT", b"TEARDOWN_CUPTI", b"TORCH_WARM_POOL"),
-    )
-)
-"""Environment variables that pytest and libraries set when they are first used. They stay, and are no leak."""
+"""The signals that suites handle. A look at all 64 takes six times as long, in each test."""
 _ALARM = "the alarm timer"
+_PATH = "sys.path"
 _ON = "on"
 _REMOVED = "(removed)"
 
@@ -69,10 +61,15 @@ def _umask() -> int:
     return mask
 
 
+def _put_path(path: tuple[str, ...]) -> None:
+    """Put back `sys.path`, and keep what libraries have added: they import their own packages later."""
+    sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path and is_library(f"{entry}/"))]
+
+
 _OF_PYTHON = {
     "the working directory": _Setting(_folder, chdir),
     "the umask": _Setting(_umask, umask),
-    "sys.path": _Setting(lambda: tuple(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
+    _PATH: _Setting(lambda: tuple(sys.path), _put_path),
     "sys.argv": _Setting(lambda: tuple(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
     "logging.disable": _Setting(lambda: logging.root.manager.disable, logging.disable),
     "the level of the root logger": _Setting(lambda: logging.root.level, lambda value: logging.root.setLevel(value)),
@@ -143,6 +140,10 @@ def _set_variable(name: bytes, value: bytes | None) -> None:
         environb[name] = value
 
 
+def _handlers() -> Mapping[str, Any]:
+    return {name: getsignal(Signals[name]) for name in _SIGNALS}
+
+
 def _distributed() -> Mapping[str, Any]:
     """Return the names of torch.distributed; nothing before it is imported."""
     module = sys.modules.get("torch.distributed")
@@ -157,7 +158,7 @@ _KINDS = (
     _Kind("the environment variable {}", raw_environment, _set_variable),
     _Kind(
         "the handler of {}",
-        lambda: {name: getsignal(Signals[name]) for name in _SIGNALS},
+        _handlers,
         lambda name, old: signal(Signals[name], old),
     ),
     _Kind("torch.distributed.{}", _distributed, lambda name, old: setattr(sys.modules["torch.distributed"], name, old)),
@@ -183,7 +184,7 @@ def restore(before: State, after: State, now: State) -> Iterator[Leak]:
             continue
         for name in sorted({*old, *new}, key=str):
             was, became = old.get(name), new.get(name)
-            if was == became or current.get(name) != became or _is_no_leak(kind, name, was):
+            if was == became or current.get(name) != became or _is_no_leak(kind, name, was, became):
                 continue
             try:
                 kind.put(name, was)
@@ -194,11 +195,40 @@ def restore(before: State, after: State, now: State) -> Iterator[Leak]:
             yield Leak(LeakKind.SETTING, title, _text(was), _text(became), lasting=lasting)
 
 
-def _is_no_leak(kind: _Kind, name: Any, was: object) -> bool:
-    if kind.read is _distributed:  # A submodule or a counter may change. A patched function is a leak.
-        return not isinstance(was, FunctionType)
-    # The alarm timer of a fixture may have expired. torch may have been imported by the test.
-    return name in _OF_LIBRARIES or (name == _ALARM and was == _ON) or (kind.read is _read_torch and was is None)
+def _is_no_leak(kind: _Kind, name: Any, was: Any, became: Any) -> bool:
+    if kind.read is raw_environment:
+        return not _is_named_in_suite(fsdecode(name))
+    if kind.read is _handlers:
+        return _is_of_library(became)
+    if (
+        kind.read is _distributed
+    ):  # A submodule or a counter may change. A function that the suite has patched is a leak.
+        return not isinstance(was, FunctionType) or _is_of_library(became)
+    if kind.read is _read_torch:
+        return was is None  # torch has been imported by the test.
+    if name == _PATH:
+        return _without_libraries(was) == _without_libraries(became)
+    return bool(name == _ALARM and was == _ON)  # The alarm timer of a fixture may have expired.
+
+
+def _is_named_in_suite(variable: str) -> bool:
+    """Return whether the suite's code contains the name of an environment variable.
+
+    Libraries set variables when they are first used, and rely on them later: the service of wandb, caches of Inductor.
+    """
+    modules: list[object] = list(sys.modules.values())  # Some packages put objects of other types there.
+    files = {vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)}
+    own = (file for file in files if isinstance(file, str) and not is_library(file))
+    return any(variable in line for file in own for line in getlines(file))
+
+
+def _is_of_library(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and is_library(code.co_filename)
+
+
+def _without_libraries(path: tuple[str, ...]) -> list[str]:
+    return [entry for entry in path if not is_library(f"{entry}/")]
 
 
 def _text(value: object) -> str:

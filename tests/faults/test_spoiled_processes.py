@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 WAYS, STARTED = {}, os.getpid()
+SITE = os.path.abspath("lib/python3/site-packages")
 
 
 def way(read):
@@ -164,6 +165,20 @@ def sees():
     )
 
 
+@way(lambda: None)
+def library():
+    sys.path.append(SITE)
+    import used_library
+
+    used_library.start()
+
+
+def sees_library():
+    import used_library
+
+    return used_library.state() == (True, True, True), SITE in sys.path
+
+
 # Stays, and is reported.
 
 
@@ -231,11 +246,37 @@ def test_way(way, step):
     else:
         assert SPOILED[-1] == way, "the ranks are new"
         assert read() == BEFORE[way]
+    if way == "library":
+        assert sees_library() == (True, True)
     if way == "stays":
         assert sees() == (0, True, True, "a monkeypatch", True)
         torch.set_autocast_enabled("cpu", False)
     dist.barrier()
 '''
+_LIBRARY = """
+import os
+import signal
+
+import torch.distributed as dist
+
+
+def handle(*_):
+    pass
+
+
+def gather(*_):
+    pass
+
+
+def start():
+    os.environ["USED_" + "LIBRARY"] = "running"
+    signal.signal(signal.SIGUSR2, handle)
+    dist.gather = gather
+
+
+def state():
+    return "USED_" + "LIBRARY" in os.environ, signal.getsignal(signal.SIGUSR2) is handle, dist.gather is gather
+"""
 _PUT_BACK = {
     "environment": "the environment variable LEFT changed from unset to '1'",
     "variable_of_the_rank": "the environment variable RANK changed from '0' to unset",
@@ -263,6 +304,8 @@ _NEW_RANKS = {
 
 def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", _SUITE)
+    (suite.path / "lib/python3/site-packages").mkdir(parents=True)
+    suite.write("lib/python3/site-packages/used_library.py", _LIBRARY)
     run = suite.start("--accel", "none", "-p", "no:randomly", "-o", "accel_leaks=fail", CAUSES).finish()
     expected = dict.fromkeys(run.outcomes(), "PASSED")
     for way, text in _PUT_BACK.items():
@@ -272,7 +315,7 @@ def test_what_a_test_sees_after_one_that_has_spoiled_its_process(suite: Backgrou
         ranks = "rank 0" if way == "group_of_one_rank" else "ranks 0-1"
         expected[f"test_way[{way}-spoils]"] = f"PASSED ERROR leaked: {kind}; {ranks}"
     run.expect(expected)
-    assert len(expected) == 2 * 25
+    assert len(expected) == 2 * 26
     for way, reason in _NEW_RANKS.items():
         assert f"test_it.py::test_way[{way}-spoils]: {reason}" in run.text
     suite.expect_nothing_left()
