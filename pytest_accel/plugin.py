@@ -25,7 +25,6 @@ from pytest_accel.core.source_files import PlaceRecorder, record_conftest, recor
 from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
     LAUNCHED,
-    LEFT_ALONE,
     MARKED,
     OWNERS,
     RANK_PLUGIN,
@@ -379,10 +378,8 @@ class CollectionHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
         self._divide(items)  # Marks may have been added after their collector had ended.
-        collected = items.copy()
         result = yield
-        self._note_use(collected)  # Hooks may have added marks.
-        self._divide(items)
+        self._divide(items)  # Hooks may have added marks.
         self._redirect(items, self._session.settings.shard)
         self._has_modified_items = True
         return result
@@ -405,30 +402,16 @@ class CollectionHooks:
         result = yield
         if session.items != before:
             self._redirect(session.items, None)  # Not divided: an xdist worker has sent its list of tests.
-        if self._owners.by_rule and self._runs_tests:
-            from pytest_accel.foreign_marks import MarkUse
-
-            self._owners.left_alone = MarkUse(self._owners).left_alone(session.items)
         return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         output: dict[str, Any] | None = getattr(self._session.config, "workeroutput", None)
-        if output is not None and self._owners.left_alone:
-            output[LEFT_ALONE] = self._owners.left_alone
         if output is not None and self._session.skipped_files:
             output[SKIPPED_FILES] = self._session.skipped_files
 
-    def _note_use(self, items: list[pytest.Item]) -> None:
-        """Note which marks that the project has registered its tests use as those of the plugin."""
-        if self._owners.by_rule:
-            from pytest_accel.foreign_marks import MarkUse
-
-            MarkUse(self._owners).note(items)
-
     def _divide(self, nodes: list[Any], *, selectable: bool = False) -> None:
         """Put tests for the entries of lists in place of tests that have a list in their mark, and were not divided."""
-        self._note_use(nodes)
         finder, config = MarkFinder(self._owners), self._session.config
         if any(has_list(finder.find(node).distributed) for node in nodes):
             features.register(config, "lists")

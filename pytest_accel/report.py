@@ -14,7 +14,6 @@ import pytest
 
 from pytest_accel.core.stash_keys import (
     DEVICE_ERROR,
-    LEFT_ALONE,
     MARKED,
     NOT_TORN_DOWN,
     OWNERS,
@@ -59,7 +58,6 @@ class ReportHooks:
     def pytest_testnodedown(self, node: Any) -> None:
         """Take over what an xdist worker has found in its collection. All workers collect the same tests."""
         output = getattr(node, "workeroutput", {})
-        self._session.config.stash[OWNERS].left_alone |= output.get(LEFT_ALONE, {})
         self._session.skipped_files = output.get(SKIPPED_FILES, self._session.skipped_files)
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
@@ -187,10 +185,6 @@ class ReportHooks:
         if config.get_verbosity() > 0:
             seen = {f"{report.nodeid}: {reason}" for report, name, reason in errors if name == REPLACED}
             yield "accel: tests after which new ranks were started", sorted(seen)
-        if left_alone := config.stash[OWNERS].left_alone:
-            from pytest_accel.foreign_marks import summary_lines
-
-            yield "accel: tests with marks of the project", list(summary_lines(left_alone))
         yield "rerun", [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
 
     def _sections_of_pool(self, config: pytest.Config) -> Iterator[tuple[str, list[str]]]:

@@ -381,10 +381,8 @@ class MarkOwners:
 
     1. ``accel_marks`` names the owner. In a rank, its driver does.
     2. A name that nobody else has registered is the plugin's.
-    3. So is a name that somebody else has registered, if a collected test with such a mark uses it as the plugin's
-       (`foreign_marks.MarkUse`). The suite was written for the plugin, and lists the mark, for example, to be run
-       without it. Its other tests must not pass without ranks.
-    4. Any other name is the project's.
+    3. Any other name is the project's. A test that needs such a mark for a fixture of the plugin fails, and names
+       ``accel_marks``.
 
     The marks of the plugin's rules are its own in any case.
     """
@@ -393,15 +391,11 @@ class MarkOwners:
         """`lines` returns the value of the ini setting ``markers``; `chosen` has owners by name (``accel_marks``)."""
         self._lines = lines
         self._chosen = dict(chosen)
-        self.used: set[str] = set()
-        """The names for which rule 3 applies."""
         self._given: dict[int, pytest.Mark] = {}
         """The marks of rules by their `id`. An equal mark of the suite is another object."""
         self._read = 0
         """Number of lines that were read for `_registered`: conftests and plugins may add more."""
         self._registered: frozenset[str] = frozenset()
-        self.left_alone: dict[str, int] = {}
-        """Number of tests that were left alone although the plugin could run them, by the name of their mark."""
 
     @property
     def by_rule(self) -> frozenset[str]:
@@ -409,17 +403,12 @@ class MarkOwners:
         lines = self._lines()
         if len(lines) != self._read:
             self._read, self._registered = len(lines), _registered_by_others(lines)
-        return self._registered - self._chosen.keys() - self.used
+        return self._registered - self._chosen.keys()
 
     @property
     def of_project(self) -> frozenset[str]:
         """The names of the project's own marks, as far as is known now."""
         return self.by_rule.union(name for name, owner in self._chosen.items() if owner == "project")
-
-    @property
-    def decided(self) -> dict[str, str]:
-        """The owners by name, as far as ``accel_marks`` or the tests decide them."""
-        return {**self._chosen, **dict.fromkeys(sorted(self.used), "own")}
 
     def is_ours(self, mark: pytest.Mark) -> bool:
         """Return whether `mark` is one of the plugin's."""

@@ -32,8 +32,6 @@ RECORDERS: pytest.StashKey[Any] = pytest.StashKey()
 """The receivers of the session's events, a tuple, on the config of a controller that has any."""
 RANK_PLUGIN = "accel-rank"
 """Name of the plugin that only sessions of ranks have, from their start."""
-LEFT_ALONE = "accel_left_alone"
-"""Key of `MarkOwners.left_alone` in the ``workeroutput`` of an xdist worker."""
 SKIPPED_FILES = "accel_skipped_files"
 """Key of `AccelSession.skipped_files` in the ``workeroutput`` of an xdist worker."""
 CAUSE = "accel_cause"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.settings.options import given
 
@@ -50,10 +49,6 @@ def command(item: pytest.Item, names: tuple[str, ...], spec: WorldSpec, session_
     config = item.config
     path = os.path.relpath(item.path, config.invocation_params.dir)
     words = ["pytest", "::".join((path, *names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
-    # Other tests may have shown that the marks are the plugin's; they do not run again.
-    if config.stash[OWNERS].used:
-        owners = config.stash[OWNERS].decided
-        words += ["-o", "accel_marks=" + ",".join(f"{mark}:{owner}" for mark, owner in owners.items())]
     if not isinstance(item, pytest.Function):
         words += _collecting_options(config)
     if spec.devices and spec.key.kind == session_kind and not spec.is_remote(0):
