@@ -26,8 +26,9 @@ _CONFTEST = """
         Path(__file__).with_name(name).write_text(f"{value}\\n")
 
     if not os.environ.get("PYTEST_XDIST_WORKER"):  # Ranks have it, too.
-        servers = [child.pid for child in psutil.Process().children() if "early_server" in " ".join(child.cmdline())]
-        note("early", servers)
+        # Not Process.children(), which compares times that change with the clock of the machine.
+        children = [each.info for each in psutil.process_iter(["pid", "ppid", "cmdline"]) if each.ppid() == os.getpid()]
+        note("early", [child["pid"] for child in children if "early_server" in " ".join(child["cmdline"])])
     """
 _TESTS = """
     import os
