@@ -113,7 +113,7 @@ def pytest_accel_collection_finished(session: AccelSession, items: Sequence[pyte
     """Marked tests were found, and `pytest_collection_finish` follows."""
 
 
-def pytest_accel_workers_collected(session: AccelSession, ids: Sequence[str], workers: int) -> None:
+def pytest_accel_workers_collected(session: AccelSession) -> None:
     """A worker of xdist has collected marked tests. Called in the controller."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,8 +24,6 @@ class XdistHooks:
         self._session = session
         self._usage_error: str | None = None
         """Message of a worker whose tests request something impossible."""
-        self._workers = 1
-        """The number of workers with which the session has begun."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
@@ -37,7 +34,6 @@ class XdistHooks:
         """
         from pytest_accel.hardware.masks import rotate
 
-        self._workers = len(specs)
         for spec in specs:
             if spec.popen and not spec.chdir:  # Otherwise xdist makes the arguments relative to another root.
                 spec.env.update(suite_place.for_worker(config, {**os.environ, **spec.env}))
@@ -84,7 +80,7 @@ class XdistHooks:
         self._usage_error = text
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+    def pytest_xdist_node_collection_finished(self) -> None:
         """Raise the usage error of a worker, which arrives before the list of its tests, on the same connection.
 
         The same holds for a worker's first request to the pool if any of its tests has marks.
@@ -93,5 +89,4 @@ class XdistHooks:
             raise pytest.UsageError(self._usage_error)
         if self._session.started_pool is not None:
             features.register(self._session.config, "marked")
-            hook = self._session.config.hook
-            hook.pytest_accel_workers_collected(session=self._session, ids=ids, workers=self._workers)
+            self._session.config.hook.pytest_accel_workers_collected(session=self._session)

@@ -117,7 +117,6 @@ FEATURES = (
     Feature(
         "record",
         {"configure": _records, "marked": _always},
-        stands_on=("order", "planning"),
         commands=("trace", "report", "summary", "census"),
     ),
     Feature("plugins", {"configure_rank": _always, "marked": _always}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -196,18 +196,18 @@ class Pool:
             drivers = [(one.spec.world, one.request.demand.holder.test) for one in worlds if one.request is not None]
             return PoolSnapshot(waiting, drivers, len(used), len(self._recorded_devices))
 
-    def progress(self, number: int) -> tuple[Sequence[int], Progress]:
-        """Return the living ranks of world `number`, and what they are doing.
+    def progress(self, number: int) -> Progress:
+        """Return what the living ranks of world `number` are doing.
 
         This does not disturb the ranks, and may take a second.
         """
         with self._lock:
             world = self._manager.worlds.get(number)
             if world is None or world.state is not WorldState.IN_USE:
-                return (), Progress()
+                return Progress()
             spec, alive = world.spec, world.alive
         examiner = Examiner(WorldInspector(self._manager.directory, spec), grouped=spec.grouped)
-        return sorted(alive), examiner.progress(alive)
+        return examiner.progress(alive)
 
     def cancel_waiting(self) -> list[str]:
         """Cancel all requests that wait for a lease; return the line of :meth:`waiting` for each."""

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.session import AccelSession
 
-PLUGIN = "accel-order"
-"""Name of the plugin of the controller, an `AccelScheduling`."""
-
 
 def pytest_accel_configure(session: AccelSession) -> None:
     config = session.config
@@ -28,7 +25,7 @@ def pytest_accel_configure(session: AccelSession) -> None:
     if session.settings.schedule != "off" and getattr(config.option, "dist", "no") in ("load", "worksteal"):
         from pytest_accel.features.order.scheduler import AccelScheduling
 
-        config.pluginmanager.register(AccelScheduling(session), PLUGIN)
+        config.pluginmanager.register(AccelScheduling(session))
 
 
 def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:

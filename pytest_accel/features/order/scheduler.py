@@ -9,7 +9,6 @@ the same item of a list. The worker passes over it (`shims.pass_over_hints`), an
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,18 +32,16 @@ class AccelScheduling:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._received: list[bytes] = []
-        """The demands that workers have sent, all the same. Threads receive them, and cannot decode two at a time."""
+        """The demands that workers have sent, all the same; empty if no test needs a world or a resource.
+
+        Threads receive them, and cannot decode two at a time.
+        """
         self._scheduler: Any = None
         self.config = session.config  # pytest-rerunfailures uses it.
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of xdist's protocol for schedulers, ``xdist/scheduler/protocol.py``."""
         return getattr(self._scheduler, name)
-
-    @cached_property
-    def demand(self) -> Demand | None:
-        """The needs of the tests, after the collection; None if no test needs a world or a resource."""
-        return decode(self._received[0], Demand) if self._received else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -61,8 +58,8 @@ class AccelScheduling:
         own, machine = self._scheduler, self._session.machine
         first, *others = getattr(own, "node2collection", {0: []}).values()
         # xdist's own scheduler reports collections that differ.
-        if self.demand is not None and first and all(other == first for other in others):
-            tasks = self.demand.tasks(first, stored_durations.recall(self.config), machine)
+        if self._received and first and all(other == first for other in others):
+            tasks = decode(self._received[0], Demand).tasks(first, stored_durations.recall(self.config), machine)
             stored_durations.record_times(self.config)
             order, most = RunOrder(tasks, machine.slots), self.config.getoption("maxschedchunk")
             self._scheduler = DeviceScheduling(list(first), order, most)

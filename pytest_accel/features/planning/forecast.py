@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pytest_accel.features.order.rule import RunOrder, Task, guess, total
+from pytest_accel.features.order.rule import RunOrder, Task, guess
 
 
 class Span(NamedTuple):
@@ -74,26 +73,3 @@ def critical_path(spans: Sequence[Span]) -> list[Span]:
 
         del left[1 + max((number for number, one in enumerate(left) if one.end == span.begin), key=rank, default=-1) :]
     return path
-
-
-def remaining(
-    tasks: Sequence[Task], ended: Mapping[str, int], running: Iterable[tuple[str, float]], workers: int
-) -> float | None:
-    """Return the seconds that the tests which have not ended take at least with `workers`.
-
-    Return None if the times of more than half of the tests are unknown. `ended` has the number of tests with a node
-    id that have ended, and `running` the node id of each running test, with the seconds that it has taken.
-    """
-    if 2 * unknown(tasks) > len(tasks):
-        return None
-    ends = Counter(ended)
-    taken: dict[str, list[float]] = {}  # Several tests may have one node id.
-    for test, passed in running:
-        taken.setdefault(test, []).append(passed)
-    left: list[float] = []
-    for task, seconds in zip(tasks, seconds_of(tasks), strict=True):
-        ends[task.nodeid] -= 1
-        passed = seconds if ends[task.nodeid] >= 0 else taken[task.nodeid].pop() if taken.get(task.nodeid) else 0.0
-        left.append(max(0.0, seconds - passed))
-    devices, work = total(zip((task.need for task in tasks), left, strict=True))
-    return max(devices, work / workers, *left)

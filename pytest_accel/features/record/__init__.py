@@ -5,8 +5,7 @@ GitHub, and the commands ``trace``, ``report``, ``summary`` and ``census`` (whic
 which also join the records of several sessions. While a session runs, it gives the status line, and the report on a
 signal (`live_hooks`).
 
-It receives the events of the pool (`core/record_events.py`). It stands on `order` and `planning` for the remaining time
-on the status line.
+It receives the events of the pool (`core/record_events.py`).
 
 From hooks to the file: `record_hooks` and `record_file`. From the file to sessions: `timeline` (pure). From sessions to
 text: `chrome_trace`, `github_summary`, `census` and `report_page` with its `page_*`.

@@ -27,11 +27,7 @@ def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], red
         live_hooks.register(session)
 
 
-def pytest_accel_workers_collected(session: AccelSession, ids: Sequence[str], workers: int) -> None:
-    from pytest_accel.features.order.hooks import PLUGIN
+def pytest_accel_workers_collected(session: AccelSession) -> None:
     from pytest_accel.features.record import live_hooks
 
-    live = live_hooks.register(session)
-    demand = getattr(session.config.pluginmanager.get_plugin(PLUGIN), "demand", None)
-    if live is not None and demand is not None:
-        live.expect(ids, demand, workers)
+    live_hooks.register(session)

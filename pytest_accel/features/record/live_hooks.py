@@ -7,8 +7,7 @@ sends `SIGINFO`. At a terminal, a status line shows the same in short while pyte
 from __future__ import annotations
 
 import signal
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from os import environ
 from pathlib import Path
@@ -24,16 +23,14 @@ import pytest
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of, raised_in_suite
-from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.units import count_text
-from pytest_accel.features.order.test_demand import Demand, plan_of, wanted
+from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.features.record.terminal_file import TerminalFile
 from pytest_accel.pool.pool_client import waiting_text
 from pytest_accel.verdict.sentences import progress_parts
 
 if TYPE_CHECKING:
-    from pytest_accel.features.order.rule import Task
     from pytest_accel.pool.pool import PoolSnapshot
     from pytest_accel.session import AccelSession
 
@@ -42,28 +39,26 @@ QUIET = 2.0
 """Seconds without output after which the status line is shown: pytest's own progress is enough until then."""
 REFRESH = 1.0
 """Seconds between two looks at the state for the status line."""
-_LONGEST_REPORT = 10.0
-"""Seconds for which the end of the session waits for a report that is being made: it looks at processes and stacks."""
 _PLUGIN = "accel-live"
 """Name of the plugin with the hooks."""
 
 
-def register(session: AccelSession) -> LiveHooks | None:
-    """Register the hooks, unless that has been done, and return them.
+def register(session: AccelSession) -> None:
+    """Register the hooks, unless that has been done. Call this in the controller, while nothing is captured.
 
-    Return None without a terminal reporter, if the output has no file descriptor, if no thread can be started, or if
-    code of the suite forbids what they need. Call this in the controller, while nothing is captured.
+    No-op without a terminal reporter, if the output has no file descriptor, if no thread can be started, or if code of
+    the suite forbids what the hooks need.
     """
     plugins = session.config.pluginmanager
     if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
         try:
             with suppress(OSError, threads.NoThreadError):
-                plugins.register(LiveHooks(session, TerminalFile(session.config)), _PLUGIN)
+                terminal = TerminalFile(session.config, has_status=_can_have_status(session.config))
+                plugins.register(LiveHooks(session, terminal), _PLUGIN)
         except Exception as error:
             # A conftest may have replaced a function of the standard library by one that raises.
             if raised_in_suite(error) is None:
                 raise
-    return plugins.get_plugin(_PLUGIN)
 
 
 class LiveHooks:
@@ -73,14 +68,10 @@ class LiveHooks:
         self._session = session
         self._worker = worker_of_starting_test(session.config)
         self._terminal = terminal
-        self._has_status = _can_have_status(session.config)
         self._running: dict[str, tuple[str, float, str]] = {}
         """The test that each worker runs (without xdist, the one with an empty name), since when, and its phase."""
         self._worker_of: dict[str, str] = {}
         """The worker that has started each test."""
-        self._ended: Counter[str] = Counter()
-        self._tasks: Sequence[Task] | None = None
-        self._workers = 1
         self._requests: SimpleQueue[bool] = SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
         self._stopped = False
@@ -93,21 +84,6 @@ class LiveHooks:
         self._signals = [number for number in _SIGNALS if in_main and _is_free(number)]
         for number in self._signals:  # Programs that this process starts, such as the fork server, have no handler.
             set_handler(number, self._on_signal)
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note the tests of a session without xdist."""
-        found = [(item, plan_of(item)) for item in session.items]
-        tests = [(item, plan) for item, plan in found if plan is None or plan.missing is None]
-        self.expect([item.nodeid for item, _ in tests], Demand.of(wanted(*one) for one in tests), 1)
-
-    def expect(self, collection: Sequence[str], demand: Demand, workers: int) -> None:
-        """Note the tests that the session is going to run. Only the first call counts."""
-        if not self._has_status or self._tasks is not None:
-            return
-        from pytest_accel.features.order.stored_durations import recall
-
-        self._tasks = demand.tasks(collection, recall(self._session.config), self._session.machine)
-        self._workers = workers
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -122,15 +98,11 @@ class LiveHooks:
             return
         self._running[worker] = test, since, "call" if report.when == "setup" and report.passed else "teardown"
         if report.when not in ("setup", "call"):
-            self._ended[test] += 1
             del self._running[worker]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_enter_pdb(self) -> None:
-        self._terminal.pause(True)
-
-    def pytest_leave_pdb(self) -> None:
-        self._terminal.pause(False)
+        self._terminal.end_status()
 
     def pytest_unconfigure(self) -> None:
         self.pytest_sessionfinish()  # The session may have ended before it started any test.
@@ -143,7 +115,7 @@ class LiveHooks:
                 if getsignal(number) == self._on_signal:
                     set_handler(number, SIG_DFL)
             self._requests.put(False)
-            threads.end(self._thread, _LONGEST_REPORT)
+            threads.end(self._thread)
             self._terminal.remove()
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -153,24 +125,25 @@ class LiveHooks:
         wanted = True
         while wanted:
             try:
-                wanted = self._requests.get(timeout=REFRESH if self._has_status else None)
+                wanted = self._requests.get(timeout=REFRESH if self._terminal.has_status else None)
                 if wanted:
                     self._terminal.write_lines(self._report())
             except Empty:
-                if self._terminal.quiet_time >= QUIET:
-                    self._terminal.show_status(self._status())
+                if monotonic() - self._terminal.written_at >= QUIET:
+                    self._terminal.show_status(_headline(self._running, self._session.pool.snapshot()))
 
     def _report(self) -> list[str]:
         """Return the lines about the running and the waiting tests. This may take seconds."""
         try:
             pool, now, running = self._session.pool, monotonic(), dict(self._running)
-            state = pool.snapshot()
-            lines = [f"accel: {', '.join(_counts(running, state))}"]
+            state, folders = pool.snapshot(), folders_of(self._session.config)
+            lines = [_headline(running, state)]
             # A worker has at most one world, maybe requested for an earlier test.
             worlds = {self._worker_of[test]: world for world, test in state.drivers if test in self._worker_of}
             for worker, (test, since, phase) in running.items():
-                about = ", ".join(filter(None, (worker, _duration(now - since), phase)))
-                ranks = self._ranks(worlds[worker], phase) if worker in worlds else ""
+                about = ", ".join(filter(None, (worker, f"{now - since:.0f} s", phase)))
+                progress = pool.progress(worlds[worker]) if worker in worlds else Progress()
+                ranks = "; ".join(progress_parts(progress, folders))
                 lines.append(f"  {test} ({about}): {ranks}".removesuffix(": "))
             for number, test, since in state.waiting:
                 text = pool.waiting(number) or f"{test} waits for the start of its ranks"
@@ -179,32 +152,10 @@ class LiveHooks:
         except Exception:  # The end of this thread with an error could fail the running test.
             return ["accel: the report has failed", *format_exc().splitlines()]
 
-    def _ranks(self, world: int, phase: str) -> str:
-        """Return what the ranks of a world do; empty if nothing is known."""
-        ranks, progress = self._session.pool.progress(world)
-        parts = progress_parts(progress, folders_of(self._session.config))
-        if parts and (unknown := [rank for rank in ranks if rank not in progress.places]):
-            parts.append(f"{ranks_text(unknown)} in the {phase} phase")
-        return "; ".join(parts)
 
-    def _status(self) -> str:
-        """Return the status line; empty if no test runs or waits."""
-        state, now, running = self._session.pool.snapshot(), monotonic(), dict(self._running)
-        parts = _counts(running, state)
-        if state.waiting:
-            parts[1] += f" ({_duration(now - min(since for _, _, since in state.waiting))})"
-        if self._tasks is not None:
-            from pytest_accel.features.planning.forecast import remaining
-
-            times = [(test, now - since) for test, since, _ in running.values()]
-            if (left := remaining(self._tasks, self._ended, times, self._workers)) is not None:
-                parts.append(f"about {_duration(left)} left")
-        return f"accel: {', '.join(parts)}" if running or state.waiting else ""
-
-
-def _counts(running: Mapping[str, object], state: PoolSnapshot) -> list[str]:
+def _headline(running: Mapping[str, object], state: PoolSnapshot) -> str:
     used = [f"{state.used} of {count_text(state.devices, 'device')} in use"] if state.devices else []
-    return [f"{len(running)} running", f"{len(state.waiting)} waiting", *used]
+    return f"accel: {', '.join((f'{len(running)} running', f'{len(state.waiting)} waiting', *used))}"
 
 
 def _can_have_status(config: pytest.Config) -> bool:
@@ -227,10 +178,3 @@ def _is_free(number: int) -> bool:
         if int(caught, 16) >> (number - 1) & 1:
             return False
     return getsignal(number) is SIG_DFL
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration like ``41 s``, ``12 min`` or ``3.1 h``."""
-    if seconds < 119.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:.1f} h"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.order.rule import Task
 from pytest_accel.features.order.stored_durations import Entries
 from pytest_accel.features.order.test_demand import Demand, Wanted
-from pytest_accel.features.planning.forecast import Span, critical_path, remaining, seconds_of, simulate
+from pytest_accel.features.planning.forecast import Span, critical_path, seconds_of, simulate
 from pytest_accel.features.planning.plan import clock, takes
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 
@@ -59,8 +59,8 @@ def tasks_of(tests: Sequence[tuple[str, Wanted]], stored: Entries) -> list[Task]
 def test_all_tests_run_and_the_critical_path_has_no_gap(tasks: list[Task], workers: int) -> None:
     spans = simulate(tasks, MACHINE.slots, workers)
     assert sorted(span.test for span in spans) == list(range(len(tasks)))
-    least = remaining(tasks, {}, (), workers)
-    assert (least or 0.0) - 1e-9 <= spans[-1].end <= sum(seconds_of(tasks)) + 1e-9
+    seconds = seconds_of(tasks)
+    assert max(seconds) - 1e-9 <= spans[-1].end <= sum(seconds) + 1e-9
     path = critical_path(spans)
     assert (path[0].begin, path[-1].end) == (0.0, spans[-1].end)
     assert [link.end for link in path[:-1]] == [link.begin for link in path[1:]]
@@ -111,49 +111,3 @@ def test_the_critical_path_prefers_tests_on_the_same_device() -> None:
 )
 def test_durations_are_formatted_with_units(seconds: float, text: str) -> None:
     assert clock(seconds) == text
-
-
-TIMES: Entries = {
-    "big_1": {"sim": [(1.0, 10.0)]},
-    "big_2": {"sim": [(1.0, 20.0)]},
-    "plain_1": {"none": [(1.0, 4.0)]},
-    "plain_2": {"none": [(1.0, 6.0)]},
-}
-
-
-def timed_tests(stored: Entries) -> list[Task]:
-    """Return two tests that need all 4 devices, and two that need none."""
-    return tasks_of([("big_1", (key(4),)), ("big_2", (key(4),)), ("plain_1", ()), ("plain_2", ())], stored)
-
-
-@pytest.mark.parametrize(
-    ("workers", "ended", "running", "seconds"),
-    [
-        (1, (), (), 40.0),
-        (2, (), (), 30.0),
-        (4, ("big_1",), (), 20.0),
-        (1, ("big_1", "plain_1"), (("big_2", 5.0),), 21.0),
-        (1, ("big_1", "plain_1", "plain_2"), (("big_2", 500.0),), 0.0),
-        (1, TIMES, (), 0.0),
-    ],
-)
-def test_the_remaining_time_is_bounded_by_workers_devices_and_the_longest_test(
-    workers: int, ended: Iterable[str], running: tuple[tuple[str, float], ...], seconds: float
-) -> None:
-    found = remaining(timed_tests(TIMES), dict.fromkeys(ended, 1), running, workers)
-    assert found == pytest.approx(seconds)
-
-
-def test_there_is_no_remaining_time_if_most_times_are_unknown() -> None:
-    assert remaining(timed_tests({test: TIMES[test] for test in ("big_1", "plain_1")}), {}, (), 1) == pytest.approx(
-        28.0
-    )
-    assert remaining(timed_tests({"big_1": TIMES["big_1"]}), {}, (), 1) is None
-
-
-def test_tests_with_one_node_id_count_separately() -> None:
-    tests: list[tuple[str, Wanted]] = [("same", ())] * 3
-    tasks = tasks_of(tests, {"same": {"none": [(1.0, 8.0)]}})
-    assert remaining(tasks, {"same": 1}, (), 1) == pytest.approx(16.0)
-    assert remaining(tasks, {"same": 1}, [("same", 2.0), ("same", 3.0)], 1) == pytest.approx(11.0)
-    assert remaining(tasks, {"same": 4}, (), 1) == 0.0

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pyte
 import pytest
 
-from pytest_accel.features.order import stored_durations
 from tests.background_suite import BackgroundSuite
 from tests.deadline import TIMEOUT, Deadline, eventually
 from tests.run import Run
@@ -41,7 +40,7 @@ def wait_for():
 
     return wait
 """
-_TESTS = """
+_RANKS = """
 import pytest
 
 @pytest.mark.distributed(2)
@@ -52,11 +51,14 @@ def test_ranks(rank, wait_for):
     if rank == 1:
         wait_for("ranks")
     dist.barrier()
-
-@pytest.mark.devices(4)
-def test_devices(wait_for): wait_for("devices")
+"""
+_OTHERS = """
+import pytest
 
 def test_plain(wait_for): wait_for("plain")
+
+@pytest.mark.devices(3)
+def test_three(wait_for): wait_for("three")
 """
 
 
@@ -72,89 +74,41 @@ def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         made.kill_sessions()
 
 
-def report(session: BackgroundSession) -> list[str]:
-    """Send SIGUSR1 to `session`; return the headline of its report and a line for each test."""
-    session.process.send_signal(signal.SIGUSR1)
+def touch(suite: BackgroundSuite, *names: str) -> None:
+    """Create the files that the tests of `suite` wait for."""
+    for name in names:
+        (suite.path / name).touch()
+
+
+def expect_report(session: BackgroundSession, *wanted: str) -> None:
+    """Send SIGUSR1 to `session` until the lines of a report match the patterns `wanted`, the headline first."""
     assert session.process.stdout is not None
-    for line in session.process.stdout:
-        if (match := re.match(r"accel: (\d+) running, (\d+) waiting", line)) is not None:
-            return [line, *(next(session.process.stdout) for _ in range(int(match[1]) + int(match[2])))]
-    pytest.fail("the session has ended", pytrace=False)
-
-
-def report_with(session: BackgroundSession, *patterns: str) -> list[str]:
-    """Repeat `report` until each of `patterns` matches a part of its lines; return these lines."""
-    deadline = Deadline(TIMEOUT)
-    lines = report(session)
-    while missing := [pattern for pattern in patterns if not any(re.search(pattern, line) for line in lines)]:
-        assert not deadline.expired, f"no match of {missing} in {lines}"
-        lines = report(session)
-    return lines
-
-
-def test_a_signal_shows_the_running_test_and_the_places_of_its_ranks(suite: BackgroundSuite) -> None:
-    suite.write("test_it.py", _TESTS)
-    session = suite.start()
-    suite.read("at-ranks")
-    # The file does not say that rank 0 has reached the second barrier.
-    first = report_with(session, r"\brank 1 at .*barrier #2")
-    (suite.path / "ranks").touch()
-    suite.read("at-devices")
-    second = report(session)
-    (suite.path / "devices").touch()
-    suite.read("at-plain")
-    third = report(session)
-    (suite.path / "plain").touch()
-    assert session.process.stdout is not None
-    rest = session.process.stdout.read()
-    assert session.finish().ret == 0
-
-    assert first[0] == "accel: 1 running, 0 waiting, 2 of 4 devices in use\n"
-    assert re.match(r"  test_it\.py::test_ranks \(\d+ s, (setup|call)\): ", first[1])
-    assert re.search(r"\brank 1 at conftest\.py:\d+ in wait;", first[1])
-    assert ("rank 1 has not reached barrier #2 (last collective: barrier #1)" in first[1]) is RECORDS_COLLECTIVES
-    assert second[0] == "accel: 1 running, 0 waiting, 4 of 4 devices in use\n"
-    assert re.fullmatch(r"  test_it\.py::test_devices \(\d+ s, (setup|call)\)\n", second[1])
-    assert third[0] == "accel: 1 running, 0 waiting, 0 of 4 devices in use\n"
-    assert re.fullmatch(r"  test_it\.py::test_plain \(\d+ s, call\)\n", third[1])
-    # The unfinished line is repeated below the report, and pytest finishes it.
-    assert re.match(r"test_it\.py::test_plain PASSED +\[100%\]\n", rest)
-
-
-def test_the_report_names_workers_and_waiting_tests(suite: BackgroundSuite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        @pytest.mark.devices(3)
-        @pytest.mark.parametrize("number", range(2))
-        def test_three(number, wait_for): wait_for("go")
-
-        def test_plain(wait_for): wait_for("plain")
-        """,
-    )
-    session = suite.start("-n3", "--dist=loadgroup", "-o", "accel_schedule=off")
-    suite.read("at-go")
-    suite.read("at-plain")
-    plain = r"^  test_it\.py::test_plain \(gw\d, \d+ s, call\)$"
-    waits = (
-        r"^  test_it\.py::test_three\[(\d)\] waits for 3 sim devices: sim-0, sim-1, sim-2 are held by "
-        r"pid \d+ \(\S+\) for test_it\.py::test_three\[(\d)\] since .* \(for \d+ s now\)$"
-    )
+    deadline, lines = Deadline(TIMEOUT), list[str]()
     # The controller may learn of starts, phases and requests later than the workers write their files.
-    lines = report_with(session, "2 running, 1 waiting", plain, waits)
-    (suite.path / "go").touch()
-    (suite.path / "plain").touch()
-    run = session.finish()
+    while len(lines) != len(wanted) or not all(map(re.fullmatch, wanted, lines)):
+        assert not deadline.expired, lines
+        session.process.send_signal(signal.SIGUSR1)
+        first = next(line for line in session.process.stdout if re.match(r"accel: \d+ running", line))
+        number = sum(map(int, re.findall(r"(\d+) (?:running|waiting)", first)))
+        lines = [first.rstrip(), *sorted(next(session.process.stdout).rstrip() for _ in range(number))]
 
-    assert lines[0] == "accel: 2 running, 1 waiting, 3 of 4 devices in use\n"
-    text = "".join(sorted(lines[1:]))
-    assert re.search(plain, text, re.MULTILINE)
-    assert re.search(r"^  test_it\.py::test_three\[(\d)\] \(gw\d, \d+ s, (setup|call)\)$", text, re.MULTILINE)
-    assert (match := re.search(waits, text, re.MULTILINE)) is not None
-    assert match[1] != match[2]
-    run.expect(dict.fromkeys(("test_three[0]", "test_three[1]", "test_plain"), "PASSED"))
+
+def test_a_signal_shows_running_and_waiting_tests_and_the_places_of_ranks(suite: BackgroundSuite) -> None:
+    suite.write("test_a.py", _RANKS)
+    suite.write("test_b.py", _OTHERS)
+    session = suite.start("-n2", "--dist=loadfile")
+    suite.read("at-ranks")
+    suite.read("at-plain")
+    stuck = r".*rank 1 has not reached barrier #2 \(last collective: barrier #1\)" if RECORDS_COLLECTIVES else ""
+    ranks = rf"  test_a\.py::test_ranks \(gw\d, \d+ s, \w+\): .*\brank 1 at conftest\.py:\d+ in wait;{stuck}.*"
+    plain = r"  test_b\.py::test_plain \(gw\d, \d+ s, call\)"
+    expect_report(session, "accel: 2 running, 0 waiting, 2 of 4 devices in use", ranks, plain)
+    touch(suite, "plain")
+    held = r"are held by pid \d+ \(\S+\) for test_a\.py::test_ranks since .* \(for \d+ s now\)"
+    three = rf"  test_b\.py::test_three waits for 3 sim devices: .* {held}"
+    expect_report(session, "accel: 1 running, 1 waiting, 2 of 4 devices in use", ranks, three)
+    touch(suite, "ranks", "three")
+    assert session.finish().ret == 0
 
 
 _HANDLED = """
@@ -313,25 +267,11 @@ class Screen:
                 self._stream.feed(written)
 
 
-def touch(suite: BackgroundSuite, *names: str) -> None:
-    """Create the files that the tests of `suite` wait for."""
-    for name in names:
-        (suite.path / name).touch()
-
-
 @pytest.mark.long(except_for="dots")
 @pytest.mark.parametrize(
     "args",
-    [
-        (),
-        ("-v",),
-        ("-q",),
-        ("-n1",),
-        ("-n1", "-v"),
-        ("-o", "console_output_style=count", "--color=yes"),
-        ("-rA", "--tb=short", "-o", "log_cli=true"),
-    ],
-    ids=["dots", "verbose", "quiet", "xdist", "xdist-verbose", "colours", "live-logs"],
+    [(), ("-n1", "-v"), ("-v", "--color=yes", "-rA", "-o", "log_cli=true")],
+    ids=["dots", "xdist-verbose", "colours-and-live-logs"],
 )
 def test_the_final_output_is_the_same_with_and_without_status_line(
     suite: BackgroundSuite, args: tuple[str, ...]
@@ -353,54 +293,18 @@ def test_the_final_output_is_the_same_with_and_without_status_line(
 
 
 @pytest.mark.parametrize(
-    ("args", "running", "remaining"), [((), 0, "2.0 h"), (("-n2",), 1, "60 min")], ids=["no-xdist", "xdist"]
-)
-def test_the_status_line_shows_waiting_time_and_remaining_time(
-    suite: BackgroundSuite, args: tuple[str, ...], running: int, remaining: str
-) -> None:
-    suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        @pytest.mark.devices(4)
-        def test_four(wait_for): wait_for("four")
-
-        def test_plain(wait_for): wait_for("plain")
-        """,
-    )
-    times: stored_durations.Entries = {
-        "test_it.py::test_four": {"sim": [(1.0, 3600.0)]},
-        "test_it.py::test_plain": {"none": [(1.0, 3600.0)]},
-    }
-    stored_durations.add(suite.path / "times.json", [times])
-    # Another session has all devices.
-    holder = suite.start("--accel=sim:4,shared", "-k", "four")
-    suite.read("at-four")
-    screen = Screen(suite, "--accel=sim:4,shared", "--accel-durations=times.json", "-q", *args)
-    waits = rf"^accel: {running} running, 1 waiting \(\d+ s\), 0 of 4 devices in use, about (.*) left$"
-    line = screen.wait_for(waits)
-    touch(suite, "four", "plain")
-    assert "2 passed" in screen.finish()
-    holder.finish().expect({"test_four": "PASSED"})
-    assert (match := re.match(waits, line)) is not None
-    assert match[1] == remaining
-
-
-@pytest.mark.parametrize(
-    ("args", "term"),
-    [(("-s",), "xterm"), (("-q", "-q", "-q"), "xterm"), ((), "dumb"), (("--no-header", "-n2"), "")],
-    ids=["uncaptured", "very-quiet", "dumb", "no-term"],
+    ("args", "term"), [(("-s",), "xterm"), (("-q", "-q", "-q"), "xterm"), (("--no-header", "-n2"), "")]
 )
 def test_some_sessions_have_no_status_line(suite: BackgroundSuite, args: tuple[str, ...], term: str) -> None:
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
-    suite.write("test_it.py", _TESTS)
-    screen = Screen(suite, "-k", "devices or plain", *args, term=term)
-    suite.read("at-devices")
+    suite.write("test_it.py", _OTHERS)
+    screen = Screen(suite, "-k", "three", *args, term=term)
+    suite.read("at-three")
     # The report is written by the thread that would have written the status line.
     screen.session.process.send_signal(signal.SIGUSR1)
-    screen.wait_for("^accel: [12] running")
-    touch(suite, "devices", "plain")
+    screen.wait_for("^accel: 1 running")
+    touch(suite, "three")
     assert screen.finish().count("accel: ") == 1 + ("sim, 4 devices" in screen.text())
+    # The unfinished line is repeated below the report, and pytest finishes it.
+    assert ("test_it.py::test_three PASSED" in screen.text()) is ("-s" in args)
     assert _ERASE not in screen.output
