@@ -13,7 +13,7 @@ from itertools import count, zip_longest
 from typing import Any, NamedTuple
 
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.features.record.timeline import Session, TestRun, lane_rows
+from pytest_accel.features.record.timeline import Session, lane_rows
 
 
 class _Track(NamedTuple):
@@ -42,7 +42,7 @@ class _Trace:
         """Numbers of processes, threads and collectives."""
 
     def add_workers(self, session: Session, name: str) -> None:
-        """Add what the processes that run pytest did: phases of tests, waits and starts of ranks."""
+        """Add what the processes that run pytest did: phases of tests, and waits for worlds."""
         process = self._process(name)
         for worker in sorted({test.worker for test in session.tests}):
             tests = [test for test in session.tests if test.worker == worker]
@@ -52,18 +52,11 @@ class _Trace:
                 # The duration of a phase is that in the ranks, which may have begun it before this process.
                 stop = phase.stop if following is None else min(phase.stop, following.start)
                 self._slice(thread, f"{phase.when} {phase.test}", (phase.start, stop), outcome=phase.outcome)
-            waiting = [test for test in tests if test.wait is not None]
-            thread = self._thread(process, f"{worker or 'pytest'}: waits and starts of ranks") if waiting else thread
-            for test in waiting:
-                self._add_wait(session, test, thread)
-
-    def _add_wait(self, session: Session, test: TestRun, thread: _Track) -> None:
-        if (wait := test.wait) is None or wait.leased is None:
-            return
-        if test.waited > 0:
-            self._slice(thread, "wait", (wait.requested.at, wait.leased), test=test.test, why=wait.why)
-        if wait.world is not None and wait.starts_world and (ready := session.ready.get(wait.world.world)) is not None:
-            self._slice(thread, "start of ranks", (wait.leased, ready.at), test=test.test, world=ready.world)
+            if waits := [(test.test, test.wait) for test in tests if test.wait is not None and test.waited > 0]:
+                thread = self._thread(process, f"{worker or 'pytest'}: waits")
+                for name, wait in waits:
+                    if wait.leased is not None:
+                        self._slice(thread, "wait", (wait.requested.at, wait.leased), test=name, why=wait.why)
 
     def add_ranks(self, session: Session, name: str) -> None:
         """Add what the ranks of each world did: their start, and the phases of tests."""
@@ -96,11 +89,11 @@ class _Trace:
             self._add(phase, thread, at, cat="collective", id=number, **fields)
 
     def add_devices(self, sessions: Sequence[Session]) -> None:
-        """Add the tests on each device and CPU slot."""
-        rows = lane_rows(sessions)
+        """Add the tests on each device."""
+        rows = [(lane, row) for lane, of_lane in lane_rows(sessions) if lane.session is None for row in of_lane]
         processes = {host: self._process(f"devices of {host}") for host in dict.fromkeys(lane.host for lane, _ in rows)}
-        for lane, row in ((lane, row) for lane, of_lane in rows for row in of_lane):
-            thread = self._thread(processes[lane.host], f"{'CPU slot ' if lane.kind == 'slot' else ''}{lane.name}")
+        for lane, row in rows:
+            thread = self._thread(processes[lane.host], lane.name)
             for test in row:
                 failure = "" if test.failure is None else test.failure.headline
                 self._slice(thread, test.test, test.span, verdict=test.verdict, failure=failure)

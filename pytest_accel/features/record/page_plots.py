@@ -1,4 +1,4 @@
-"""The plot of the report page, which Bokeh draws: the tests on devices and CPU slots over time."""
+"""The plot of the report page, which Bokeh draws: the tests on devices and workers over time."""
 
 from __future__ import annotations
 
@@ -42,14 +42,12 @@ _CHOOSE = "accel.choose(bars.selected.indices.length ? bars.data.n[bars.selected
 
 def lane_label(lane: Lane, sessions: Sequence[Session]) -> str:
     """Return a short name of `lane` that is unique on its machine: its id, or kind and index if the id is long."""
-    if lane.kind == "slot":
-        return f"CPU slot {lane.name}"
     index = next((session.devices[lane].index for session in sessions if lane in session.devices), None)
     return lane.name if len(lane.name) <= _LONGEST_LABEL or index is None else f"{lane.kind} {index}"
 
 
 def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> tuple[figure | None, list[tuple[str, str]]]:
-    """Return the plot, and the label and the colour of each kind of its bars; None without a device or slot.
+    """Return the plot, and the label and the colour of each kind of its bars; None without a lane.
 
     `rows` has the row in the table by the `id()` of a `TestRun`.
     """
@@ -65,9 +63,9 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int]) -> tuple[figu
     for lane, of_lane in lanes:
         if several and (lane.host, lane.session) != latest:
             latest = lane.host, lane.session
-            slots = "" if lane.session is None else "CPU slots"
+            workers = "" if lane.session is None else "workers"
             of = f"of session {lane.session + 1}" if lane.session is not None and len(sessions) > 1 else ""
-            titles[bottom + 0.6] = " ".join(filter(None, (lane.host, slots, of)))
+            titles[bottom + 0.6] = " ".join(filter(None, (lane.host, workers, of)))
             bottom += 1.2
         top, height = bottom, 0.6 if len(of_lane) > 1 else 1.0
         for row in of_lane:

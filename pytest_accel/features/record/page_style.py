@@ -93,7 +93,6 @@ button { cursor: pointer; }
 .dot { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
 .killed, .bad { color: var(--failed); font-weight: 600; }
 .scroll { overflow: auto; }
-.bar { display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 4px 0 8px; }
 #details {
   position: fixed; z-index: 20; left: 0; right: 0; bottom: 0; max-height: 48vh; overflow: auto; font-size: 13px;
   background: var(--panel); border-top: 1px solid var(--line); box-shadow: 0 -6px 24px rgb(0 0 0 / 20%);

@@ -19,15 +19,8 @@ from bokeh.resources import Resources
 from pytest_accel.features.record import page_script, page_style
 from pytest_accel.features.record.page_details import TEMPLATES, clock, details, longest_text, seconds_text
 from pytest_accel.features.record.page_plots import lane_label, timeline
-from pytest_accel.features.record.timeline import Session, TestRun, covered, time_spent
+from pytest_accel.features.record.timeline import Session, TestRun, covered
 
-_SPENT = (
-    ("tests ran", page_style.COLOURS["passed"]),
-    ("only ranks started", page_style.START_COLOUR),
-    ("tests only waited", page_style.WAIT_COLOUR),
-    ("else: collection, workers, reports", page_style.COLOURS["xfailed"]),
-)
-"""The words and the colour for each of the times that `time_spent` returns."""
 _COLUMNS = (
     ("verdict", "verdict", "verdict"),
     ("test", "test", "name"),
@@ -62,12 +55,6 @@ _TEMPLATE = """<!DOCTYPE html>
 <p class="muted">{{ one.facts | join(" · ") }}</p>
 {% if one.killed %}<p class="killed">killed: the record has no end of the session</p>{% endif %}
 {% if one.use %}<p>{{ one.use }}</p>{% endif %}
-<div class="bar">
-{% for words, colour, seconds in one.spent %}<div style="flex:{{ seconds }};background:{{ colour }}"></div>{% endfor %}
-</div>
-<p class="key">
-{% for words, colour, seconds in one.spent %}<span>{{ dot(colour) }}{{ words }} {{ seconds }} s</span>{% endfor %}
-</p>
 </section>
 {% endfor %}
 </div>
@@ -78,7 +65,7 @@ _TEMPLATE = """<!DOCTYPE html>
 <p class="key">{% for label, colour in legend %}<span>{{ dot(colour) }}{{ label }}</span>{% endfor %}</p>
 <div id="{{ roots.timeline.elementid }}" data-root-id="{{ roots.timeline.id }}" style="display: contents"></div>
 {% else %}
-<p class="muted">No test ran on a device or CPU slot.</p>
+<p class="muted">No test ran in ranks.</p>
 {% endif %}
 <h2>Tests</h2>
 {% if verdicts %}
@@ -187,14 +174,12 @@ def _summary(session: Session) -> dict[str, Any]:
         mean = sum(test.device_seconds for test in session.tests) / seconds
         part = mean / len(session.devices)
         use = f"{mean:.1f} of {len(session.devices)} devices in use on average while tests ran ({part:.0%})"
-    spent = zip(_SPENT, time_spent(session), strict=True)
     return {
         "command": shlex.join(["pytest", *session.started.command]),
         "counts": [(verdict, counts[verdict]) for verdict in page_style.COLOURS if counts[verdict]],
         "facts": facts,
         "killed": session.finished is None,
         "use": use,
-        "spent": [(*about, round(seconds, 2)) for about, seconds in spent if seconds >= 0.005],
     }
 
 

@@ -5,7 +5,6 @@ Pure functions of the events. Times are seconds since the epoch, of the clock of
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -30,15 +29,15 @@ class Period(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """Something that tests run on: a device, or a CPU slot of a session. Sessions on one machine share its devices."""
+    """A device, or a worker of a session for its tests with ranks on the CPU. Sessions on one machine share devices."""
 
     host: str
     kind: str
-    """The kind of the device; ``slot`` for a CPU slot."""
+    """The kind of the device; ``cpu`` for a worker."""
     name: str
-    """The id of the device, or the number of the slot."""
+    """The id of the device, or the name of the worker."""
     session: int | None = None
-    """The session of a slot, by its position; None for a device."""
+    """The session of a worker, by its position; None for a device."""
 
 
 @dataclass(slots=True)
@@ -77,7 +76,7 @@ class TestRun:
     world: Event | None = None
     """The start of the ranks in which it ran."""
     lanes: dict[Lane, float] = field(default_factory=dict)
-    """The devices or CPU slots that the test ran on, and its share of each."""
+    """The devices that the test ran on, and its share of each; its worker if it had ranks without devices."""
     until: float | None = None
     """Time at which its process crashed or the record ended, for a test that was running then; else None."""
 
@@ -183,20 +182,10 @@ def covered(periods: Iterable[tuple[float, float]]) -> float:
     return seconds
 
 
-def time_spent(session: Session) -> tuple[float, float, float, float]:
-    """Return the seconds in which tests ran, those of the rest in which ranks started, or only waits, or nothing."""
-    tests = [test.span for test in session.tests]
-    waits = [(test.wait, test.span.start) for test in session.tests if test.wait is not None]
-    starts = [(wait.leased, start) for wait, start in waits if wait.leased is not None and wait.starts_world]
-    running, starting = covered(tests), covered([*tests, *starts])
-    waiting = covered([*tests, *starts, *((wait.requested.at, wait.leased or start) for wait, start in waits)])
-    return running, starting - running, waiting - starting, max(0.0, session.span.seconds - waiting)
-
-
 def lane_rows(sessions: Sequence[Session]) -> list[tuple[Lane, list[list[TestRun]]]]:
-    """Return the tests on each device and CPU slot of `sessions`, those without a test too, in rows.
+    """Return the tests on each device and worker of `sessions`, those of devices without a test too, in rows.
 
-    Lanes are in the order of their hosts; of one host, devices in the order of their indices come before CPU slots. In
+    Lanes are in the order of their hosts; of one host, devices in the order of their indices come before workers. In
     a row, no test begins before the one before it has ended: a lane has several rows if tests shared it.
     """
     indices = {lane: device.index for session in sessions for lane, device in session.devices.items()}
@@ -210,9 +199,9 @@ def lane_rows(sessions: Sequence[Session]) -> list[tuple[Lane, list[list[TestRun
                 of_lane.append(row := [])
             row.append(test)
 
-    def order(lane: Lane) -> tuple[str, bool, int, str, int, str]:
-        index = int(lane.name) if lane.kind == "slot" else indices.get(lane, len(indices))
-        return lane.host, lane.kind == "slot", lane.session or 0, lane.kind, index, lane.name
+    def order(lane: Lane) -> tuple[str, int, str, int, int, str]:
+        session = -1 if lane.session is None else lane.session
+        return lane.host, session, lane.kind, indices.get(lane, len(indices)), len(lane.name), lane.name
 
     return [(lane, rows[lane]) for lane in sorted(rows, key=order)]
 
@@ -287,20 +276,11 @@ def _add_phase(run: TestRun, event: Event) -> None:
 
 
 def _place(session: Session, position: int) -> None:
-    """Determine the devices of each test; without devices, free CPU slots: those with the lowest numbers."""
-    taken: dict[Lane, float] = {}
-    """The end of the last test on each slot."""
+    """Determine the devices of each test; its worker in their place if its ranks have none."""
     for test in session.tests:
-        ranks_on: Counter[str] = Counter()
         for place in () if test.world is None else test.world.places:
-            ranks_on[session.machines.get(place.machine, session.host)] += not place.devices
             for device in place.devices:
                 lane = session.device(place.machine, device)
                 test.lanes[lane] = min(1.0, test.lanes.get(lane, 0.0) + place.share)
-        for host, count in ranks_on.items():
-            number = 0
-            while count:
-                lane = Lane(host, "slot", str(number), position)
-                if taken.get(lane, 0.0) <= test.span.start:
-                    taken[lane], test.lanes[lane], count = test.span.stop, 1.0, count - 1
-                number += 1
+        if test.world is not None and not test.lanes:
+            test.lanes[Lane(session.host, "cpu", test.worker or "pytest", position)] = 1.0

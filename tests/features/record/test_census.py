@@ -2,87 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel import read_record
 from pytest_accel.__main__ import main
 from pytest_accel.features.record.census import JobTests, read_job
-from tests.features.record.conftest import Written, ran, write_events
+from tests.features.record.conftest import VERDICTS, Recorded, Written, ran, write_events
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
-
-ROOT = Path(__file__).resolve().parents[3]
-_TESTS = """
-    import os
-
-    import pytest
-
-    @pytest.fixture
-    def broken(): raise RuntimeError
-
-    @pytest.mark.parametrize("number", range(2))
-    def test_passes(number): pass
-
-    @pytest.mark.distributed(2)
-    def test_fails(rank): assert rank == 0
-
-    def test_errs(broken): pass
-
-    @pytest.mark.xfail
-    def test_xfails(): assert False
-
-    @pytest.mark.xfail
-    def test_xpasses(): pass
-
-    @pytest.mark.xfail(run=False, reason="would segfault")
-    def test_never_runs(): pass
-
-    @pytest.mark.xfail
-    def test_never_gets_there(broken): pass
-
-    @pytest.mark.distributed(2)
-    def test_skips(): pytest.skip("of its own accord")
-
-    @pytest.mark.devices(9)
-    @pytest.mark.skip(reason="not for want of hardware")
-    def test_is_skipped(): pass
-
-    @pytest.mark.devices(9)
-    def test_nine(): pass
-
-    @pytest.mark.xfail
-    @pytest.mark.distributed([16, 32])
-    def test_ranks(): assert False
-
-    @pytest.mark.xdist_group("one")
-    @pytest.mark.parametrize("word", ["a@one", "é"])
-    def test_words(word): pass
-
-    def test_removed(): pass
-
-    def test_left_out(): pass
-    """
-_CONFTEST = """
-    def pytest_collection_modifyitems(items):
-        # Reported to nobody, as some plugins do it.
-        items[:] = [item for item in items if item.name != "test_removed"]
-    """
-_STATUSES = {
-    **dict.fromkeys(("test_passes[0]", "test_passes[1]", "test_words[a@one]", "test_words[\\xe9]"), "passed"),
-    "test_fails": "failed",
-    "test_errs": "error",
-    "test_xfails": "xfailed",
-    "test_xpasses": "xpassed",
-    **dict.fromkeys(("test_never_runs", "test_never_gets_there", "test_skips", "test_is_skipped"), "skipped"),
-    **dict.fromkeys(("test_nine", "test_ranks[world_size=16]", "test_ranks[world_size=32]"), "missing hardware"),
-    **dict.fromkeys(("test_removed", "test_left_out"), "deselected"),
-}
 
 
 def _job(suite: Suite, file: str = "record.jsonl") -> JobTests:
@@ -94,52 +26,22 @@ def _statuses(job: JobTests) -> dict[str, str]:
     return {nodeid.partition("::")[2]: outcome.status for nodeid, outcome in job.tests.items()}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("-n1", "--dist=loadgroup"),  # xdist appends the group to the ids of tests.
-        pytest.param(("-n2",), marks=pytest.mark.long),
-        pytest.param(("-n2", "--dist=worksteal", "-o", "accel_schedule=off"), marks=pytest.mark.long),
-        pytest.param(("--accel-strict", "-o", "accel_schedule=always"), marks=pytest.mark.long),
-        pytest.param(("--accel-shard=1/1", "--accel-select=devices < 10"), marks=pytest.mark.long),
-        pytest.param(("test_it.py", "test_file.py", "test_it.py", "--keep-duplicates"), marks=pytest.mark.long),
-    ],
-    ids=" ".join,
-)
-def test_the_statuses_of_tests_do_not_depend_on_the_options(
-    suite: Suite, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    suite.write("test_it.py", _TESTS)
-    suite.write("test_file.py", "import pytest\npytest.importorskip('not_there')\ndef test_in_file(): pass\n")
-    suite.write("conftest.py", _CONFTEST)
-    suite.run("-k", "not left_out", "--accel-record=record.jsonl", *options)
-    job = _job(suite)
-    expected = _STATUSES
-    if "--accel-select=devices < 10" in options:
-        expected = {name: "deselected" if "world_size" in name else status for name, status in _STATUSES.items()}
-    assert _statuses(job) == expected
+@pytest.mark.parametrize("name", ["no_xdist", "two_workers"])
+def test_each_test_of_a_session_has_a_status(request: pytest.FixtureRequest, name: str) -> None:
+    recorded: Recorded = request.getfixturevalue(name)
+    job = read_job(str(recorded.folder / "record.jsonl"))
+    not_run = dict.fromkeys(("test_never_runs", "test_never_gets_there"), "skipped")
+    left_out = dict.fromkeys(("test_removed", "test_left_out"), "deselected")
+    assert _statuses(job) == VERDICTS | not_run | left_out | {"test_too_many": "missing hardware"}
     assert job.complete
-    assert job.tests["test_it.py::test_nine"].reason == "needs 9 sim devices; there are 4: 4 x sim"
-    if options[0] == "-n1":
-        monkeypatch.chdir(suite.path)
-        capsys.readouterr()  # Discards the output of the sessions.
-        assert main(["census", "record.jsonl"]) == 1
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[:5] == [
-            "10 of 18 tests did not run in the job",
-            "",
-            "deselected (record.jsonl)",
-            "    test_it.py::test_left_out",
-            "    test_it.py::test_removed",
-        ]
-        assert [line.removesuffix(" (record.jsonl)") for line in lines[5:] if line[:1].strip()] == [
-            *(f"missing hardware: needs {number} sim devices; there are 4: 4 x sim" for number in (16, 32, 9)),
-            "skipped: [NOTRUN] would segfault",
-            "skipped: could not import 'not_there': No module named 'not_there'",
-            "skipped: expected failure in setup",
-            "skipped: not for want of hardware",
-            "skipped: of its own accord",
-        ]
+    reasons = {test.partition("::")[2]: outcome.reason for test, outcome in job.tests.items() if outcome.reason}
+    assert reasons == {
+        "test_too_many": "needs 9 sim devices; there are 4: 4 x sim",
+        "test_never_runs": "[NOTRUN] would segfault",
+        "test_never_gets_there": "expected failure in setup",
+        "test_is_skipped": "not for want of hardware",
+        "test_skips": "of its own accord",
+    }
 
 
 _TESTS_THAT_END_THE_SESSION = """
@@ -150,8 +52,10 @@ _TESTS_THAT_END_THE_SESSION = """
     import pytest
 
     HOW = os.environ.get("HOW")
+    pytestmark = pytest.mark.xdist_group("one")
 
-    def test_first(): pass
+    @pytest.mark.parametrize("word", ["a@one"])
+    def test_first(word): pass
 
     def test_ends():
         if HOW == "interrupt":
@@ -159,8 +63,6 @@ _TESTS_THAT_END_THE_SESSION = """
             time.sleep(60)
         elif HOW == "crash":
             os._exit(3)
-        elif HOW == "exit":
-            pytest.exit("enough", returncode=0)
         elif HOW == "fork" and os.fork():
             os.wait()
         assert HOW != "fail"
@@ -169,21 +71,17 @@ _TESTS_THAT_END_THE_SESSION = """
     """
 
 
-@pytest.mark.long(except_for="crash")
+@pytest.mark.long(except_for="groups")
 @pytest.mark.parametrize(
     ("how", "options", "statuses"),
     [
-        pytest.param("interrupt", (), ("not run", "not run"), id="interrupt"),
-        pytest.param("interrupt", ("-n1",), ("not run", "not run"), id="interrupt-xdist"),
+        pytest.param("interrupt", ("-n1",), ("not run", "not run"), id="interrupt"),
         pytest.param("fail", ("-x",), ("failed", "not run"), id="first-failure"),
-        pytest.param("fail", ("-x", "-n1"), ("failed", "not run"), id="first-failure-xdist"),
-        pytest.param("exit", (), ("not run", "not run"), id="exit"),
-        pytest.param("crash", ("-n1", "--max-worker-restart=0"), ("failed", "not run"), id="crash"),
-        pytest.param("crash", ("-n1",), ("failed", "passed"), id="replaced-worker"),
+        pytest.param("crash", ("-n1",), ("failed", "passed"), id="crash"),
+        pytest.param("fail", ("-n1", "--dist=loadgroup"), ("failed", "passed"), id="groups"),  # xdist changes the ids.
         pytest.param("fork", (), ("passed", "passed"), id="forked-copy"),
         pytest.param("", ("--dist=each", "-n2"), ("passed", "passed"), id="each"),
-        pytest.param("", ("--collect-only", "-n2"), ("not run", "not run"), id="collect-only"),
-        pytest.param("", ("--setup-plan",), ("not run", "not run"), id="setup-plan"),
+        pytest.param("", ("--collect-only",), ("not run", "not run"), id="collect-only"),
     ],
 )  # fmt: skip
 def test_a_test_without_verdict_has_not_run(
@@ -193,17 +91,21 @@ def test_a_test_without_verdict_has_not_run(
     monkeypatch.setenv("HOW", how)
     suite.run("--accel-record=record.jsonl", "-p", "no:randomly", *options)
     job = _job(suite)
-    first = "not run" if "--collect-only" in options or "--setup-plan" in options else "passed"
-    assert _statuses(job) == dict(zip(("test_first", "test_ends", "test_last"), (first, *statuses), strict=True))
+    first = "not run" if "--collect-only" in options else "passed"
+    assert _statuses(job) == dict(zip(("test_first[a@one]", "test_ends", "test_last"), (first, *statuses), strict=True))
     assert job.complete
 
 
 def test_a_session_whose_tests_are_partly_unknown_is_not_complete(suite: Suite) -> None:
     suite.write("test_it.py", "def test_passes():\n    pass\n\n\ndef test_fails():\n    assert False\n")
     suite.write("test_broken.py", "import not_there\n")
+    suite.write("test_file.py", "import pytest\npytest.importorskip('not_there')\n")
     suite.run("--accel-record=record.jsonl", "--continue-on-collection-errors")
+    names = {event.event for event in read_record(suite.path / "record.jsonl")}  # There are no marked tests.
+    assert names == {"SessionStarted", "TestStarted", "PhaseReported", "TestsCollected", "SessionFinished"}
     assert _statuses(_job(suite)) == {"test_passes": "passed", "test_fails": "failed"}
     assert not _job(suite).complete
+    assert _job(suite).skipped_files == {"test_file.py": "could not import 'not_there': No module named 'not_there'"}
     # With --last-failed, pytest does not collect the tests that have passed.
     (suite.path / "test_broken.py").unlink()
     suite.run("--accel-record=record.jsonl", "--last-failed")
@@ -320,12 +222,3 @@ def test_a_file_that_cannot_be_used_is_a_usage_error(compare: Compare, capsys: p
             main(["census", *arguments])
         assert error.value.code == 2
         assert text in capsys.readouterr().err
-
-
-def test_control_and_unencodable_characters_of_ids_are_escaped(compare: Compare, tmp_path: Path) -> None:
-    _write("a.json", {"é\x1b[2J\udcff::b": ("skipped", "own")})
-    command = [sys.executable, "-m", "pytest_accel", "census", "a.json"]
-    environ = {"PATH": "", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout == "1 of 1 test did not run in the job\n\nskipped: own (a.json)\n    \\xe9\\x1b[2J\\udcff::b\n"
