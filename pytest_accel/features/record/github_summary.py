@@ -1,14 +1,13 @@
-"""The summary of one or several sessions in a job of GitHub Actions: its page, and annotations of failed lines.
+"""The summary of one or several sessions on the page of a job of GitHub Actions.
 
 Names of tests, reasons, messages and names of machines may contain anything. Each is shown on one line, without control
-characters, and as the text that it is: it has no meaning in Markdown, HTML, a table or a workflow command.
+characters, and as the text that it is: it has no meaning in Markdown, HTML or a table.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
 from itertools import groupby
 
@@ -24,7 +23,7 @@ _FAILURES: tuple[Verdict, ...] = ("failed", "error", "unfinished")
 _VERDICTS: tuple[Verdict, ...] = (*_FAILURES, "passed", "skipped", "xfailed", "xpassed", "rerun")
 _MOST_ROWS = 50
 _MOST = 10
-"""Tests in the lists of the slowest ones and of the longest waits, and errors of a step that GitHub shows."""
+"""Tests in the lists of the slowest ones and of the longest waits."""
 _SHORTEST_WAIT = 0.1  # Seconds of a wait that is worth showing.
 _LONGEST = 300  # Characters of a cell.
 _ENTITIES = str.maketrans({one: f"&#{ord(one)};" for one in "&<>\"'`*_{}[]()|~#!$@^\\"})
@@ -33,27 +32,17 @@ _Cell = str | int | float
 """A text, a number, or a number of seconds."""
 
 
-def show(sessions: Sequence[Session], environment: Mapping[str, str], *, annotate: bool) -> Iterator[str]:
-    """Add the summary to the page of the job's step; yield the lines to write to the job's log.
-
-    These are the annotations, without `annotate` none, and a line if the summary cannot be shown.
-    """
-    path, text = environment["GITHUB_STEP_SUMMARY"], summary(sessions).encode()
+def add_to_page(sessions: Sequence[Session], path: str) -> str | None:
+    """Add the summary to the page of the job's step, the file `path`; return what went wrong, or None."""
+    text = summary(sessions).encode()
     try:
         with open(path, "ab") as file:
             if file.tell() + len(text) > LARGEST:
-                yield f"accel: the job summary {path} has no room for this session: GitHub allows 1 MiB for a step"
-            else:
-                file.write((b"\n\n" if file.tell() else b"") + text)  # A heading needs an empty line before it.
+                return f"the job summary {path} has no room for this session: GitHub allows 1 MiB for a step"
+            file.write((b"\n\n" if file.tell() else b"") + text)  # A heading needs an empty line before it.
     except OSError as error:
-        yield f"accel: the job summary {path} cannot be written: {error.strerror}"
-    for session, test in _failures_of(sessions)[: _MOST if annotate else 0]:
-        properties = {"title": _printable(test.test)}
-        if (found := _place(session, test, environment.get("GITHUB_WORKSPACE"))) is not None:
-            properties = {"file": found[0], "line": str(found[1])} | properties
-        # Escaped as GitHub's toolkit does it.
-        shown = (f"{name}={_data(value).replace(':', '%3A').replace(',', '%2C')}" for name, value in properties.items())
-        yield f"::error {','.join(shown)}::{_data(_printable(_failure_row(test)[3]))}"
+        return f"the job summary {path} cannot be written: {error.strerror}"
+    return None
 
 
 def summary(sessions: Sequence[Session]) -> str:
@@ -69,14 +58,14 @@ def summary(sessions: Sequence[Session]) -> str:
     for session in sessions:  # Name each whose failure no test explains.
         if session.finished is None:
             parts.append(f"A session on {_code(session.host)} was killed: its record has no end.")
-        elif session.finished.status not in (0, 5) and not _failures_of([session]):
+        elif session.finished.status not in (0, 5) and not _failures_of(session.tests):
             parts.append(f"A session on {_code(session.host)} ended with exit status {session.finished.status}.")
     return "\n\n".join([*parts, *_tables(sessions)]) + "\n"
 
 
 def _tables(sessions: Sequence[Session]) -> Iterator[str]:
     tests = [test for session in sessions for test in session.tests]
-    failures = [_failure_row(test) for _, test in _failures_of(sessions)]
+    failures = [_failure_row(test) for test in _failures_of(tests)]
     used = ((one.test, one.device_seconds, one.span.seconds, one.waited) for one in tests if one.lanes)
     slowest = nlargest(_MOST, used, key=lambda row: row[1:3])
     waits = [(one.waited, one.wait.why) for one in tests if one.wait and one.wait.why and one.waited >= _SHORTEST_WAIT]
@@ -94,13 +83,7 @@ def _tables(sessions: Sequence[Session]) -> Iterator[str]:
 def _table(title: str, columns: str, rows: Sequence[Sequence[_Cell]]) -> Iterator[str]:
     """Yield the parts of a table: nothing without rows."""
     if rows:
-        shown = [
-            [
-                _code(cell) if isinstance(cell, str) else f"{cell:.1f}" if isinstance(cell, float) else str(cell)
-                for cell in row
-            ]
-            for row in rows[:_MOST_ROWS]
-        ]
+        shown = [[_cell(value) for value in row] for row in rows[:_MOST_ROWS]]
         lines = [[columns], [":---" if isinstance(cell, str) else "---:" for cell in rows[0]], *shown]
         yield f"### {title}"
         yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -108,24 +91,19 @@ def _table(title: str, columns: str, rows: Sequence[Sequence[_Cell]]) -> Iterato
         yield f"{len(rows) - _MOST_ROWS} more left out."
 
 
+def _cell(value: _Cell) -> str:
+    return _code(value) if isinstance(value, str) else f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
 def _code(text: str) -> str:
-    return f"<code>{_printable(text).translate(_ENTITIES)}</code>" if text else ""
-
-
-def _printable(text: str) -> str:
     """Return `text` on one line of limited length, with escapes in place of control characters and lone surrogates."""
-    return escaped(cut_end(" ".join(text.split()), _LONGEST))
+    line = escaped(cut_end(" ".join(text.split()), _LONGEST))
+    return f"<code>{line.translate(_ENTITIES)}</code>" if text else ""
 
 
-def _data(text: str) -> str:
-    """Return `text` as the message of a workflow command, as GitHub's toolkit writes it."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _failures_of(sessions: Iterable[Session]) -> list[tuple[Session, TestRun]]:
-    """Return the tests that failed or did not end, and their sessions; those that failed first come first."""
-    found = [(session, test) for session in sessions for test in session.tests if test.verdict in _FAILURES]
-    return sorted(found, key=lambda pair: pair[1].span.stop)
+def _failures_of(tests: Iterable[TestRun]) -> list[TestRun]:
+    """Return the tests that failed or did not end; those that failed first come first."""
+    return sorted((test for test in tests if test.verdict in _FAILURES), key=lambda test: test.span.stop)
 
 
 def _failure_row(test: TestRun) -> tuple[str, str, str, str]:
@@ -134,17 +112,6 @@ def _failure_row(test: TestRun) -> tuple[str, str, str, str]:
         return test.test, "", "", "it was running when the session ended" if test.verdict == "unfinished" else ""
     ranks = ranks_text(phase.failed_ranks) if phase.failed_ranks else ""
     return test.test, ranks, "" if phase.place is None else f"{phase.place[0]}:{phase.place[1]}", phase.headline
-
-
-def _place(session: Session, test: TestRun, workspace: str | None) -> tuple[str, int] | None:
-    """Return file and line of the failure or else of the test, the first of both that is in the repository."""
-    phase = test.failure
-    folder = os.path.realpath(workspace or session.started.root)
-    for file, line in () if phase is None else (phase.place or ("", 1), (phase.file, phase.line or 1)):
-        path = os.path.realpath(os.path.join(session.started.root, file))
-        if file and path.startswith(folder + os.sep):
-            return os.path.relpath(path, folder), line
-    return None
 
 
 def _device_rows(sessions: Sequence[Session]) -> list[tuple[_Cell, ...]]:

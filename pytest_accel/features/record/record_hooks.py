@@ -190,10 +190,8 @@ class RecordHooks:
             if self._in_ci and any(test.wait or test.world or test.missing for test in sessions[0].tests):
                 from pytest_accel.features.record import github_summary
 
-                # That plugin annotates failures itself.
-                annotate = not self._config.pluginmanager.has_plugin("pytest_github_actions_annotate_failures")
-                for line in github_summary.show(sessions, os.environ, annotate=annotate):
-                    self._session.show(line)
+                if (problem := github_summary.add_to_page(sessions, os.environ["GITHUB_STEP_SUMMARY"])) is not None:
+                    self._session.show(f"accel: {problem}")
             if self._report is not None:
                 whole_file.write(self._report, make("report", sessions))
         except OSError as error:
