@@ -90,7 +90,7 @@ class Redirector:
         """Return the plan of `item`, which has `marks`. Raise `MarkError` or `VendorError` if `marks` are wrong."""
         chosen, _ = item.stash.get(VARIANT, None) or ({}, None)
         chosen = {"world_size": own_world_size(item), **chosen}
-        plan = plan_item(marks, chosen, self._resources, fresh=_is_forked(item), turn=self._turn)
+        plan = plan_item(marks, chosen, self._resources, turn=self._turn)
         leases = item.stash.get(DRIVER_LEASES, None)
         if leases is None:
             return plan
@@ -128,14 +128,6 @@ class Redirector:
         hook = features.require(self._session.config, "lists")
         largest: ItemPlan = hook.pytest_accel_plan_all(plan=plan, at_least=at_least, resources=resources)
         return largest
-
-
-def _is_forked(item: pytest.Item) -> bool:
-    """Return whether pytest-forked would run `item` in a forked child process."""
-    config = item.config
-    if not config.pluginmanager.has_plugin("pytest_forked"):
-        return False
-    return bool(config.getoption("forked")) or item.get_closest_marker("forked") is not None
 
 
 def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:

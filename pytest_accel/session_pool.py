@@ -104,16 +104,9 @@ def _start_job(config: pytest.Config, *arguments: Any) -> WorldStarter:
 
 def _explanation_options(config: pytest.Config) -> list[str]:
     """Return the options that make a rank, which has no terminal, explain assertions as this process would."""
-    options = []
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     # No colours under xdist, whose workers use none either.
-    if getattr(reporter, "hasmarkup", False) and not is_distributed(config):
-        options.append("--color=yes")
-    # pytest-icdiff reads the width of the terminal when it is imported.
-    columns = getattr(sys.modules.get("pytest_icdiff"), "AUTO_COLS", None)
-    if columns is not None and getattr(config.option, "icdiff_cols", "") is None:
-        options.append(f"--icdiff-cols={columns}")
-    return options
+    return ["--color=yes"] if getattr(reporter, "hasmarkup", False) and not is_distributed(config) else []
 
 
 def plugin_options(config: pytest.Config) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "buildkite_test_collector": "fixtures",  # Sends the session's results when the session ends.
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
         "pytest_dependency": "absent",  # Skips tests by the outcomes of others, which the driver knows.
-        "pytest_forked": "absent",  # Would fork the ranks.
         "pytest_harvest": "fixtures",  # Stores its values as an xdist worker does, and the main process loads them.
         "pytest_html": "fixtures",  # Creates a folder beside its report.
         "pytest_isolate": "absent",  # Would fork the ranks.

@@ -67,19 +67,17 @@ class Resources:
         return self.machine.session if kind == "none" else self.machine.of(kind)
 
 
-def plan_item(
-    found: marks.Marks, chosen: Mapping[str, object], resources: Resources, *, fresh: bool = False, turn: int = 0
-) -> ItemPlan:
+def plan_item(found: marks.Marks, chosen: Mapping[str, object], resources: Resources, *, turn: int = 0) -> ItemPlan:
     """Return the plan of a test with the marks `found`.
 
-    `chosen` has the values that `marks.read` gets besides the marks. `fresh` requests new processes whatever the marks
-    say. `turn` is the number of tests for one process that were planned before. Raise `MarkError` if the marks are
-    wrong, and `VendorError` if the devices of a kind cannot be looked up.
+    `chosen` has the values that `marks.read` gets besides the marks. `turn` is the number of tests for one process that
+    were planned before. Raise `MarkError` if the marks are wrong, and `VendorError` if the devices of a kind cannot be
+    looked up.
     """
     names = tuple(name for name in resources.machine.resources if name != "memory")
     devices, ranks = marks.read(found, names, **chosen)
     timeout: float | None = ranks.pop("timeout", None)
-    requests = [fresh, resources.settings.fresh, devices.pop("fresh", False), ranks.pop("fresh", False)]
+    requests = [resources.settings.fresh, devices.pop("fresh", False), ranks.pop("fresh", False)]
     at_least = max(devices.pop("at_least", 1), ranks.pop("at_least", 1), ranks.get("nodes", 1))
     number = devices.pop("n", 1)
     need = None if found.devices is None else DeviceNeed(1, **devices)

@@ -19,7 +19,6 @@ from pytest_accel.core.worker_input import VARIABLES
 
 _PACKAGES = frozenset(
     {
-        "ctrf",  # Collects no report.
         "inline_snapshot",  # Compares no snapshots.
         "pytest_bdd",  # Collects no steps for cucumber's report.
         "pytest_benchmark",  # Measures nothing.

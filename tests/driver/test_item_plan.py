@@ -94,11 +94,10 @@ def test_the_timeout_is_not_part_of_the_world_key() -> None:
     assert key(distributed(2, timeout=5)) == key(distributed(2))
 
 
-def test_fresh_may_be_set_by_a_mark_the_settings_or_the_caller() -> None:
+def test_fresh_may_be_set_by_a_mark_or_the_settings() -> None:
     assert key(distributed(fresh=True)).fresh
     assert key(devices(fresh=True)).fresh
     assert plan(distributed(2), of=resources(settings=Settings(fresh=True))).key.fresh
-    assert plan_item(marks(devices(1)), {}, resources(), fresh=True).key.fresh
     assert not key(distributed(2)).fresh
 
 

@@ -19,6 +19,7 @@ from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-benchmark"
 """The name of the plugin, and of its session, which it registers with pytest."""
+_FIXTURE = "pytest_benchmark.fixture", "BenchmarkFixture"
 _ABOUT = ("name", "fullname", "group", "extra_info", "iterations")
 
 
@@ -27,12 +28,11 @@ def in_rank(config: pytest.Config) -> object:
     context = config.stash[RANK]
     session: Any = config.pluginmanager.get_plugin(_NAME)
     was_disabled, session.disabled = session.disabled, True  # With an unknown release, functions run once.
-    fixture = _fixture_class()
+    if context.spec.ranks > 1:
+        pytest.MonkeyPatch().setattr(named(*_FIXTURE), "_calibrate_timer", _run_least_rounds)
     # The driver writes the profiles, and measures nothing where xdist distributes its tests.
     session.options["cprofile_dump"] = False
     session.disabled = was_disabled or context.session.distributed
-    if context.spec.ranks > 1:
-        fixture._calibrate_timer = _run_least_rounds
     return _InRank(session, context.rank)
 
 
@@ -44,14 +44,7 @@ def _run_least_rounds(fixture: Any, runner: object) -> tuple[float, int, range]:
 
 def in_driver(config: pytest.Config) -> object:
     """Return the plugin that adds the statistics of rank 0 to the session's."""
-    return _InDriver(config.pluginmanager.get_plugin(_NAME), _fixture_class())
-
-
-def _fixture_class() -> Any:
-    fixture = named("pytest_benchmark.fixture", "BenchmarkFixture")
-    for needed in ("_calibrate_timer", "_make_stats"):
-        getattr(fixture, needed)
-    return fixture
+    return _InDriver(config.pluginmanager.get_plugin(_NAME), named(*_FIXTURE))
 
 
 class _InRank:

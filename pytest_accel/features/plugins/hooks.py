@@ -13,7 +13,7 @@ from pytest_accel.core.plugin_roles import with_default_roles
 from pytest_accel.core.rank_data import OWN_PREFIX, OwnData
 from pytest_accel.core.terminal_lines import warn
 from pytest_accel.features.plugins import refusals
-from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE, Row
+from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE
 from pytest_accel.rank.context import RANK
 
 if TYPE_CHECKING:
@@ -30,28 +30,24 @@ class Module(NamedTuple):
     """
 
     plugin: str
-    """Its name (`refusals.is_loaded`)."""
-    missing: str
-    """The things that marked tests lack with a release without the names that the functions use."""
+    """Its name (`refusals.registered_name`)."""
     in_rank: str = ""
     in_driver: str = ""
     is_needed: bool = False
-    """True if marked tests must not run with such a release: all ranks would write the same files."""
+    """True if marked tests must not run with an unknown release: all ranks would write the same files."""
 
 
 MODULES = (
-    Module("_pytest.junitxml", "what ranks record for --junitxml", "junit:in_rank", "junit:in_driver"),
-    Module("allure_pytest.plugin", "steps, attachments and fixtures", "allure:in_rank", "allure:in_driver"),
-    Module("approvaltests.integrations.pytest.pytest_plugin", "a single writer", "restrictions:approvaltests"),
-    Module("inline_snapshot.pytest_plugin", "a folder of each rank", "restrictions:inline_snapshot"),
-    Module("memray_manager", "recordings of each rank", "restrictions:pytest_memray"),
-    Module("pytest_benchmark.plugin", "statistics, and run once", "benchmark:in_rank", "benchmark:in_driver"),
-    Module("pytest_dependency", "an error of depends()", "restrictions:pytest_dependency"),
-    Module("pytest_django.plugin", "databases of each rank", "restrictions:OwnDatabases", is_needed=True),
-    Module("pytest_forked", "a driver that is not forked", in_driver="restrictions:pytest_forked"),
-    Module("pytest_recording.plugin", "a single writer", "restrictions:pytest_recording"),
-    Module("pytest_snapshot.plugin", "new snapshots", "snapshots:pytest_snapshot", "snapshots:Files", True),
-    Module("syrupy", "new snapshots", "snapshots:syrupy", "snapshots:Syrupy", True),
+    Module("_pytest.junitxml", "junit:in_rank", "junit:in_driver"),
+    Module("allure_pytest.plugin", "allure:in_rank", "allure:in_driver"),
+    Module("approvaltests.integrations.pytest.pytest_plugin", "restrictions:approvaltests"),
+    Module("inline_snapshot.pytest_plugin", "restrictions:inline_snapshot"),
+    Module("pytest_benchmark.plugin", "benchmark:in_rank", "benchmark:in_driver"),
+    Module("pytest_dependency", "restrictions:pytest_dependency"),
+    Module("pytest_django.plugin", "restrictions:OwnDatabases", is_needed=True),
+    Module("pytest_recording.plugin", "restrictions:pytest_recording"),
+    Module("pytest_snapshot.plugin", "snapshots:pytest_snapshot", "snapshots:Files", True),
+    Module("syrupy", "snapshots:syrupy", "snapshots:Syrupy", True),
 )
 _REGISTERED: pytest.StashKey[bool] = pytest.StashKey()
 
@@ -71,7 +67,7 @@ def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], red
         raise pytest.UsageError("\n".join(refused))
     if not config.stash.get(_REGISTERED, False):
         config.stash[_REGISTERED] = True
-        for plugin in _plugins(config, "in_driver", partial(refusals.is_loaded, config)):
+        for plugin in _plugins(config, "in_driver", partial(refusals.registered_name, config)):
             config.pluginmanager.register(plugin)
 
 
@@ -89,65 +85,59 @@ class _RankHooks:
 
 
 def _plugins(
-    config: pytest.Config, side: Literal["in_rank", "in_driver"], is_loaded: Callable[[str], bool]
+    config: pytest.Config, side: Literal["in_rank", "in_driver"], is_loaded: Callable[[str], object]
 ) -> Iterator[object]:
     """Yield what a rank or the driver registers with pytest."""
     for row in (*MODULES, *ROWS):
         if is_loaded(row.plugin):
             part: Any = row
+            problem = None
             if isinstance(row, Module):
                 name = getattr(row, side)
                 try:
                     part = resolve_name(f"{__package__}.{name}")(config) if name else None
                 except UNKNOWN_RELEASE as error:
                     if row.is_needed:
-                        text = f"pytest-accel does not know this release of {row.plugin} ({error}), with which ranks"
-                        text += f" would write the same files: switch it off with -p no:{row.plugin}"
-                        raise pytest.UsageError(text) from None
-                    part = _Unknown(error)
+                        text = f"{_unknown(row.plugin, error)}, with which ranks would write the same files"
+                        option = f"-p no:{refusals.registered_name(config, row.plugin)}"
+                        raise pytest.UsageError(f"{text}: switch it off with {option}") from None
+                    part, problem = None, error
                 if part is not None:
                     yield part
-            yield _Passing(row, part)
+            yield _Passing(row.plugin, part, problem)
 
 
-class _Unknown:
-    """Stands for the part of a plugin with an unknown release."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def send(self, *args: object) -> object:
-        raise self._error
-
-    merge = send
+def _unknown(plugin: str, error: Exception) -> str:
+    return f"pytest-accel does not know this release of {plugin} ({type(error).__name__}: {error})"
 
 
 class _Passing:
     """Passes on what a plugin has collected in ranks, under a key that no conftest or other plugin can use."""
 
-    def __init__(self, row: Module | Row, part: Any) -> None:
-        self._key, self._row = f"{OWN_PREFIX}{row.plugin}", row
+    def __init__(self, plugin: str, part: Any, problem: Exception | None) -> None:
+        """`problem` is the error of a release that lacks names which are used, if there was one."""
+        self._key, self._plugin, self._problem = f"{OWN_PREFIX}{plugin}", plugin, problem
         self._send, self._merge = getattr(part, "send", None), getattr(part, "merge", None)
         self._has_warned = False
 
     def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> OwnData | None:
-        try:
-            data = None if self._send is None else self._send(item, report)
-        except UNKNOWN_RELEASE as error:
-            data = {"unknown": f"{type(error).__name__}: {error}"}
+        data = self._call(self._send, item, report)
         return None if data is None else OwnData({self._key: data})
 
     def pytest_accel_merge(
         self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
     ) -> None:
-        sent = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
-        error: object = next((data["unknown"] for data in sent.values() if "unknown" in data), None)
-        if error is None and sent and self._merge is not None:
-            try:
-                self._merge(item, report, sent)
-            except UNKNOWN_RELEASE as raised:
-                error = raised
-        if error is not None and not self._has_warned:
-            self._has_warned = True
-            text = f"pytest-accel does not know this release of {self._row.plugin} ({error}): marked tests lack "
-            warn(text + self._row.missing)
+        if sent := {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}:
+            self._call(self._merge, item, report, sent)
+
+    def _call(self, function: Callable[..., Any] | None, *arguments: object) -> Any:
+        """Return the result of `function`, or None; warn once if the release of the plugin is unknown."""
+        try:
+            if self._problem is not None:
+                raise self._problem
+            return None if function is None else function(*arguments)
+        except UNKNOWN_RELEASE as error:
+            if not self._has_warned:
+                self._has_warned = True
+                text = _unknown(self._plugin, error)
+                warn(f"{text}: marked tests may lack its data, or write its files on each rank")

@@ -16,13 +16,14 @@ Condition = Callable[[pytest.Config, Sequence[pytest.Item]], bool]
 """Returns whether a session with these marked tests uses a plugin in a certain way."""
 
 
-def is_loaded(config: pytest.Config, plugin: str) -> bool:
-    """Return whether the session has loaded `plugin`: the name of a registered plugin, or of its module.
+def registered_name(config: pytest.Config, plugin: str) -> str | None:
+    """Return the name under which `plugin` is registered, None if it is not; `plugin` may be the name of its module.
 
     A plugin is registered under the name of its entry point, or under its module's name if it was loaded with ``-p``.
     """
     named = config.pluginmanager.list_name_plugin()  # `get_plugins` fails if a plugin is not hashable.
-    return any(one is not None and plugin in (name, getattr(one, "__name__", None)) for name, one in named)
+    loaded = ((name, one) for name, one in named if one is not None)
+    return next((name for name, one in loaded if plugin in (name, getattr(one, "__name__", None))), None)
 
 
 def _is_given(config: pytest.Config, *flags: str) -> bool:
@@ -33,11 +34,6 @@ def _is_given(config: pytest.Config, *flags: str) -> bool:
     words = [*config.invocation_params.args, *config.getini("addopts")]
     words += shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
     return any(str(word).partition("=")[0] in flags for word in words)
-
-
-def _is_set(config: pytest.Config, *names: str) -> bool:
-    """Return whether the ini file has a value for one of `names`. A release of a plugin may have no such setting."""
-    return any(config.inicfg.get(name) for name in names)
 
 
 def _given(*flags: str) -> Condition:
@@ -62,8 +58,8 @@ def _any_has(items: Sequence[pytest.Item], *marks: str) -> bool:
 def _writes_images(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
     """Return whether pytest-mpl generates files, or has a folder for results. By default each rank has a folder."""
     flags = ("--mpl-generate-path", "--mpl-generate-hash-library", "--mpl-generate-summary", "--mpl-results-path")
-    folder = _is_given(config, *flags) or _is_set(config, "mpl-generate-summary", "mpl-results-path")
-    return folder and _any_has(items, "mpl_image_compare")
+    settings = map(config.inicfg.get, ("mpl-generate-summary", "mpl-results-path"))
+    return (_is_given(config, *flags) or any(settings)) and _any_has(items, "mpl_image_compare")
 
 
 def _changes_source(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
@@ -81,14 +77,20 @@ def _rewrites_cassettes(config: pytest.Config, items: Sequence[pytest.Item]) -> 
     return "rewrite" in [mark.kwargs.get("record_mode", config.option.record_mode) for mark in marks]
 
 
-def _forks(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+def _isolates(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
     """Return whether pytest-isolate forks the process for a marked test."""
-    if any(is_loaded(config, name) for name in ("forked", "timeout")):
+    if any(registered_name(config, name) for name in ("forked", "timeout")):
         return False  # pytest-isolate turns itself off next to these two plugins.
     limits = ("isolate_timeout", "isolate_mem_limit", "isolate_cpu_limit")
     flags = ("--isolate", "--forked", *(f"--{limit.replace('_', '-')}" for limit in limits))
-    isolates = _is_given(config, *flags) or _is_set(config, *limits) or _any_has(items, "isolate", "forked", "timeout")
-    return isolates and not _is_given(config, "--no-isolate")
+    isolates = _is_given(config, *flags) or any(map(config.inicfg.get, limits))
+    return (isolates or _any_has(items, "isolate", "forked", "timeout")) and not _is_given(config, "--no-isolate")
+
+
+def _measures_memory(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
+    """Return whether pytest-memray records the memory of a marked test."""
+    limits = ("limit_memory", "limit_leaks", "limit_leaked_objects")
+    return config.option.memray or config.getini("memray") or _any_has(items, *limits)
 
 
 def _runs_in_threads(config: pytest.Config, items: Sequence[pytest.Item]) -> bool:
@@ -102,7 +104,7 @@ class Refusal(NamedTuple):
     """A use of a plugin that is refused in a session with marked tests. The error is one line: ``TEXT: INSTEAD``."""
 
     plugin: str
-    """The plugin's name (`is_loaded`)."""
+    """The plugin's name (`registered_name`)."""
     applies: Condition
     text: str
     instead: str = "do without it, or deselect marked tests (-m 'not distributed and not devices')"
@@ -111,7 +113,7 @@ class Refusal(NamedTuple):
 _ARRAYS = "--arraydiff-generate-path"
 _FORCED = ("--force-regen", "--regen-all")
 _FILES = "would have each rank of a marked test write the same files"
-_INLINE, _MINUTES, _INCREASE = "inline_snapshot.pytest_plugin", "--flake-max-minutes", "--fail-on-increase"
+_INLINE, _MINUTES = "inline_snapshot.pytest_plugin", "--flake-max-minutes"
 _ORDER = "--error-on-failed-ordering"
 _TESTMON = tuple(f"--testmon{rest}" for rest in ("", "-forceselect", "-noselect", "-nocollect", "-env"))
 
@@ -137,12 +139,18 @@ REFUSALS = (
     ),
     Refusal("pytest_deadfixtures", _given("--dup-fixtures"), "--dup-fixtures cannot compare fixtures of ranks"),
     Refusal("pytest_flakefinder", _given(_MINUTES), f"{_MINUTES} would let ranks disagree on the end, by their clocks"),
-    Refusal("memray_manager", _given(_INCREASE), f"{_INCREASE} would have each rank compare with the peak of another"),
+    Refusal("memray_manager", _measures_memory, "pytest-memray cannot measure the memory of ranks"),
     Refusal("pytest_order.plugin", _given(_ORDER), f"{_ORDER} cannot fail marked tests"),
     Refusal("testmon.pytest_testmon", _given(*_TESTMON), "pytest-testmon does not know which code ranks execute"),
     Refusal(
+        "pytest_forked",
+        lambda config, items: config.option.forked or _any_has(items, "forked"),
+        "pytest-forked runs a test in a fork of the pytest process, and a marked test runs in ranks",
+        "do without it, or deselect marked tests; `fresh=True` gives a marked test new processes",
+    ),
+    Refusal(
         "pytest_isolate.plugin",
-        _forks,
+        _isolates,
         "pytest-isolate runs a test in a fork of the pytest process, and cannot isolate the ranks of a marked test",
         "use --no-isolate; `fresh=True` gives a marked test new processes, `timeout=` limits it",
     ),
@@ -170,5 +178,5 @@ REFUSALS = (
 def refusals(config: pytest.Config, items: Sequence[pytest.Item]) -> Iterator[str]:
     """Yield the text of each refusal that applies to the session and its marked tests `items`."""
     for refusal in REFUSALS:
-        if is_loaded(config, refusal.plugin) and refusal.applies(config, items):
+        if registered_name(config, refusal.plugin) and refusal.applies(config, items):
             yield f"{refusal.text}: {refusal.instead}"

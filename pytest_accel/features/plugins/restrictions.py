@@ -1,20 +1,17 @@
 """Uses of plugins that ranks must not make, since all ranks of a test would make them at the same time.
 
-A rank calls these functions when all plugins have been configured; they may return a plugin. The driver calls
-`pytest_forked`.
+A rank calls these functions when all plugins have been configured; they may return a plugin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import pytest
 
 from pytest_accel.core.shims import base_temporary_directory
-from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.features.plugins.rows import named
 from pytest_accel.rank.context import RANK
 
@@ -29,9 +26,7 @@ def _failing(text: str) -> Callable[..., NoReturn]:
 
 def approvaltests(config: pytest.Config) -> None:
     """Only rank 0 verifies: a rank could remove the received file of another one before that compares."""
-    text = (
-        "ApprovalTests' verify() works in rank 0 alone, since all ranks would write the same files: use `if rank == 0:`"
-    )
+    text = "verify() of ApprovalTests works in rank 0 alone: all ranks would write the same files; use `if rank == 0:`"
     approver = named("approvaltests.file_approver", "FileApprover")
     approver.verify = staticmethod(_failing(text)) if config.stash[RANK].rank else approver.verify
 
@@ -49,26 +44,6 @@ def pytest_dependency(config: pytest.Config) -> None:
     """A rank does not know the outcomes of other tests."""
     text = "depends() of pytest-dependency does not work in a rank: use @pytest.mark.dependency(depends=[...]) instead"
     named("pytest_dependency", "DependencyManager").checkDepend = _failing(text)
-
-
-def pytest_memray(config: pytest.Config) -> object:
-    """Each rank judges its limits by recordings in a folder of its own, which is emptied before the next test."""
-    manager: Any = config.pluginmanager.get_plugin("memray_manager")
-    context = config.stash[RANK]
-    if manager._tmp_dir is not None:
-        manager._tmp_dir.cleanup()
-    manager.result_path = Path(context.session.directory, f"w{context.spec.world}r{context.rank}.memray")
-    manager.result_metadata_path = manager.result_path / "metadata"
-    manager.result_metadata_path.mkdir(parents=True)
-
-    class Emptied:
-        @pytest.hookimpl(trylast=True)
-        def pytest_runtest_teardown(self) -> None:
-            for path in manager.result_path.rglob("*.*"):
-                path.unlink()
-            manager.results.clear()
-
-    return Emptied()
 
 
 def pytest_recording(config: pytest.Config) -> object:
@@ -115,17 +90,3 @@ class _UsesEverything:
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
         mark = pytest.mark.django_db(databases="__all__", serialized_rollback=True).mark
         return mark if name == "django_db" else None
-
-
-def pytest_forked(config: pytest.Config) -> None:
-    """The driver is not forked for a marked test, which runs in other processes anyway."""
-    for implementation in config.hook.pytest_runtest_protocol.get_hookimpls():
-        if getattr(implementation.plugin, "__name__", None) == "pytest_forked":
-            implementation.function = _unless_marked(implementation.function)  # type: ignore[misc]
-
-
-def _unless_marked(protocol: Callable[..., object]) -> Callable[..., object]:
-    def run(item: pytest.Item, nextitem: pytest.Item | None) -> object:
-        return None if MARKED in item.stash else protocol(item, nextitem)
-
-    return run

@@ -15,16 +15,14 @@ from pytest_accel.core.rank_data import PLAIN_TYPES
 from pytest_accel.rank.context import RANK
 
 UNKNOWN_RELEASE = (AttributeError, ImportError, LookupError, TypeError, ValueError)
-"""Errors that a release of a plugin may cause which lacks names that are used."""
+"""Errors that an unknown release of a plugin may cause: one that lacks names which are used."""
 
 
 class Row(NamedTuple):
     """A plugin whose data of rank 0 is passed on."""
 
     plugin: str
-    """Its name (`refusals.is_loaded`)."""
-    missing: str
-    """The data that marked tests lack with a release without the names that the row uses."""
+    """Its name (`refusals.registered_name`)."""
     read: Callable[[pytest.Item, pytest.TestReport], Any]
     """Returns the data after a phase on rank 0; empty: there is none."""
     add: Callable[[pytest.Item, pytest.TestReport, Any], object]
@@ -57,8 +55,6 @@ def to_plain(value: object) -> Any:
         return {to_plain(key): to_plain(part) for key, part in value.items()}
     if type(value) in PLAIN_TYPES:
         return value
-    number = getattr(value, "item", None) if type(value).__module__ == "numpy" else None
-    value = number() if number is not None and getattr(value, "shape", None) == () else value
     return next((kind(value) for kind in (bool, int, float) if isinstance(value, kind)), str(value))
 
 
@@ -73,14 +69,6 @@ def _add_json_data(item: Any, report: pytest.TestReport, data: dict[str, Any]) -
         item._json_report_extra.setdefault(name, {}).update(values)
 
 
-def _ctrf(item: pytest.Item) -> Any:
-    return getattr(item, named("ctrf.BaseMetadataReport", "metadata")) if item.config.option.ctrf else {}
-
-
-def _metadata(item: pytest.Item) -> Any:
-    return item.config.stash[named("pytest_metadata.plugin", "metadata_key")]
-
-
 def _scenarios() -> Any:
     return named("pytest_bdd.reporting", "test_report_context_registry")
 
@@ -89,45 +77,22 @@ def _add_scenario(item: pytest.Item, report: pytest.TestReport, scenario: Any) -
     _scenarios()[report] = named("pytest_bdd.reporting", "ReportContext")(scenario=scenario, name=item.name)
 
 
+_EXTRAS = "pytest_html.fixtures", "extras_stash_key"
 ROWS = (
     Row(
         "_hypothesis_pytestplugin",
-        "the statistics of Hypothesis",
         lambda item, report: vars(item).get("hypothesis_statistics") if report.when == "call" else None,
         lambda item, report, data: vars(item).update(hypothesis_statistics=data),
     ),
     Row(
-        "ctrf.main",
-        "the metadata of pytest-json-ctrf",
-        lambda item, report: _ctrf(item) if report.when != "teardown" else None,
-        lambda item, report, data: _ctrf(item).update(data),
-    ),
-    Row(
-        "pytest_bdd.plugin",
-        "the steps of pytest-bdd",
+        "pytest_bdd.plugin",  # Without its scenario, cucumber's report would not have a marked test.
         lambda item, report: _scenarios()[report].scenario if report in _scenarios() else None,
         _add_scenario,
     ),
     Row(
         "pytest_html.plugin",
-        "the extras of pytest-html",
-        lambda item, report: (
-            item.config.stash.get(named("pytest_html.fixtures", "extras_stash_key"), None)
-            if report.when == "call"
-            else None
-        ),
+        lambda item, report: report.when == "call" and item.config.stash.get(named(*_EXTRAS), None),
         lambda item, report, extras: vars(report).update(extras=[*getattr(report, "extras", ()), *extras]),
     ),
-    Row(
-        "pytest_jsonreport.plugin",
-        "the metadata, output and log records of pytest-json-report",
-        _json_data,
-        _add_json_data,
-    ),
-    Row(
-        "pytest_metadata.plugin",
-        "the metadata of pytest-metadata",
-        lambda item, report: _metadata(item) if report.when == "teardown" else None,
-        lambda item, report, data: _metadata(item).update(data),
-    ),
+    Row("pytest_jsonreport.plugin", _json_data, _add_json_data),
 )

@@ -28,6 +28,7 @@ _PLUGINS = {
     "pytest_flakefinder": "pytest_flakefinder",
     "pytest_insta": "pytest_insta.plugin",
     "pytest_isolate": "pytest_isolate.plugin",
+    "pytest_memray": "memray",
     "pytest_mpl": "pytest_mpl.plugin",
     "pytest_regressions": "pytest_regressions.plugin",
     "pytest_run_parallel": "pytest_run_parallel.plugin",
@@ -80,6 +81,7 @@ _REFUSED = {
     "--update-examples": f"--update-examples {_WRITE}",
     "--flake-max-minutes=1": "--flake-max-minutes would let ranks disagree on the end",
     "--insta=update": f"--insta=update, record and review {_WRITE}",
+    "--memray": "pytest-memray cannot measure the memory of ranks",
     "--isolate": "pytest-isolate runs a test in a fork of the pytest process",
     "--mpl-generate-path=new": f"a folder of pytest-mpl for images or results {_WRITE}",
     "--force-regen": f"--force-regen and --regen-all {_WRITE}",
@@ -140,7 +142,7 @@ _ONE_RANK = """
     """
 
 
-@needs("pytest_regressions", "pytest_datadir", "pytest_isolate")
+@needs("pytest_regressions", "pytest_datadir", "pytest_isolate", "pytest_forked")
 def test_a_test_of_one_rank_writes_files_and_tests_that_cannot_run_refuse_nothing(suite: Suite) -> None:
     for name in ("pytest_datadir", "pytest_regressions", "pytest_isolate"):
         suite.plugin(_PLUGINS[name])
@@ -148,36 +150,10 @@ def test_a_test_of_one_rank_writes_files_and_tests_that_cannot_run_refuse_nothin
     run = suite.run("--regen-all", "-Wdefault")
     assert run.outcomes() == {"test_data": "PASSED", "test_cannot_run": "SKIPPED"}
     assert (suite.path / "test_one" / "test_data.yml").read_text() == "height: 2.0\n"
-
-
-_MEMORY = """
-    import pytest
-
-    def test_plain(): assert bytearray(3 * 10**6)
-
-    @pytest.mark.distributed(2)
-    @pytest.mark.limit_memory("3 MB")
-    def test_one_rank_has_too_much(rank): assert bytearray((1 + 3 * rank) * 10**6)
-
-    @pytest.mark.distributed(2)
-    @pytest.mark.limit_memory("9 MB")
-    def test_within(): assert bytearray(5 * 10**6)
-    """
-
-
-@needs("pytest_memray")
-def test_each_rank_judges_its_limits_of_memory_and_the_report_has_unmarked_tests(suite: Suite) -> None:
-    suite.plugin("memray")
-    suite.write("test_x.py", _MEMORY)
-    run = suite.run("--memray", "--memray-bin-path=bins", "--memray-bin-prefix=of")
-    assert run.outcomes() == {"test_plain": "PASSED", "test_within": "PASSED"}
-    assert "rank 1: failed" in run.failure("test_one_rank_has_too_much")
-    assert "Test was limited to 3.0MiB but allocated 3.8MiB" in run.text
-    assert "Allocation results for test_x.py::test_plain" in run.text
-    assert "Allocation results for test_x.py::test_within" not in run.text
-    assert sorted(path.name for path in (suite.path / "bins").glob("*.bin")) == ["of-test_x.py-test_plain.bin"]
-    refused = suite.run("--memray", "--fail-on-increase")
-    assert "--fail-on-increase would have each rank compare with the peak of another" in refused.text + refused.errors
+    suite.plugin("pytest_forked")
+    refused = suite.run("--forked", "-Wdefault")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert "pytest-forked runs a test in a fork of the pytest process" in refused.text + refused.errors
 
 
 @needs(*_PLUGINS, "pytest_order", "pytest_recording", "pytest_reportportal", "testmon")

@@ -25,14 +25,11 @@ _SUITE = """
     import pytest
     from hypothesis import assume, given, seed, settings, target
     from hypothesis import strategies as st
-    from pytest_bdd import given as given_step, parsers, scenario, then, when
+    from pytest_bdd import given as given_step, parsers, scenario, then
     from pytest_html import extras as made
 
     LAST = os.environ.get("RANK", "1") == "1"
     in_ranks = pytest.mark.distributed(2, kind="cpu")
-
-    @pytest.fixture(scope="session")
-    def named(metadata): metadata["cluster"] = "seven"
 
     @pytest.fixture
     def broken(): raise OSError("no such disk")
@@ -40,7 +37,7 @@ _SUITE = """
     @in_ranks
     @pytest.mark.parametrize("number", [1, "two"])
     def test_records(
-        number, named, extras, json_metadata, record_property, record_xml_attribute, record_testsuite_property
+        number, extras, json_metadata, record_property, record_xml_attribute, record_testsuite_property
     ):
         "Adds what it is given."
         print("said in the test")
@@ -84,17 +81,11 @@ _SUITE = """
     @scenario("sums.feature", "Wrong in one rank")
     def test_wrong(): pass
 
-    @scenario("sums.feature", "Unmarked")
-    def test_unmarked_scenario(): pass
-
     @given_step(parsers.parse("a number of {number:d}"), target_fixture="number")
-    def number(number): return {"value": number}
-
-    @when("the last process doubles it")
-    def double_in_one(number): number["value"] *= 1 + LAST
+    def number(number): return number
 
     @then(parsers.parse("it is {expected:d}"))
-    def check(number, expected): assert number["value"] == expected
+    def check(number, expected): assert number == expected + (LAST and expected == 1)
     """
 _FEATURE = """
     Feature: Sums
@@ -103,17 +94,11 @@ _FEATURE = """
         Then it is 2
 
       Scenario: Wrong in one rank
-        Given a number of 2
-        When the last process doubles it
-        Then it is 2
-        And it is 2
-
-      Scenario: Unmarked
-        Given a number of 2
-        Then it is 2
+        Given a number of 1
+        Then it is 1
+        And it is 1
     """
 _PLUGINS = {
-    "ctrf": "ctrf",
     "pytest_html.fixtures": "pytest_html",
     "pytest_html.plugin": "pytest_html",
     "metadata": "pytest_metadata",
@@ -127,7 +112,6 @@ _OPTIONS = (
         "--junitxml=junit.xml",
         "--html=page.html",
         "--self-contained-html",
-        "--ctrf=ctrf.json",
         "--report-log=log.jsonl",
     ),
     *("--json-report", "--json-report-file=report.json", "--cucumberjson=cucumber.json"),
@@ -163,11 +147,10 @@ def _read_html(folder: Path) -> Any:
     found = re.search(r'data-jsonblob="([^"]*)"', (folder / "page.html").read_text())
     assert found is not None
     data = json.loads(html.unescape(found[1]))
-    tests = {
+    return {
         name: [(one["result"], [extra["name"] for extra in one["extras"]], "said" in one["log"]) for one in reports]
         for name, reports in data["tests"].items()
     }
-    return tests, data["environment"]["cluster"]
 
 
 def _read_json(folder: Path) -> Any:
@@ -191,13 +174,6 @@ def _read_report_log(folder: Path) -> Any:
     return sorted((line["$report_type"], line.get("nodeid"), line.get("when"), line.get("outcome")) for line in lines)
 
 
-def _read_ctrf(folder: Path) -> Any:
-    tests = json.loads((folder / "ctrf.json").read_text())["results"]["tests"]
-    return sorted(
-        [str(one.get(name)) for name in ("name", "status", "parameters", "suite", "filePath")] for one in tests
-    )
-
-
 def _read_cucumber(folder: Path) -> Any:
     features = json.loads((folder / "cucumber.json").read_text())  # Empty with xdist.
     return {
@@ -207,7 +183,7 @@ def _read_cucumber(folder: Path) -> Any:
     }
 
 
-_READERS = (_read_junit, _read_html, _read_json, _read_report_log, _read_ctrf, _read_cucumber)
+_READERS = (_read_junit, _read_html, _read_json, _read_report_log, _read_cucumber)
 
 
 @needs(*_PLUGINS.values())
@@ -218,7 +194,7 @@ def test_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tup
     pair.write("sums.feature", _FEATURE)
     pair.write("test_it.py", _SUITE)
     plain, run = pair.plain.run(*_OPTIONS, *workers), pair.marked.run(*_OPTIONS, *workers)
-    assert plain.count() == {"PASSED": 6, "FAILED": 2, "ERROR": 1, "SKIPPED": 1, "XFAIL": 1}
+    assert plain.count() == {"PASSED": 5, "FAILED": 2, "ERROR": 1, "SKIPPED": 1, "XFAIL": 1}
     assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
     for read in _READERS:
         assert read(pair.marked.path) == read(pair.plain.path)
@@ -239,11 +215,11 @@ def test_data_is_that_of_rank_0_or_of_the_rank_that_has_failed(pair: Pair) -> No
 
         @pytest.mark.distributed(2, kind="cpu")
         @pytest.mark.parametrize("fails", [False, True])
-        def test_differs(rank, fails, metadata, extras, json_metadata, record_xml_attribute, record_testsuite_property):
+        def test_differs(rank, fails, extras, json_metadata, record_xml_attribute, record_testsuite_property):
             record_xml_attribute("node", rank)
             record_testsuite_property("board", rank)
             extras.append(made.url(f"https://example.org/{rank}", name=f"words {rank}"))
-            metadata["cluster"] = json_metadata["table"] = rank
+            json_metadata["table"] = rank
             assert not (fails and rank)
         """,
     )
@@ -253,9 +229,8 @@ def test_data_is_that_of_rank_0_or_of_the_rank_that_has_failed(pair: Pair) -> No
     _, properties, cases = _read_junit(folder)
     assert [one["value"] for one in properties] == ["0", "0"]
     assert [attributes["node"] for attributes, *_ in cases] == ["0", "0"]
-    shown, cluster = _read_html(folder)
+    shown = _read_html(folder)
     assert [extras for name in names for _, extras, _ in shown[name]] == [["words 0"], ["words 1"]]
-    assert cluster == 0
     assert [_read_json(folder)[1][name][1] for name in names] == [{"table": 0}, {"table": 1}]
 
 
@@ -272,20 +247,7 @@ _STREAMED = """
     def test_fails(): assert [1, 2] == [1, 3]
 
     @in_ranks
-    def test_raises(): raise ValueError("no number")
-
-    @in_ranks
     def test_skips(): pytest.skip("not today")
-
-    @in_ranks
-    @pytest.mark.skip(reason="never")
-    def test_is_skipped(): pass
-
-    @in_ranks
-    def test_warns():
-        import warnings
-
-        warnings.warn("mind the gap")
 
     def test_is_not_marked(): assert "ab" == "ac"
     """
@@ -318,12 +280,6 @@ VSCODE_PLUGIN = """
         if report.when == "call" or (report.when == "setup" and report.skipped):
             outcome = "success" if report.passed else "failure" if report.failed else "skipped"
             _send(report.nodeid, outcome, report.longreprtext if report.failed else None)
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_protocol(item):
-        if any(mark.name == "skip" for mark in item.own_markers):
-            _send(item.nodeid, "skipped")
         return (yield)
     """
 
