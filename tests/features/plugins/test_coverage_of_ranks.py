@@ -58,9 +58,6 @@ _TESTS = """
         for rank in RANKS:
             assert product.work(rank)
 
-    @marked
-    def test_fails(): assert product.work(1) == "zero"
-
     def test_unmarked(thing): assert product.unmarked() == 5
     """
 

@@ -1,10 +1,8 @@
-"""Tests of sessions that an editor starts, stops and debugs."""
+"""Tests of sessions that an editor debugs."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,31 +11,12 @@ from io import BufferedRWPair
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import pytest
-
-from tests.deadline import TIMEOUT, eventually, scaled
+from tests.deadline import TIMEOUT, scaled
 from tests.features.plugins.conftest import needs
-from tests.features.plugins.test_reporters import VSCODE_PLUGIN
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_STOPPED = """
-    import time
-    from pathlib import Path
-
-    import pytest
-
-    pytestmark = pytest.mark.distributed(2, kind="cpu")
-
-    def test_passes(): pass
-
-    def test_fails(rank): assert rank == 2
-
-    def test_waits(rank):
-        Path(f"waits.{rank}").touch()
-        time.sleep(600)
-    """
 _DEBUGGED = """import pytest
 
 @pytest.mark.distributed(2, kind="cpu")
@@ -45,36 +24,6 @@ def test_debugged(rank, gather):
     value = 40 + rank
     assert gather(value) == [40, 41]
 """
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_results_reach_an_editor_that_stops_the_session(suite: Suite, number: signal.Signals) -> None:
-    """The editor reads results from a pipe until end of file, so no rank may keep the pipe open."""
-    suite.write("test_it.py", _STOPPED)
-    suite.write("vscode_pytest.py", VSCODE_PLUGIN)
-    os.mkfifo(suite.path / "pipe")
-    sent: list[bytes] = []
-    reader = threading.Thread(target=lambda: sent.append((suite.path / "pipe").read_bytes()), daemon=True)
-    reader.start()
-    with subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "accel", "-p", "vscode_pytest", "--rootdir", str(suite.path)],
-        cwd=suite.path,
-        env={**os.environ, "PYTHONPATH": str(suite.path), "TEST_RUN_PIPE": str(suite.path / "pipe")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as session:
-        waits = [suite.path / f"waits.{rank}" for rank in (0, 1)]
-        eventually("the last test", lambda: session.poll() is not None or all(map(Path.exists, waits)))
-        session.send_signal(number)
-        text, _ = session.communicate(timeout=scaled(TIMEOUT))
-    print(text)
-    assert session.returncode == (2 if number == signal.SIGINT else -number)
-    reader.join(scaled(TIMEOUT))
-    assert not reader.is_alive()
-    results = [json.loads(line)[:2] for line in sent[0].decode().splitlines()]
-    assert results[:2] == [["test_it.py::test_passes", "success"], ["test_it.py::test_fails", "failure"]]
 
 
 class Debugger:

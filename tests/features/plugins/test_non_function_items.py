@@ -28,11 +28,6 @@ _DOCTESTS = '''
         >>> int(os.environ["RANK"]) + 2
         2
         """
-
-    def skipped():
-        """
-        >>> 1 / 0  # doctest: +SKIP
-        """
     '''
 _CUSTOM_ITEMS = """
     import pytest
@@ -83,7 +78,6 @@ def test_doctests_run_in_ranks(suite: Suite) -> None:
     assert run.outcomes() == {
         "mod.adds_up": "PASSED",
         "mod.differs": "FAILED",
-        "mod.skipped": "SKIPPED",
         "notes.rst": "PASSED",
         "other.plain": "PASSED",
     }, run.text

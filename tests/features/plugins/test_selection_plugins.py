@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,10 +63,6 @@ _MORE_TESTS = """
     @pytest.mark.distributed(2, kind="cpu")
     @pytest.mark.order(before="test_a.py::test_many", index=1)
     def test_others(): pass
-
-    @pytest.mark.distributed(2, kind="cpu")
-    @pytest.mark.order(after="test_of_nowhere")
-    def test_unordered(): pass
     """
 
 
@@ -95,16 +90,6 @@ _DURATIONS = {
 }
 
 
-def _write_durations(pair: Pair) -> None:
-    """Write the files in which pytest-split and pytest-slow-first have the durations of an earlier session."""
-    pair.write(".test_durations", json.dumps(_DURATIONS))
-    entries = [
-        {"nodeid": nodeid, "setup_duration": 0.0, "call_duration": seconds, "teardown_duration": 0.0}
-        for nodeid, seconds in _DURATIONS.items()
-    ]
-    pair.write("pytest-slow-first.json", json.dumps({"format_version": "1.0.0", "tests": entries}))
-
-
 _SELECTIONS = [
     _plugin_params("pytest_order:pytest_order.plugin", ""),
     _plugin_params("pytest_randomly:randomly", "--randomly-seed=4"),
@@ -113,7 +98,7 @@ _SELECTIONS = [
         "--random-order --random-order-seed=4 --test-group-count=6 --test-group=5",
     ),
     _plugin_params("pytest_reverse:reverse pytest_shard:pytest-shard", "--reverse --num-shards=2 --shard-id=1"),
-    _plugin_params("pytest_slow_first:slow-first pytest_split:pytest-split", "--slow-first --splits=2 --group=2"),
+    _plugin_params("pytest_split:pytest-split", "--splits=2 --group=2"),
 ]
 
 
@@ -125,7 +110,7 @@ def test_marked_and_unmarked_tests_run_in_the_same_order(
     pair.write("conftest.py", _CONFTEST)
     pair.write("test_a.py", _TESTS)
     pair.write("test_b.py", _MORE_TESTS)
-    _write_durations(pair)
+    pair.write(".test_durations", json.dumps(_DURATIONS))
     plain, marked = (_run_in_order(one, monkeypatch, *options) for one in (pair.plain, pair.marked))
     assert marked == plain
     assert marked[2]
@@ -143,19 +128,3 @@ def test_accel_shard_with_another_partition_is_refused(suite: Suite) -> None:
         run = suite.run("--accel-shard=1/2", *options.split())
         refused = options.partition(" ")[0].replace("=", " ")
         assert f"ERROR: --accel-shard 1/2 cannot be used with {refused}: each runs a part of the tests" in run.errors
-
-
-@needs("pytest_picked")
-def test_marked_tests_in_changed_files_are_picked(pair: Pair) -> None:
-    pair.plugin("picked")
-    test = "import pytest\n\n@pytest.mark.distributed(2)\ndef test_{0}(): assert {1}\n\ndef test_{0}_unmarked(): pass\n"
-    pair.write("test_same.py", test.format("same", True))
-    pair.write("test_other.py", test.format("other", True))
-    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid")
-    for one in (pair.plain, pair.marked):
-        for command in (("init", "-q"), ("add", "test_same.py", "test_other.py"), ("commit", "-qm", "first")):
-            subprocess.run(["git", *identity, *command], cwd=one.path, check=True)
-    pair.write("test_other.py", test.format("other", False))
-    plain, marked = pair.plain.run("--picked"), pair.marked.run("--picked", "-n1")
-    assert marked.outcomes() == plain.outcomes()
-    assert marked.outcomes() == {"test_other": "FAILED", "test_other_unmarked": "PASSED"}

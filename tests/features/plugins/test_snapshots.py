@@ -108,9 +108,6 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension
 class Raw(SingleFileSnapshotExtension):
     file_extension = "raw"
 
-@pytest.fixture
-def as_json(snapshot): return snapshot.use_extension(JSONSnapshotExtension)
-
 @both
 @pytest.mark.parametrize("number", range(3))
 def test_amber(snapshot, number):
@@ -118,23 +115,15 @@ def test_amber(snapshot, number):
         assert {"number": number, "part": part, "value": VALUE} == snapshot
 
 @both
-def test_single_files(snapshot, as_json):
-    assert {"value": VALUE} == as_json
+def test_single_files(snapshot):
+    assert {"value": VALUE} == snapshot(extension_class=JSONSnapshotExtension)
     assert VALUE.encode() + bytes(range(256)) == snapshot(extension_class=Raw)
-
-@both
-@pytest.mark.skipif(VALUE != "first", reason="later")
-def test_skipped_later(snapshot): assert "kept" == snapshot
 
 @both
 def test_skips_later(snapshot):
     if VALUE != "first":
         pytest.skip("later")
     assert "kept, too" == snapshot
-
-@both
-@pytest.mark.xfail(VALUE == "other", reason="not yet", strict=True)
-def test_expected(snapshot): assert VALUE == snapshot
 
 @both
 def test_fails_after(snapshot):
@@ -146,9 +135,7 @@ def test_one_rank_requests_it(request):
     if RANK == "0":
         assert VALUE == request.getfixturevalue("snapshot")
 
-def test_unmarked(snapshot, as_json):
-    assert VALUE == snapshot
-    assert VALUE == as_json
+def test_unmarked(snapshot): assert VALUE == snapshot
 """
 _DISAGREEING = """
 from syrupy.extensions.amber import AmberSnapshotExtension
@@ -197,7 +184,7 @@ def test_syrupy_compares_and_writes_snapshots_as_those_of_unmarked_tests(pair: P
     pair.write("value", "first")
     pair.write("test_mixed.py", _HEAD + _MIXED)
     run_both(pair, "--snapshot-update", workers=("-n2",))
-    assert len(read_files(pair.marked)) == 4
+    assert len(read_files(pair.marked)) == 3
     pair.write("value", "other")
     run_both(pair)
     run_both(pair, "--snapshot-update")
@@ -240,13 +227,6 @@ def test_equal():
 @both
 def test_differs(): assert {"a": [1, 2]} == snapshot({"a": [1, 3]})
 
-@both
-def test_without_value(): assert 5 == snapshot()
-
-@both
-@pytest.mark.xfail
-def test_expected(): assert 5 == snapshot(4)
-
 def test_unmarked(): assert 5 == snapshot(5)
 """
 
@@ -266,10 +246,7 @@ def test_ranks_compare_inline_snapshots_and_changes_are_refused(
     pair.write("test_inline.py", _HEAD + _INLINE)
     for args in ((), ("-n1",)):
         marked = pair.marked.run(*args)
-        assert {name for name, words in marked.outcomes().items() if words == "PASSED"} == {
-            *("test_equal", "test_unmarked")
-        }
-        assert marked.result("test_expected") == "XFAIL"
+        assert marked.outcomes() == {"test_equal": "PASSED", "test_differs": "FAILED", "test_unmarked": "PASSED"}
     assert "{'a': [1, 2]} == {'a': [1, 3]}" in marked.failure("test_differs")
     source = pair.marked.path / "test_inline.py"
     before = source.read_text()
@@ -296,8 +273,6 @@ def test_approvaltests_verifies_in_rank_0_alone(suite: Suite, monkeypatch: pytes
         """
         import pytest
         from approvaltests import verify
-        from approvaltests.reporters import PythonNativeReporter
-        from approvaltests.core import Options
 
         pytestmark = pytest.mark.distributed(2)
 
@@ -305,17 +280,12 @@ def test_approvaltests_verifies_in_rank_0_alone(suite: Suite, monkeypatch: pytes
             if rank == 0:
                 verify("same")
 
-        def test_differs(rank):
-            if rank == 0:
-                verify("other", options=Options().with_reporter(PythonNativeReporter()))
-
         def test_all_ranks(rank): verify("same")
         """,
     )
-    for test in ("rank_0", "differs", "all_ranks"):
+    for test in ("rank_0", "all_ranks"):
         suite.write(f"test_it.test_{test}.approved.txt", "same\n")
     run = suite.run("-W", "ignore")
-    assert run.outcomes() == {"test_rank_0": "PASSED", "test_differs": "FAILED", "test_all_ranks": "FAILED"}
-    assert "Approval Mismatch, received != approved" in run.failure("test_differs")
-    assert "ApprovalTests' verify() works in rank 0 alone" in run.failure("test_all_ranks")
-    assert [path.name for path in suite.path.glob("*.received.*")] == ["test_it.test_differs.received.txt"]
+    assert run.outcomes() == {"test_rank_0": "PASSED", "test_all_ranks": "FAILED"}
+    assert "verify() of ApprovalTests works in rank 0 alone" in run.failure("test_all_ranks")
+    assert list(suite.path.glob("*.received.*")) == []

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 _TESTS = """
     import os
-    import threading
     import unittest
 
     import pytest
@@ -39,12 +38,6 @@ _TESTS = """
     @two
     @pytest.mark.xfail(raises=AssertionError)
     def test_expected_type(): wrong()
-
-    @two
-    def test_in_a_thread():
-        thread = threading.Thread(target=wrong)
-        thread.start()
-        thread.join()
 
     def test_unmarked(): check.equal(1, 1)
 
@@ -97,7 +90,6 @@ def test_failed_checks_and_subtests_in_one_rank_fail_the_test(pair: Pair) -> Non
     failure = marked.failure("test_wrong")
     for text in (": soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
         assert text in failure
-    assert "FAILURE" in marked.failure("test_in_a_thread")
 
 
 _ENDS = """
@@ -119,12 +111,6 @@ _ENDS = """
             assert rank == 0
         rank and os._exit(3)
 
-    def test_in_a_subtest(faults, rank, subtests):
-        faults.expect_exit(1, status=3)
-        with subtests.test("inner"):
-            assert rank == 0
-        rank and os._exit(3)
-
     def test_ends(faults, rank):
         check.equal(1, 1)
         faults.expect_exit(1, status=3)
@@ -139,12 +125,6 @@ def test_failed_checks_of_a_rank_that_ends_as_announced_fail_the_test(pair: Pair
     suite.write("test_ends.py", _ENDS)
     run = suite.run(CAUSES)
     checks = ("test_before_the_announcement", "test_after_the_announcement")
-    run.expect(
-        dict.fromkeys(checks, "FAILED failed: failed check; rank 1")
-        | {
-            "test_in_a_subtest": "SUBFAILED FAILED",
-            "test_ends": "PASSED",
-        }
-    )
+    run.expect(dict.fromkeys(checks, "FAILED failed: failed check; rank 1") | {"test_ends": "PASSED"})
     for test in checks:
         assert "the test passed; a check failed on rank 1 before the announced end\n" in run.failure(test)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.deadline import scaled
 from tests.features.plugins.conftest import needs
 
 if TYPE_CHECKING:
@@ -69,25 +67,3 @@ def test_each_test_is_shown_once(pair: Pair) -> None:
         for run in (plain, distributed)
     )
     assert shown == expected
-
-
-@needs("pytest_icdiff")
-def test_assertions_are_explained_in_ranks_as_in_the_driver(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Explanations have the width and the colours of the terminal."""
-    pexpect = pytest.importorskip("pexpect")
-    for variable in ("COLUMNS", "PY_COLORS"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    pair.marked.write("pytest.ini", "[pytest]\n")
-    pair.marked.write("test_it.py", _TESTS)
-    arguments = ["-m", "pytest", "-paccel", "-pxdist", "-picdiff", "-vv", "-k", "here or in_ranks"]
-    folder = str(pair.marked.path)
-    terminal = pexpect.spawn(sys.executable, arguments, cwd=folder, dimensions=(40, 170), timeout=scaled(150))
-    try:
-        terminal.expect(pexpect.EOF)
-    finally:
-        terminal.close(force=True)
-    sections = re.split(r"_ test_\w+ _", terminal.before.decode())
-    explanations = [re.findall(r"^\x1b\[1m\x1b\[31m(E  .*?)\r?$", part, re.MULTILINE) for part in sections]
-    assert [len(lines) > 10 for lines in explanations] == [False, True, True]
-    assert explanations[1] == explanations[2]
