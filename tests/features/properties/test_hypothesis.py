@@ -54,6 +54,7 @@ def test_the_ranks_run_the_same_examples_and_a_failure_names_its_example(suite: 
         """
 @given(x=st.integers(), fixed=st.just("é"))
 def test_on_one_rank(x, fixed, rank):
+    note("on_one_rank", x)
     meet()
     assert rank == 0 or x < 100
 
@@ -175,6 +176,8 @@ def test_shrinks_on_one_rank(x):
     for name in passed:
         assert len(suite.read(f"{name}.0")) == (20 if name == "passes" else 50)
         assert suite.read(f"{name}.0") == suite.read(f"{name}.1")
+    # The rank does not repeat the example that has failed: the others would not take part in its collectives.
+    assert sum(int(x) >= 100 for x in suite.read("on_one_rank.1")) == 1
     # The line of a failure runs its example again, on all ranks.
     path = suite.path / "test_examples.py"
     text = path.read_text()
