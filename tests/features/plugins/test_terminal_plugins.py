@@ -17,12 +17,11 @@ _TESTS = """
     import pytest
 
     in_ranks = pytest.mark.distributed(2, kind="cpu")
-    DATA = {"name": "a long name that goes on and on", "numbers": list(range(20)), "third": "something that is long"}
 
-    def test_here(): assert DATA == {**DATA, "name": "a short name"}
+    def test_here(): assert [1, 2] == [1, 3]
 
     @in_ranks
-    def test_in_ranks(): assert DATA == {**DATA, "name": "a short name"}
+    def test_in_ranks(): assert [1, 2] == [1, 3]
 
     @in_ranks
     def test_skips(): pytest.skip("not today")

@@ -157,8 +157,6 @@ def test_looponfail_has_no_live_view(suite: BackgroundSuite, tmp_path_factory: p
 
         @pytest.mark.distributed([1, 2])
         def test_ranks(rank, world_size): assert rank < world_size
-
-        def test_plain(): pass
         """,
     )
     output = tmp_path_factory.mktemp("looponfail") / "output"
@@ -170,7 +168,7 @@ def test_looponfail_has_no_live_view(suite: BackgroundSuite, tmp_path_factory: p
     eventually("a run", lambda: ended.search(output.read_text()) or session.process.poll() is not None)
     session.process.send_signal(signal.SIGINT)
     session.process.wait()
-    tests = ("test_ranks[world_size=1]", "test_ranks[world_size=2]", "test_plain")
+    tests = ("test_ranks[world_size=1]", "test_ranks[world_size=2]")
     Run(0, output.read_text()).expect(dict.fromkeys(tests, "PASSED"))
 
 
