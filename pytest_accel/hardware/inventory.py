@@ -14,10 +14,10 @@ from pytest_accel.core.device import Device, PretendVendor, Vendor
 from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.hardware.cpu_limits import cpu_slots
 from pytest_accel.hardware.device_order import Order, apply_order, parse_names, select
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
-from pytest_accel.hardware.vendors.cpu import cpu_slots
 
 if TYPE_CHECKING:
     from pytest_accel.core.held_devices import HeldDevices

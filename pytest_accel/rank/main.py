@@ -24,7 +24,7 @@ from pytest_accel.core.role import Role, StorePort
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.core.world_key import backend_names
-from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
+from pytest_accel.hardware.cpu_limits import threads_beside_ccl
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.rank import coverage, process_state, rank_environment, rank_log, rank_plugin, torch_devices
 from pytest_accel.rank.context import RankContext

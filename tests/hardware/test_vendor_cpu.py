@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.vendors.cpu import (
-    Cpu,
-    affinity,
-    cpu_quota,
-    numa_nodes,
-    parse_cpulist,
-    split,
-    threads_beside_ccl,
-    usable_memory,
-)
+from pytest_accel.hardware.cpu_limits import affinity, cpu_quota, threads_beside_ccl, usable_memory
+from pytest_accel.hardware.vendors.cpu import Cpu, numa_nodes, parse_cpulist, split
 
 
 def _write(root: Path, files: dict[str, str]) -> None:

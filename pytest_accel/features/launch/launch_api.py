@@ -18,8 +18,8 @@ from pytest_accel.core.units import parse_time
 from pytest_accel.features.launch.launch_commands import LAUNCHERS, Job, missing, plan
 from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, describe_exits
 from pytest_accel.features.launch.launched_process import run
+from pytest_accel.hardware.cpu_limits import affinity
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.hardware.vendors.cpu import affinity
 from pytest_accel.rank.context import RANK
 from pytest_accel.rank.device_memory import empty_cache
 from pytest_accel.settings import options

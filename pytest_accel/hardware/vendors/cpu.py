@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS, KindFacts
 from pytest_accel.core.units import is_count
-from pytest_accel.hardware.sysfs import read_text
+from pytest_accel.hardware.cpu_limits import affinity, cpu_quota
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _THREADS = "OMP_NUM_THREADS"
-_MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
-"""Files with the limit of a cgroup: v2, v1."""
 
 
 class Cpu(BaseVendor):
@@ -85,29 +81,6 @@ class Cpu(BaseVendor):
 make = Cpu.make
 
 
-def threads_beside_ccl(cores: int, environ: Mapping[str, str]) -> int:
-    """Return how many of `cores` remain for computation beside oneCCL's worker threads; at least 1.
-
-    ``CCL_WORKER_COUNT`` (default 1) threads each keep a core busy (oneCCL environment variables, "Workers").
-    """
-    workers = environ.get("CCL_WORKER_COUNT", "1")
-    return max(1, cores - (int(workers) if workers.isdecimal() else 1))
-
-
-def affinity() -> tuple[int, ...]:
-    """Return the logical CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
-def cpu_slots() -> int:
-    """Return how many ranks may run on the CPU at once: the allowed cores, by affinity and cgroup quota."""
-    quota = cpu_quota(Path("/"))
-    cores = len(affinity())
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
-
-
 def split(cpus: Sequence[int], slots: int) -> list[tuple[int, ...]]:
     """Divide `cpus` into `slots` contiguous parts whose lengths differ by one at most.
 
@@ -137,54 +110,3 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
             first, _, last = part.partition("-")
             cpus += range(int(first), int(last or first) + 1)
     return tuple(cpus)
-
-
-def cpu_quota(root: Path) -> float | None:
-    """Return the cgroup's quota of CPU time, in CPUs: the lowest of the cgroup and its parents; None if unlimited.
-
-    Neither the affinity nor `os.cpu_count` considers it. cgroup v2: ``cpu.max``; v1: ``cpu.cfs_quota_us`` and
-    ``cpu.cfs_period_us``.
-    """
-    found = (_quota_v2(folder) or _quota_v1(folder) for folder in _cgroups(root, "cpu"))
-    return min((quota for quota in found if quota is not None), default=None)
-
-
-def usable_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of the machine's memory, or the lowest limit of the cgroup and its parents if that is less."""
-    limits = [read_text(folder / name) for folder in _cgroups(root, "memory") for name in _MEMORY_LIMITS]
-    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([present, *(int(limit) for limit in limits if limit.isdecimal())])
-
-
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folder of each cgroup in which `controller` limits this process, and of its parents."""
-    for line in read_text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / controllers
-        if not mount.exists():
-            mount = root / "sys/fs/cgroup" / controller
-        # In a container the path may be that of the host. Only its end, or nothing of it, exists under the mount.
-        group = mount / path.lstrip("/")
-        for folder in (group, *group.parents):
-            yield folder
-            if folder == mount:
-                break
-
-
-def _quota_v2(folder: Path) -> float | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-    except OSError:
-        return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _quota_v1(folder: Path) -> float | None:
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
-        period = int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
-    except OSError:
-        return None
-    return None if quota < 0 else quota / period

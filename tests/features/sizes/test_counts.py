@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.hardware.vendors.cpu import cpu_slots
+from pytest_accel.hardware.cpu_limits import cpu_slots
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
