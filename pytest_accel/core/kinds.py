@@ -11,13 +11,14 @@ their names in torch. None of these may load every vendor.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Literal, NamedTuple
 
 GROUP = "pytest_accel.vendors"
 PJRT_DEVICE = "PJRT_DEVICE"
-"""The variable by which torch_xla chooses a runtime. Some kinds have it as a mask variable that lists no devices."""
+"""The variable by which torch_xla chooses a runtime. Some kinds have it as their last mask variable."""
 
 
 class KindFacts(NamedTuple):
@@ -39,6 +40,12 @@ class KindFacts(NamedTuple):
     """Backend of process groups; None: torch's default for the devices."""
     package: str | None = None
     """Top-level package that adds the kind to torch, imported in ranks only; None if torch needs none."""
+    imports: tuple[str, ...] = ()
+    """Modules of packages that a rank imports too, such as those that register the backend."""
+    counter: str = ""
+    """Function that counts the devices, as ``module:name``; empty: `device_count` of the kind's module of torch."""
+    sees_all: bool = False
+    """True if a process may count more devices than its mask shows."""
     other_package: str | None = None
     """Top-level package that torch may load for this kind, but does not need."""
     build: tuple[str, str] | None = None
@@ -54,13 +61,25 @@ class KindFacts(NamedTuple):
     Masks whose order does not count, or is not known to count, are written in ascending order, so "ascending" is right
     for runtimes that keep the order of a mask and for those that do not.
     """
-    # Columns of the kinds without code of their own: nodes under /dev, and one mask that lists their numbers.
+    # Columns of the kinds without modules of their own: nodes under /dev, and a mask that lists their numbers.
     title: str = ""
-    """Name of the devices for users."""
-    nodes: str = ""
-    """Pattern of the names under ``/dev``; the first group is the number."""
-    reads: str = "(?s:.*)"
-    """Pattern of the start of a mask that the runtime reads; it ignores the rest."""
+    """Name of the devices for users; its first word is the maker."""
+    nodes: tuple[str, ...] = ()
+    """Patterns of the paths under ``/dev``; the first group is the number."""
+    maker: int | None = None
+    """PCI vendor, if others have nodes with the same names."""
+    models: Mapping[int, str] | None = None
+    """Names of the devices for users by PCI device id, in place of `title`."""
+    number: str = ""
+    """File of a node in sysfs with the number that masks list; empty: the position of the node."""
+    model: str = ""
+    """File of a node in sysfs with the name of its model, which follows the maker in place of `title`."""
+    single_process: bool = False
+    """True if only one process at a time can use a device."""
+    single: str = ""
+    """Mask variable that is set only in a process with a single device, to its number."""
+    runtime: str = ""
+    """Value of ``PJRT_DEVICE`` for this kind."""
     hides_all: str = ""
     """Value of the mask that hides every device."""
 
@@ -75,8 +94,8 @@ class KindFacts(NamedTuple):
         return self.torch or self.name
 
 
-# None of the kinds from rocm to privateuse1 has been tested on its hardware. The modules of those with code of their
-# own name their sources.
+# None of the kinds from rocm to privateuse1 has been tested on its hardware. docs/reference/vendor-notes.md has the
+# sources of the facts, and says what is unverified.
 _TABLE = (
     KindFacts("cuda", ("CUDA_VISIBLE_DEVICES",), ("CUDA_",), torch_index="mask"),
     # torch for ROCm keeps CUDA's name of the devices.
@@ -94,69 +113,94 @@ _TABLE = (
         other_package="intel_extension_for_pytorch",
         build=("xpu", "XPU"),
     ),
+    # Intel's (Habana's) Gaudi. A process opens the module that HLS_MODULE_ID names, else a free one of those in
+    # HABANA_VISIBLE_MODULES. Whether Synapse's count follows the mask is unverified, so a larger count is no error.
     KindFacts(
         "hpu",
         ("HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"),
         backend="hccl",
         package="habana_frameworks",
+        imports=("habana_frameworks.torch.core", "habana_frameworks.torch.distributed.hccl"),
+        counter="habana_frameworks.torch.hpu:device_count",
+        sees_all=True,
         torch_index="mask",
+        title="Intel Gaudi",
+        nodes=("accel/accel([0-9]+)",),
+        maker=0x1DA3,
+        number="device/module_id",
+        model="device/device_type",
+        single_process=True,
+        single="HLS_MODULE_ID",
     ),
     # Huawei's Ascend. The CANN environment variable reference calls the variable a trial one, supports only ascending
-    # lists of digits and commas (older releases kept the order), ignores what follows an invalid number, forbids to
-    # combine it with the DCMI and HCCN tools, and does not define an empty value. Unverified: that its numbers are the
-    # positions of the nodes, and that sysfs has a class with the nodes' names. ASCEND_VISIBLE_DEVICES is a variable of
-    # the container runtime: devices that it hides have no node.
+    # lists of digits and commas (older releases kept the order), forbids to combine it with the DCMI and HCCN tools,
+    # and does not define an empty value. Unverified: that sysfs has a class with the nodes' names.
     KindFacts(
         "npu",
         ("ASCEND_RT_VISIBLE_DEVICES",),
         backend="hccl",
         package="torch_npu",
         title="Ascend NPU",
-        nodes=r"davinci([0-9]+)",
-        reads="[0-9,]*",
+        nodes=("davinci([0-9]+)",),
         hides_all="-1",
     ),
     # No reference of MLU_VISIBLE_DEVICES was found. Public scripts, accelerate and DeepSpeed write it as a list of
     # numbers separated by commas. A port of Ray for MLUs reads the empty string as no device, and TensorFlow scripts
-    # for MLUs use it to stay on the CPU. Unverified: the effect of an invalid entry, whether the order is kept, and
-    # that the numbers are the positions of the nodes.
+    # for MLUs use it to stay on the CPU.
     KindFacts(
         "mlu",
         ("MLU_VISIBLE_DEVICES",),
         backend="cncl",
         package="torch_mlu",
         title="Cambricon MLU",
-        nodes=r"cambricon_dev([0-9]+)",
+        nodes=("cambricon_dev([0-9]+)",),
     ),
     # No reference of MUSA_VISIBLE_DEVICES was found. Public scripts write it like that of MLUs, and Moore Threads' own
-    # device plugin for Paddle reads the empty string as no device. Unverified: as for MLUs. MTHREADS_VISIBLE_DEVICES is
-    # a variable of the container runtime.
+    # device plugin for Paddle reads the empty string as no device.
     KindFacts(
         "musa",
         ("MUSA_VISIBLE_DEVICES",),
         backend="mccl",
         package="torch_musa",
         title="Moore Threads GPU",
-        nodes=r"mtgpu\.?([0-9]+)",
+        nodes=(r"mtgpu\.?([0-9]+)",),
     ),
+    # Google's own driver has nodes /dev/accelN, VFIO has a node for each IOMMU group. The ids of PCI devices are those
+    # in JAX's hardware_utils.py and torch_xla's _internal/tpu.py. The second variable is the old name of the first.
     KindFacts(
         "tpu",
-        (PJRT_DEVICE, "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
+        ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", PJRT_DEVICE),
         ("TPU_",),
         backend="xla",
         package="torch_xla",
+        imports=("torch_xla.distributed.xla_backend",),
+        counter="torch_xla.runtime:addressable_device_count",
         torch="xla",
+        title="Google TPU",
+        nodes=("accel([0-9]+)", "vfio/([0-9]+)"),
+        maker=0x1AE0,
+        models={0x56: "TPU v4 lite", 0x5E: "TPU v4", 0x62: "TPU v5p", 0x63: "TPU v5e", 0x6F: "TPU v6e", 0x76: "TPU 7x"},
+        single_process=True,
+        runtime="TPU",
     ),
+    # AWS Trainium and Inferentia.
     KindFacts(
         "neuron",
-        (PJRT_DEVICE, "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"),
+        ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", PJRT_DEVICE),
         ("NEURON_",),
         backend="xla",
         package="torch_neuronx",
+        imports=("torch_xla.distributed.xla_backend",),
+        counter="torch_xla.runtime:addressable_device_count",
         torch="xla",
+        title="AWS NeuronCore",
+        nodes=("neuron([0-9]+)",),
+        model="info/architecture/device_name",
+        single_process=True,
+        runtime="NEURON",
     ),
-    KindFacts("mps", ranks=False, backend="gloo", torch_index=None),
-    KindFacts("privateuse1", shown=("TORCH_DEVICE_BACKEND_AUTOLOAD",)),
+    KindFacts("mps", ranks=False, backend="gloo", sees_all=True, torch_index=None),
+    KindFacts("privateuse1", shown=("TORCH_DEVICE_BACKEND_AUTOLOAD",), sees_all=True),
     KindFacts("cpu", argument=True, hardware=False, backend="gloo", torch_index=None),
     KindFacts(
         "sim",

@@ -171,8 +171,10 @@ class Machine:
                 continue
             if inventory.present and lacking is None:
                 return inventory
-            ignored = f"{grouped(inventory.devices)} ignored, since {lacking}"
-            notes += (ignored,) if inventory.present else inventory.notes
+            if inventory.present:
+                notes += (f"{grouped(inventory.devices)} ignored, since {lacking}",)
+            elif lacking is None:
+                notes += inventory.notes
         return Inventory("none", notes=notes)
 
     @property

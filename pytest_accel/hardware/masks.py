@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 
 from pytest_accel.core.device import Device
 
@@ -12,8 +11,7 @@ _STRTOUL = re.compile(r"([+-]?)0*([0-9]+)", re.ASCII)
 _MAX_DIGITS = 640
 """Maximum number of digits that int() accepts with any limit (``PYTHONINTMAXSTRDIGITS``)."""
 _UUID_FORMS = ("GPU-", "MIG-")
-_DIGITS = 9
-"""Maximum number of digits of a device's number, few enough for `int`."""
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}", re.ASCII)
 
 
 def write_mask(devices: Sequence[Device]) -> str:
@@ -66,56 +64,24 @@ def read_cuda_mask(
     return tuple(device for name in names for device in devices if name in (device.id, device.parent))
 
 
-def read_simple_mask(text: str | None, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return those of `devices` that a mask of full ids or indices leaves, in the mask's order.
+def read_list(text: str, devices: Sequence[Device]) -> tuple[Device, ...] | None:
+    """Return those of `devices` that a list of ids and numbers (`Device.index`) names, in its order: ``2,0``.
 
-    None leaves all, ``""`` none. An entry that names no device ends the list; a repeated device empties the set.
+    The empty text and ``-1`` name none, numbers that no device has are ignored, and a repetition counts once. Return
+    None if `text` is no such list: what else a runtime makes of it, only the runtime knows.
     """
-    if text is None:
-        return tuple(devices)
-    by_name = {str(index): device for index, device in enumerate(devices)}
-    by_name.update({device.id: device for device in devices})
-    seen: list[Device] = []
-    for entry in text.split(","):
-        device = by_name.get(entry.strip())
-        if device is None:
-            break
-        if device in seen:
-            return ()
-        seen.append(device)
-    return tuple(seen)
-
-
-def read_numbers(text: str) -> list[int]:
-    """Parse a list of numbers: ``0, 2,1`` is 0, 2, 1.
-
-    An entry that is not a number ends the list, a repetition counts once, blanks are ignored.
-    """
-    found: list[int] = []
-    for entry in text.split(","):
-        token = entry.strip()
-        if not (token.isascii() and token.isdecimal() and len(token) <= _DIGITS):
-            break
-        if int(token) not in found:
-            found.append(int(token))
-    return found
-
-
-def pick_numbers(wanted: Sequence[int], devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return the devices with the numbers `wanted`, in that order, up to the first number that no device has."""
-    by_number = {device.index: device for device in devices}
-    existing = takewhile(by_number.__contains__, wanted)
-    return tuple(by_number[number] for number in existing)
-
-
-def numbers(devices: Sequence[Device]) -> list[int]:
-    """Return the numbers of `devices`, ascending."""
-    return sorted(device.index for device in devices)
+    if text in ("", "-1"):
+        return ()
+    by_name = {str(device.index): device for device in devices} | {device.id: device for device in devices}
+    entries = text.split(",")
+    if not all(entry in by_name or _NUMBER.fullmatch(entry) for entry in entries):
+        return None
+    return tuple(dict.fromkeys(by_name[entry] for entry in entries if entry in by_name))
 
 
 def write_numbers(devices: Sequence[Device]) -> str:
     """Return the numbers of `devices`, ascending and separated by commas."""
-    return ",".join(map(str, numbers(devices)))
+    return ",".join(map(str, sorted(device.index for device in devices)))
 
 
 def rotate(devices: Sequence[Device], n: int) -> tuple[Device, ...]:

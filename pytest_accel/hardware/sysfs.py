@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 
 
-def nodes(folder: Path, pattern: str) -> dict[int, str]:
-    """Return the names in `folder` that match `pattern`, by the number in its first group; subfolders are ignored."""
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return {}
-    matching = [(entry, match) for entry in entries if (match := re.fullmatch(pattern, entry.name, re.ASCII))]
-    return {int(match[1]): entry.name for entry, match in matching if not entry.is_dir()}
+def nodes(folder: Path, patterns: Sequence[str]) -> list[tuple[int, str]]:
+    """Return the files in `folder` whose paths match one of `patterns`: the number in its first group, and the name."""
+    found: list[tuple[int, str]] = []
+    for pattern in patterns:
+        inner, _, name = pattern.rpartition("/")
+        matching = ((file, re.fullmatch(name, file.name, re.ASCII)) for file in (folder / inner).glob("*"))
+        found += [(int(match[1]), file.name) for file, match in matching if match and not file.is_dir()]
+    return sorted(found)
+
+
+def class_folder(root: Path, name: str) -> Path:
+    """Return the folder of the node `name` in any class of sysfs; one that does not exist if there is none."""
+    return next(iter(sorted((root / "sys/class").glob(f"*/{name}"))), root / "sys/class" / name)
 
 
 def pci_address(root: Path, name: str) -> str | None:
-    """Return the PCI address of the device with the node `name`, from any device class in sysfs, or None."""
-    for link in sorted((root / "sys/class").glob(f"*/{name}/device")):
+    """Return the PCI address of the device with the node `name`, or in the IOMMU group `name`; None if it has none."""
+    for link in (class_folder(root, name) / "device", *(root / "sys/kernel/iommu_groups" / name).glob("devices/*")):
         address = link.resolve().name
         if _PCI.fullmatch(address):
             return address

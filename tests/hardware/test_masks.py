@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, read_simple_mask, rotate, write_mask
+from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, read_list, rotate, write_mask
 
 
 def _gpu(name: str, index: int = 0, parent: str | None = None) -> Device:
@@ -132,23 +132,27 @@ def test_a_mask_of_indices_is_recognized(text: str, indices: bool) -> None:
 @given(st.lists(st.sampled_from(FOUR), unique=True))
 def test_a_written_mask_is_read_as_the_same_devices(devices: list[Device]) -> None:
     assert read_cuda_mask(write_mask(devices), FOUR) == tuple(devices)
-    assert read_simple_mask(write_mask(devices), FOUR) == tuple(devices)
+    assert read_list(write_mask(devices), FOUR) == tuple(devices)
 
 
 @pytest.mark.parametrize(
     ("text", "seen"),
     [
-        (None, "sim-0,sim-1,sim-2"),
         ("", ""),
-        ("sim-2, 0", "sim-2,sim-0"),
-        ("0,sim-0", ""),
-        ("1,sim-9,0", "sim-1"),
-        ("sim", ""),
+        ("-1", ""),
+        ("sim-2,0", "sim-2,sim-0"),
+        ("0,sim-0", "sim-0"),
+        ("1,9,0", "sim-1,sim-0"),
+        ("sim-2, 0", None),
+        ("1,sim-9,0", None),
+        ("01", None),
+        ("-2", None),
     ],
 )
-def test_a_simple_mask_selects_devices(text: str | None, seen: str) -> None:
+def test_a_list_of_ids_and_numbers_selects_devices(text: str, seen: str | None) -> None:
     devices = [Device(kind="sim", id=f"sim-{index}", index=index, name="sim") for index in range(3)]
-    assert write_mask(read_simple_mask(text, devices)) == seen
+    left = read_list(text, devices)
+    assert (None if left is None else write_mask(left)) == seen
 
 
 @given(st.integers(0, 20), st.integers(0, 4))

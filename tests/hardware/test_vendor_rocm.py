@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Link, MaskError
 from pytest_accel.hardware.health import HealthVendor
-from pytest_accel.hardware.vendors.rocm import Rocm, read_hip, read_rocr
+from pytest_accel.hardware.vendors.rocm import Rocm
 
 IDS = [f"GPU-{digit * 16}" for digit in "abc"]
 ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
@@ -89,60 +89,61 @@ def test_a_machine_without_kfd_has_no_gpus_and_a_broken_node_is_left_out_with_a_
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
-    [("", ()), ("2,0", (2, 0)), (" 0x1 ,0", (1, 0)), ("1,GPU-A", (1, 0)), ("1,1,0", (1,)), ("0,9,1", (0,)),
-     ("-1", ()), ("GPU-", ()), ("GPU-b,x,0", (1,)), ("09", ()), ("1" * 9999, ())],
-)  # fmt: skip
-def test_rocr_masks_select_devices(text: str, left: tuple[int, ...]) -> None:
-    assert read_rocr(text, IDS) == left
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [("", ()), ("2,0", (2, 0)), (" 1", ()), ("01", ()), ("1,1,0", (1, 0)), ("0,9,1", (0,)), ("-1", ()),
-     ("GPU-b", (1,)), ("GPU-B", ()), ("GPU-,1", (0, 1)), ("1" * 9999, ())],
-)  # fmt: skip
-def test_hip_masks_select_devices(text: str, left: tuple[int, ...]) -> None:
-    assert read_hip(text, IDS) == left
-
-
-@pytest.mark.parametrize(
     ("environ", "left"),
-    [({}, [2, 1, 0]), ({ROCR: "2,1", HIP: "1"}, [1]), ({ROCR: "2", CUDA: "2"}, []), ({CUDA: "2"}, [2]),
-     ({HIP: "", CUDA: "0"}, []), ({HIP: "1", CUDA: "0"}, [1])],
+    [({}, [2, 1, 0]), ({ROCR: "2,0"}, [2, 0]), ({ROCR: f"{IDS[1]},0"}, [1, 0]), ({ROCR: "0,9"}, [0]),
+     ({CUDA: "2"}, [2]), ({HIP: "", CUDA: "0"}, []), ({HIP: "-1", ROCR: "0,1"}, []), ({HIP: "1", CUDA: "0"}, [1])],
 )  # fmt: skip
-def test_hip_masks_apply_after_rocr_masks(machine: Path, environ: dict[str, str], left: list[int]) -> None:
+def test_a_single_list_of_ids_and_numbers_is_read_without_torch(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], left: list[int]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "absent")
     vendor = Rocm(machine)
     assert [device.index for device in vendor.visible(vendor.discover(), environ)] == left
+    assert vendor.notes == ()
 
 
-@given(st.data())
-def test_a_written_mask_shows_the_chosen_devices(machine: Path, data: st.DataObject) -> None:
-    inherited = data.draw(st.dictionaries(st.sampled_from((ROCR, HIP, CUDA)), st.sampled_from(("", "2,0", "1", "0,1"))))
+FAKE_TORCH = """
+import os
+from types import SimpleNamespace
+uuids = os.environ["UUIDS"].split()
+cuda = SimpleNamespace(
+    device_count=lambda: len(uuids),
+    get_device_properties=lambda index: SimpleNamespace(uuid=uuids[index]),
+)
+"""
+
+
+@pytest.mark.parametrize("environ", [{ROCR: "0x1"}, {ROCR: "GPU-a"}, {HIP: "01"}, {ROCR: "2,1", HIP: "1"}])
+def test_torch_is_asked_for_the_meaning_of_other_masks(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    monkeypatch.syspath_prepend(tmp_path)
     vendor = Rocm(machine)
-    all_devices = vendor.discover()
-    left = vendor.visible(all_devices, inherited)
-    chosen = tuple(data.draw(st.permutations(left)))[: data.draw(st.integers(0, len(left)))]
-    changes = Rocm(machine).mask(chosen, inherited)
-    after = {name: value for name, value in {**inherited, **changes}.items() if value is not None}
-    assert sum(value is not None for value in changes.values()) == 1
-    assert after.get(ROCR, changes.get(ROCR)) == inherited.get(ROCR, changes.get(ROCR))
-    assert vendor.visible(all_devices, after) == chosen
+    devices = vendor.discover()
+    two = " ".join((digit * 16).encode().hex() for digit in "ca")
+    assert vendor.visible(devices, {**environ, "UUIDS": two}) == (devices[0], devices[2])
+    assert (vendor.visible(devices, {**environ, "UUIDS": ""}), vendor.notes) == ((), ())
+    values = " ".join(f"{name}={text!r}" for name, text in sorted(environ.items()))
+    answers = {"does not say which devices it sees": {"UUIDS": "3"}, "does not answer: KeyError: 'UUIDS'": {}}
+    for why, uuids in answers.items():
+        silent = Rocm(machine)
+        assert silent.visible(devices, {**environ, **uuids}) == ()
+        assert silent.notes == (f"no device is used: only torch can read {values}, and it {why}",)
 
 
-def test_no_mask_can_show_a_device_that_the_inherited_mask_hides(machine: Path) -> None:
-    vendor = Rocm(machine)
-    with pytest.raises(MaskError, match=f"ROCR_VISIBLE_DEVICES='1' hides {IDS[2]}"):
-        vendor.mask(vendor.discover()[:1], {ROCR: "1"})
+def test_masks_are_ids_and_numbers_of_rocr_alone(machine: Path) -> None:
+    devices = Rocm(machine).discover()
+    assert Rocm().mask(devices[:2], {ROCR: "1", HIP: "0"}) == {ROCR: f"{IDS[2]},{IDS[1]}", HIP: None, CUDA: None}
+    assert Rocm().mask([replace(devices[1], id="0000:3e:00.0")], {})[ROCR] == "1"
 
 
 def test_verification_compares_count_and_ids() -> None:
     vendor, devices = Rocm(), [Device("rocm", name, index, "GPU") for index, name in enumerate(IDS)]
-    uuid = ("a" * 16).encode().hex()
-    vendor.compare(devices[:1], [uuid], {})
+    vendor.compare(devices[:1], IDS[:1], {})
     vendor.compare(devices[:1], ["?"], {})
     with pytest.raises(MaskError, match=r"should see 1 rocm .* HIP_VISIBLE_DEVICES='1'"):
-        vendor.compare(devices[1:2], [uuid], {HIP: "1"})
+        vendor.compare(devices[1:2], IDS[:1], {HIP: "1"})
     with pytest.raises(MaskError, match="but sees 0"):
         vendor.compare(devices[:1], [], {})
 

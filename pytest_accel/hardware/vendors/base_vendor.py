@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,13 @@ from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import KindFacts
 from pytest_accel.hardware.device_order import by_figures
+from pytest_accel.hardware.vendors.short_process import ask_torch
+
+_SEEN = """
+import os
+from pytest_accel.hardware.registry import make_vendor
+answer = make_vendor({kind!r}).seen(os.environ)
+"""
 
 
 class BaseVendor:
@@ -66,41 +74,61 @@ class BaseVendor:
         return tuple(f"{name}:{sorted(indices).index(index)}" for index in indices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        self.compare(devices, self.seen(environ), environ)
+        # torch counts in this order.
+        counted = sorted(devices, key=lambda device: device.index) if self.facts.torch_index == "ascending" else devices
+        lacking = self.lacking() if self.facts.build is not None else None
+        self.compare(counted, self.seen(environ), environ, f"; {lacking}" if lacking else "")
 
     def seen(self, environ: Mapping[str, str]) -> list[str]:
         """Return the devices that this process sees, after importing what torch needs. This initialises the runtime."""
-        if self.facts.package is not None:
-            importlib.import_module(self.facts.package)
-        name = self.facts.torch_type
-        if name == "xla":
-            count = importlib.import_module("torch_xla.runtime").addressable_device_count()
-            # The import registers the backend.
-            importlib.import_module("torch_xla.distributed.xla_backend")
-        else:
-            import torch
+        for name in (self.facts.package, *self.facts.imports):
+            if name is not None:
+                importlib.import_module(name)
+        count = pkgutil.resolve_name(self.facts.counter or f"torch:{self.facts.torch_type}.device_count")()
+        return [f"{self.facts.torch_type}:{index}" for index in range(count)]
 
-            count = getattr(torch, name).device_count()
-        return [f"{name}:{index}" for index in range(count)]
+    def ask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """Return those of `devices` that a process sees under `environ`, in its order: a short process looks (`seen`).
+
+        Return none, with a note, if it does not answer, or does not say which devices it sees (``?``).
+        """
+        by_id = {device.id: device for device in devices}
+        try:
+            seen = ask_torch(_SEEN.format(kind=self.kind), environ)
+            why = "does not say which devices it sees"
+        except OSError as error:
+            seen, why = ["?"], f"does not answer: {error}"
+        if "?" in seen:
+            self.note(f"no device is used: only torch can read {self.shown(environ)}, and it {why}")
+            return ()
+        return tuple(by_id[name] for name in dict.fromkeys(seen) if name in by_id)
+
+    def note(self, text: str) -> None:
+        """Add `text` to the notes, once."""
+        self.notes = tuple(dict.fromkeys((*self.notes, text)))
+
+    def shown(self, environ: Mapping[str, str]) -> str:
+        """Return the variables of `environ` that concern masks, as text."""
+        names = [name for name in sorted(environ) if name.startswith((*self.mask_variables, *self.facts.shown))]
+        return " ".join(f"{name}={environ[name]!r}" for name in names) or "no mask"
 
     def compare(
         self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
     ) -> None:
-        """Raise MaskError, with `reason` at its end, unless `seen`, what a process sees, are `devices` in order."""
-        if len(devices) != len(seen) or not all(map(self.is_same, devices, seen)):
-            raise self.mismatch(devices, seen, environ, reason)
+        """Raise MaskError, with `reason` at its end, unless `seen`, what a process sees, are `devices` in order.
 
-    def mismatch(
-        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
-    ) -> MaskError:
-        """Return the error of a process that should see `devices` but sees `seen`."""
-        ids = ", ".join(device.id for device in devices)
-        shown = [name for name in sorted(environ) if name.startswith((*self.mask_variables, *self.facts.shown))]
-        mask = " ".join(f"{name}={environ[name]!r}" for name in shown)
-        return MaskError(
-            f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) "
-            f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {mask or 'no mask'}{reason}"
-        )
+        If a process may see more devices than its mask shows, they have to be among `seen`.
+        """
+        if self.facts.sees_all:
+            same = set(self.torch_devices(devices)) <= set(seen)
+        else:
+            same = len(devices) == len(seen) and all(map(self.is_same, devices, seen))
+        if not same:
+            ids = ", ".join(device.id for device in devices)
+            raise MaskError(
+                f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) but sees {len(seen)} "
+                f"({', '.join(seen) or 'none'}); environment: {self.shown(environ)}{reason}"
+            )
 
     def is_same(self, device: Device, seen: str) -> bool:
         """Return whether `seen`, at the same position, can be `device`. The base class compares only the number."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,11 +18,10 @@ from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, write_mas
 from pytest_accel.hardware.sysfs import numa_node
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 from pytest_accel.hardware.vendors.nvml import condition, driver_installed, links, optional, pci_address, users
+from pytest_accel.hardware.vendors.short_process import answer
 
 (_MASK,) = KINDS["cuda"].masks
 _ORDER = "CUDA_DEVICE_ORDER"
-_TIMEOUT = 60.0
-"""Seconds; without a persistence daemon the driver takes several to initialise many GPUs."""
 
 # CUresult is 0 for success. Version 2 of the UUID call distinguishes MIG instances; drivers before 11.4 have only the
 # first.
@@ -49,27 +47,15 @@ for index in range(count.value):
 def ask_driver() -> tuple[str, ...] | None:
     """Return the UUIDs (without prefix) of CUDA's devices, fastest first; None if CUDA is absent or does not answer.
 
-    The rule behind ``CUDA_DEVICE_ORDER=FASTEST_FIRST`` is not public, so CUDA is asked, in a temporary process.
-    Initialising CUDA in this process would break it: CUDA reads the mask only once, and cannot be used in a process
-    that is forked afterwards.
+    The rule behind ``CUDA_DEVICE_ORDER=FASTEST_FIRST`` is not public, so CUDA is asked, in a short process.
     """
     environ = {name: value for name, value in os.environ.items() if name != _MASK}
-    environ[_ORDER] = "FASTEST_FIRST"
     try:
         # -I and -S: ignore site packages and the working directory, so that the process starts in milliseconds.
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _SCRIPT],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT,
-            encoding="utf-8",
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        order = answer([sys.executable, "-I", "-S", "-c", _SCRIPT], {**environ, _ORDER: "FASTEST_FIRST"})
+    except OSError:
         return None
-    return tuple(done.stdout.split()) if done.returncode == 0 and done.stdout else None
+    return tuple(order.split()) or None
 
 
 class Cuda(BaseVendor):

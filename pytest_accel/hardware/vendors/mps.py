@@ -9,41 +9,28 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from pytest_accel.core.device import Device, MaskError
+from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 
 class Mps(BaseVendor):
-    """The vendor of kind ``mps``. `system` has the form of `sys.platform`, `machine` that of `platform.machine`."""
+    """The vendor of kind ``mps``."""
 
     facts = KINDS["mps"]
 
-    def __init__(self, system: str = sys.platform, machine: str | None = None) -> None:
-        super().__init__()
-        self._system = system
-        self._machine = platform.machine() if machine is None else machine
-
     def discover(self) -> tuple[Device, ...]:
         """Return the only device. Its memory is None, because it shares the machine's memory without a fixed part."""
-        if (self._system, self._machine) != ("darwin", "arm64"):
+        if (sys.platform, platform.machine()) != ("darwin", "arm64"):
             return ()
         return (Device(kind=self.kind, id="mps-0", index=0, name="Apple GPU"),)
 
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError if a device is leased that torch cannot use."""
+    def seen(self, environ: Mapping[str, str]) -> list[str]:
         import torch
 
-        check(len(devices), torch.backends.mps.is_built(), torch.backends.mps.is_available())
+        return ["mps"] if torch.backends.mps.is_available() else []
 
 
 make = Mps.make
-
-
-def check(leased: int, built: bool, available: bool) -> None:
-    """Raise MaskError if the device is `leased` but torch cannot use it."""
-    if leased and not available:
-        reason = "this macOS cannot" if built else "this torch was built without it"
-        raise MaskError(f"the process should see 1 mps device (mps-0) but torch cannot use it: {reason}")

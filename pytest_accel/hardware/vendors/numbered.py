@@ -1,28 +1,32 @@
-"""The kinds whose devices are nodes under ``/dev``, and whose only mask lists the numbers of devices.
+"""The kinds whose devices are nodes under ``/dev``, and whose mask lists the numbers of devices.
 
-These kinds differ only in what the table says (`core/kinds.py`), which also names the sources.
+The table says what they differ in (`core/kinds.py`). docs/reference/vendor-notes.md names the sources.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from pytest_accel.core.device import Device
-from pytest_accel.core.kinds import KindFacts
+from pytest_accel.core.kinds import PJRT_DEVICE, KindFacts
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.masks import pick_numbers, read_numbers, write_numbers
-from pytest_accel.hardware.sysfs import nodes, numa_node, pci_address
+from pytest_accel.hardware.masks import read_list, write_numbers
+from pytest_accel.hardware.sysfs import class_folder, nodes, numa_node, pci_address, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 
 class NumberedVendor(BaseVendor):
     """The vendor of such a kind.
 
-    The number of a device is the position of its node among the existing ones, from 0: in a container that has only
-    ``/dev/davinci3``, this device has the number 0. This is assumed for all of these runtimes (unverified). The number
-    is part of the device (`Device.index`), so a rank can read and write masks without inspecting the machine.
+    Unless the driver reports it, the number of a device is the position of its node among the existing ones, from 0: in
+    a container that has only ``/dev/davinci3``, this device has the number 0. This is assumed for all of these runtimes
+    (unverified). The number is part of the device (`Device.index`), so a rank can read and write masks without
+    inspecting the machine.
     """
 
     def __init__(self, facts: KindFacts, root: Path = Path("/")) -> None:
@@ -31,29 +35,131 @@ class NumberedVendor(BaseVendor):
 
     @classmethod
     def make(cls, facts: KindFacts, argument: str | None) -> NumberedVendor:
-        return cls(facts)
+        return _OWN_CLASSES.get(facts.name, cls)(facts)
 
     def discover(self) -> tuple[Device, ...]:
-        """Return a device for each node; its id is its PCI address if sysfs lists one that no other node has."""
-        found = nodes(self._root / "dev", self.facts.nodes)
-        addresses = {number: pci_address(self._root, name) for number, name in found.items()}
-        known = list(addresses.values())
-        devices = []
-        for index, (number, pci) in enumerate(sorted(addresses.items())):
-            device_id = pci if pci is not None and known.count(pci) == 1 else f"{self.kind}-{number}"
-            numa = numa_node(self._root, pci)
-            devices.append(Device(self.kind, device_id, index, self.facts.title, pci=pci, numa=numa))
-        return by_pci(devices)
+        """Return the devices of each node; the id is the PCI address if sysfs lists one that no other node has."""
+        self.notes = ()
+        facts, found = self.facts, list[Device]()
+        addresses = [(*node, pci_address(self._root, node[1])) for node in nodes(self._root / "dev", facts.nodes)]
+        known = [pci for _, _, pci in addresses]
+        for number, name, pci in addresses:
+            folder, card = class_folder(self._root, name), self._root / f"sys/bus/pci/devices/{pci}"
+            if facts.maker and pci and read_number(card / "vendor") != facts.maker:
+                continue
+            index = read_number(folder / facts.number) if facts.number else len(found)
+            if index is None:
+                self.note(f"{name} is left out: its driver does not report the number that masks need")
+                continue
+            model = read_text(folder / facts.model) if facts.model else ""
+            title = f"{facts.title.split()[0]} {model}" if model else facts.title
+            device = Device(
+                kind=self.kind,
+                id=pci if pci and known.count(pci) == 1 else f"{self.kind}-{index if facts.number else number}",
+                index=index,
+                name=(facts.models or {}).get(read_number(card / "device") or 0, title),
+                pci=pci,
+                numa=numa_node(self._root, pci),
+                single_process=facts.single_process,
+            )
+            found += self.parts(device, folder)
+        return by_pci(found)
+
+    def parts(self, device: Device, folder: Path) -> Sequence[Device]:
+        """Return the devices of a node, whose folder in sysfs is `folder`: `device`, or several instead of it."""
+        return (device,)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        text = environ.get(self.facts.masks[0])
-        if text is None:
-            return tuple(devices)
-        read = re.match(self.facts.reads, text)
-        return pick_numbers(read_numbers(read[0] if read else ""), devices)
+        """Return the devices that every list in `environ` names; none if torch_xla runs on another kind of device."""
+        runtime = self.facts.runtime
+        left = () if runtime and environ.get(PJRT_DEVICE, runtime) != runtime else tuple(devices)
+        for name in self.mask_variables:
+            if name in environ and name != PJRT_DEVICE:
+                read = read_list(environ[name], left)
+                if read is None:
+                    self.note(f"no device is used: {name}={environ[name]!r} is no list of numbers")
+                left = read or ()
+        return left
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        return {self.facts.masks[0]: write_numbers(devices) if devices else self.facts.hides_all}
+        """Return a mask with the numbers, ascending unless the runtime keeps the order. Other lists are removed.
+
+        Without devices, torch_xla gets the CPU as its device, in case an empty list hides nothing.
+        """
+        facts = self.facts
+        in_order = ",".join(str(device.index) for device in devices)
+        text = in_order if facts.torch_index == "mask" else write_numbers(devices)
+        changes: dict[str, str | None] = dict.fromkeys(facts.masks)
+        changes[facts.masks[0]] = text or facts.hides_all
+        if facts.single and len(devices) == 1:
+            changes[facts.single] = text
+        if facts.runtime:
+            changes[PJRT_DEVICE] = facts.runtime if devices else "CPU"
+        return changes
+
+    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+        """Raise MaskError unless the mask of this process lists `devices`, and torch counts as many."""
+        listed = self.visible(devices, environ)
+        if len(listed) < len(devices) or (self.facts.torch_index == "mask" and listed != tuple(devices)):
+            self.compare(devices, [device.id for device in listed], environ)
+        super().verify(devices, environ)
 
 
+class Tpu(NumberedVendor):
+    """The vendor of kind ``tpu``: libtpu also needs the shape of the group of chips, which has two names.
+
+    torch_xla presets the newer ones for one chip if they are not set; Ray sets the older ones (jax issue 14977).
+    """
+
+    _SHAPES = MappingProxyType({1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"})
+
+    def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
+        """Return a mask with the chips and, if there are 1, 2, 4 or 8, their shape; libtpu has to find others."""
+        chips = self._SHAPES.get(len(devices))
+        shapes = dict.fromkeys(("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"), chips)
+        shapes |= dict.fromkeys(("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"), "1,1,1" if chips else None)
+        return {**super().mask(devices, environ), **shapes}
+
+
+class Neuron(NumberedVendor):
+    """The vendor of kind ``neuron``: a node is a card, and a device is one NeuronCore as the runtime counts them."""
+
+    def parts(self, device: Device, folder: Path) -> Sequence[Device]:
+        """Return the cores of a card. On Trainium2 the runtime combines two into one, unless a variable says otherwise.
+
+        Driver 2.31 moved parts of the tree in sysfs, so the cores' folders are counted if the file is missing.
+        """
+        cores = read_number(folder / "core_count") or len(list(folder.glob("neuron_core[0-9]*")))
+        if not cores:
+            self.note(f"{device.id} is left out: sysfs does not have its number of cores")
+        names = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
+        combined = next((os.environ[name] for name in names if name in os.environ), "")
+        # That Trainium3 does the same is unverified.
+        default = 2 if device.name.endswith(("Trainium2", "Trainium3")) else 1
+        size = int(combined) if combined in ("1", "2") else default
+        return [
+            replace(device, id=f"{device.id}.{first}", index=device.index + position)
+            for position, first in enumerate(range(0, cores, size))
+        ]
+
+    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """Return the cores in the list, which may have ranges (``0-3``); without it, the first ones up to the number.
+
+        Which cores the runtime would choose is not known beforehand.
+        """
+        variable, number, _ = self.mask_variables
+        listed = {name: text for name, text in environ.items() if name != number}
+        if variable in listed:
+            listed[variable] = _RANGE.sub(_numbers_in, listed[variable])
+        left = super().visible(devices, listed)
+        count = environ.get(number, "")
+        return left[: int(count)] if variable not in listed and count.isdecimal() and int(count) else left
+
+
+_OWN_CLASSES = {"tpu": Tpu, "neuron": Neuron}
+_RANGE = re.compile(r"\b([0-9]{1,4})-([0-9]{1,4})\b", re.ASCII)
 make = NumberedVendor.make
+
+
+def _numbers_in(run: re.Match[str]) -> str:
+    return ",".join(map(str, range(int(run[1]), int(run[2]) + 1)))

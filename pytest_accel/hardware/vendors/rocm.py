@@ -9,9 +9,6 @@ for OpenCL only.
 ``amdkfd/kfd_process.c``). ``ras/umc_err_count`` of its PCI device counts memory errors (``amdgpu_ras.c``: a line
 ``ue: N`` for uncorrectable ones). ``mem_info_vram_total`` and ``_used`` are in bytes. Whether a container sees the
 processes of others, and under which pids, is unverified.
-
-Masks are parsed like ROCR's ``core/runtime/amd_filter_device.cpp`` and clr's ``rocclr/device/rocm/rocdevice.cpp``
-(snapshots of 2024-10).
 """
 
 from __future__ import annotations
@@ -21,19 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_accel.core.device import Device, Link, MaskError, Near
+from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.health import Facts, Health, Process, judge, judge_all
+from pytest_accel.hardware.masks import read_list
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 
 _ROCR, _HIP, _CUDA = KINDS["rocm"].masks
 _UUID = re.compile(r"GPU-[0-9a-f]{16}", re.ASCII)
-_STRTOL = re.compile(r"0[xX][0-9a-fA-F]+|0[0-7]+|0|[1-9][0-9]*", re.ASCII)
-_DECIMAL = re.compile(r"0|[1-9][0-9]*", re.ASCII)
-_DIGITS = 18
-"""Maximum number of digits of an index, few enough for `int`."""
 _UNCORRECTED = re.compile(r"^ue: ([0-9]+)$", re.MULTILINE | re.ASCII)
 # CRAT_IOLINK_TYPE_PCIEXPRESS and CRAT_IOLINK_TYPE_XGMI in the kernel's kfd_crat.h.
 _LINKS: dict[int, Near] = {2: "pcie", 11: "nvlink"}
@@ -52,7 +46,6 @@ class Rocm(BaseVendor):
 
     def __init__(self, root: Path = Path("/")) -> None:
         super().__init__(root)
-        self._all: tuple[Device, ...] = ()
         self._gpus: dict[str, int] = {}
 
     def discover(self) -> tuple[Device, ...]:
@@ -74,13 +67,13 @@ class Rocm(BaseVendor):
             except (OSError, ValueError) as error:
                 notes.append(f"KFD node {node} is left out: {error}")
         ids = {node: device.id for node, device in found.items()}
-        self._all = tuple(replace(device, links=_links(nodes / str(node), ids)) for node, device in found.items())
+        every = [replace(device, links=_links(nodes / str(node), ids)) for node, device in found.items()]
         # A sick GPU still counts in ROCR's indices.
-        sick = {device.id: judge(condition(self._root, device.pci)) for device in self._all}
+        sick = {device.id: judge(condition(self._root, device.pci)) for device in every}
         sick = {name: health for name, health in sick.items() if health.state == "sick"}
-        notes += [f"{one.name} ({one.id}) is left out: {sick[one.id].reason}" for one in self._all if one.id in sick]
+        notes += [f"{one.name} ({one.id}) is left out: {sick[one.id].reason}" for one in every if one.id in sick]
         self.notes = tuple(notes)
-        return by_pci([device for device in self._all if device.id not in sick])
+        return by_pci([device for device in every if device.id not in sick])
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
         """See `HealthVendor.health`."""
@@ -93,51 +86,35 @@ class Rocm(BaseVendor):
         return judge_all(facts, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return the devices that both ROCR's and HIP's mask leave; CUDA's is read only if HIP's is not set at all."""
-        hip = environ.get(_HIP, environ.get(_CUDA))
-        if hip is None and _ROCR not in environ:
+        """Return the devices that the masks leave; CUDA's is read only if HIP's is not set at all.
+
+        A single list of whole ids and numbers is read here; for anything else, torch is asked in a short process.
+        """
+        names = (_ROCR, _HIP if _HIP in environ else _CUDA)
+        lists = [read_list(environ[name], devices) for name in names if name in environ]
+        if not lists:
             return tuple(devices)
-        seen = self._left_by_rocr(devices, environ)
-        if hip is not None:
-            seen = tuple(seen[at] for at in read_hip(hip, [device.id for device in seen]))
-        return tuple(device for device in seen if device in devices)
+        if () in lists:
+            return ()
+        return lists[0] if len(lists) == 1 and lists[0] is not None else self.ask(devices, environ)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """Return one layer of masks: ROCR's with ids, or, if ROCR's is inherited, HIP's with indices into its devices.
+        """Return ROCR's mask alone, with ids, or ROCR's numbers for GPUs without an id.
 
         All devices are hidden by ``HIP_VISIBLE_DEVICES=-1``, since torch counts one device for an empty
-        ``ROCR_VISIBLE_DEVICES``. Raises MaskError if an inherited ROCR mask hides one of `devices`.
+        ``ROCR_VISIBLE_DEVICES``.
         """
         if not devices:
             return {_HIP: "-1", _CUDA: None}
-        if _ROCR not in environ:
-            names = [device.id if _UUID.fullmatch(device.id) else str(device.index) for device in devices]
-            return {_ROCR: ",".join(names), _HIP: None, _CUDA: None}
-        left = [device.id for device in self._left_by_rocr(devices, environ)]
-        hidden = [device.id for device in devices if device.id not in left]
-        if hidden:
-            raise MaskError(
-                f"{_ROCR}={environ[_ROCR]!r} hides {', '.join(hidden)}; it leaves {', '.join(left) or 'none'}"
-            )
-        return {_HIP: ",".join(str(left.index(device.id)) for device in devices), _CUDA: None}
+        names = [device.id if _UUID.fullmatch(device.id) else str(device.index) for device in devices]
+        return {_ROCR: ",".join(names), _HIP: None, _CUDA: None}
 
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        import torch
-
-        reason = "" if torch.version.hip else "; this torch was built without ROCm"
-        self.compare(devices, uuids_in_torch(), environ, reason)
+    def seen(self, environ: Mapping[str, str]) -> list[str]:
+        return [_unique_id(uuid) for uuid in uuids_in_torch()]
 
     def is_same(self, device: Device, seen: str) -> bool:
-        # UUIDs and ids of another form cannot be compared.
-        return _unique_id(seen) in (None, device.id) or not _UUID.fullmatch(device.id)
-
-    def _left_by_rocr(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        # The vendor object of a rank has not discovered the devices yet, and ROCR counts more than the leased ones.
-        if not self._all:
-            self.discover()
-        every = self._all or tuple(sorted(devices, key=lambda device: device.index))
-        text = environ.get(_ROCR)
-        return every if text is None else tuple(every[at] for at in read_rocr(text, [device.id for device in every]))
+        # Ids of another form cannot be compared.
+        return seen in ("?", device.id) or not _UUID.fullmatch(device.id)
 
     def _describe(self, node: Path, others: Sequence[Device]) -> Device:
         facts = _properties(node / "properties")
@@ -171,16 +148,16 @@ class Rocm(BaseVendor):
 make = Rocm.make
 
 
-def _unique_id(uuid: str) -> str | None:
-    """Return the id in a UUID of torch's, or None if it has another form.
+def _unique_id(uuid: str) -> str:
+    """Return the id in a UUID of torch's; ``?`` if it has another form.
 
     HIP's 16 bytes are the 16 digits of the id as text, which torch prints in hexadecimal (unverified).
     """
     try:
-        text = bytes.fromhex(uuid.replace("-", "")).decode("ascii").lower()
+        name = f"GPU-{bytes.fromhex(uuid.replace('-', '')).decode('ascii').lower()}"
     except ValueError:
-        return None
-    return f"GPU-{text}" if _UUID.fullmatch(f"GPU-{text}") else None
+        return "?"
+    return name if _UUID.fullmatch(name) else "?"
 
 
 def _links(node: Path, ids: Mapping[int, str]) -> tuple[Link, ...]:
@@ -222,51 +199,3 @@ def processes(root: Path, gpu: int) -> tuple[Process, ...]:
         if folder.name.isdecimal()
     )
     return tuple(Process(pid, used) for pid, used in sorted(found) if used)
-
-
-def read_rocr(text: str, ids: Sequence[str]) -> tuple[int, ...]:
-    """Return what ``ROCR_VISIBLE_DEVICES=text`` leaves, as positions in `ids`, which are in KFD's node order.
-
-    Indices (``strtol`` with base 0, blanks around them allowed) and ``GPU-`` ids (any case, 5 to 20 characters, a
-    prefix of exactly one id) may be mixed. An entry that is invalid, out of range or a repetition ends the list; the
-    entries before it count. The empty string leaves nothing.
-    """
-    chosen: list[int] = []
-    for entry in text.split(","):
-        token = entry.strip()
-        if token.upper().startswith("GPU-"):
-            fits = [at for at, name in enumerate(ids) if name.upper().startswith(token.upper())]
-            at = fits[0] if len(fits) == 1 and 5 <= len(token) <= 20 else None
-        else:
-            at = _strtol(token)
-        if at is None or at >= len(ids) or at in chosen:
-            break
-        chosen.append(at)
-    return tuple(chosen)
-
-
-def read_hip(text: str, ids: Sequence[str]) -> tuple[int, ...]:
-    """Return what ``HIP_VISIBLE_DEVICES=text`` (or ``CUDA_``) leaves, as positions in `ids`, the devices left by ROCR.
-
-    An index is a decimal number without blanks or leading zeros; an entry with ``GPU-`` means the first id that
-    contains it, in the same case. A repetition is ignored; an entry that is invalid or out of range ends the list. The
-    empty string leaves nothing.
-    """
-    chosen: list[int] = []
-    for entry in text.split(","):
-        if "GPU-" in entry:
-            at = next((at for at, name in enumerate(ids) if entry in name), None)
-        else:
-            at = int(entry) if _DECIMAL.fullmatch(entry) and len(entry) <= _DIGITS else None
-        if at is None or at >= len(ids):
-            break
-        if at not in chosen:
-            chosen.append(at)
-    return tuple(chosen)
-
-
-def _strtol(token: str) -> int | None:
-    if not _STRTOL.fullmatch(token) or len(token) > _DIGITS:
-        return None
-    octal = len(token) > 1 and token[0] == "0" and token[1] not in "xX"
-    return int(token, 8 if octal else 0)

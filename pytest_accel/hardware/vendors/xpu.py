@@ -3,83 +3,33 @@
 ``/sys/class/drm/cardN/device`` is the PCI device. The size of its own memory is in
 ``device/tileN/physical_vram_size_bytes`` for ``xe`` (kernel: ``drivers/gpu/drm/xe/xe_tile_sysfs.c``, on discrete GPUs
 only) and in ``cardN/lmem_total_bytes`` for Intel's out-of-tree ``i915``; the kernel's own ``i915`` does not report it.
-That the tiles of a GPU under the out-of-tree ``i915`` are the folders ``cardN/gt/gtN`` is unverified. This module has
-not been tested on an Intel GPU.
+This module has not been tested on an Intel GPU.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
-from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.masks import write_numbers
-from pytest_accel.hardware.sysfs import numa_node, read_number
+from pytest_accel.hardware.masks import read_list, write_numbers
+from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
-_AFFINITY, _HIERARCHY = "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"
-_PCI_ORDER, _SELECTOR = "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ONEAPI_DEVICE_SELECTOR"
+_AFFINITY, _SELECTOR = KINDS["xpu"].masks
+_HIERARCHY, _PCI_ORDER = "ZE_FLAT_DEVICE_HIERARCHY", "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 _ONLY_TORCH_READS = (_PCI_ORDER, _SELECTOR, "SYCL_DEVICE_ALLOWLIST")
 """Variables whose values Intel's runtimes read; each has a language of its own."""
-_NUMBERS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*|-1", re.ASCII)
-_SCRIPT = f"from {__name__} import seen_by_torch; print(*seen_by_torch())"
-_TIMEOUT = 60.0
-"""Seconds for a process to import torch and to initialise its devices."""
 _INTEL = 0x8086
-_LMEM = "lmem_total_bytes"
-_CARD = re.compile(r"card[0-9]+", re.ASCII)
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 # intel-gpu-tools (lib/igt_device_scan.h): an integrated GPU always has this address.
 _INTEGRATED = "0000:00:02.0"
 _PCI_IDS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
-
-
-class _Card(NamedTuple):
-    """The properties of a GPU that affect the meaning of masks."""
-
-    discrete: bool = True
-    tiles: int = 1
-
-
-def seen_by_torch() -> list[str]:
-    """Return the PCI address of each device that torch sees in this process; ``?`` if it does not know the address."""
-    import torch
-
-    if torch.xpu.device_count():
-        # Before it is initialised, torch may count by Sysman, which has another order (torch-xpu-ops issue 5015).
-        torch.xpu.init()
-    properties = [torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count())]
-    return [address_in(bytes(getattr(torch_api.device_uuid(one), "bytes", b""))) or "?" for one in properties]
-
-
-def ask_torch(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the PCI addresses that torch sees under `environ`, in its order; None if it does not answer.
-
-    A temporary process asks it: initialising the driver in this process would break processes that are forked later.
-    """
-    try:
-        done = subprocess.run(
-            python_command(_SCRIPT, path=None),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT,
-            encoding="utf-8",
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    addresses = tuple(done.stdout.split())
-    return addresses if done.returncode == 0 and "?" not in addresses else None
 
 
 class Xpu(BaseVendor):
@@ -91,15 +41,6 @@ class Xpu(BaseVendor):
 
     facts = KINDS["xpu"]
 
-    def __init__(
-        self,
-        root: Path = Path("/"),
-        ask: Callable[[Mapping[str, str]], tuple[str, ...] | None] = ask_torch,
-    ) -> None:
-        super().__init__(root)
-        self._ask = ask
-        self._cards: tuple[tuple[str, _Card], ...] = ()
-
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU, in PCI order.
 
@@ -108,75 +49,49 @@ class Xpu(BaseVendor):
         notes: list[str] = []
         folders: dict[str, Path] = {}
         for folder in sorted((self._root / "sys/class/drm").glob("card*")):
-            if not _CARD.fullmatch(folder.name) or read_number(folder / "device/vendor") != _INTEL:
+            if read_number(folder / "device/vendor") != _INTEL:
                 continue
-            address = os.path.basename(os.path.realpath(folder / "device"))
-            obstacle = self._obstacle(folder / "device", address)
-            if obstacle is None:
+            address = (folder / "device").resolve().name
+            nodes = [f"dev/dri/{node.name}" for node in sorted((folder / "device/drm").glob("renderD*"))]
+            if any(os.access(self._root / node, os.R_OK | os.W_OK) for node in nodes):
                 folders[address] = folder
-            elif address != _INTEGRATED or not self.lacking():
-                # No note about integrated graphics that torch cannot use: containers on such machines lack its node.
-                notes.append(f"{folder.name} is left out: {obstacle}")
+            else:
+                names = ", ".join(nodes) or "it has none"
+                notes.append(f"{address} is left out: it has no render node that this process can open ({names})")
         self.notes = tuple(notes)
-        products = {address: read_number(folder / "device/device") or 0 for address, folder in sorted(folders.items())}
-        self._cards = tuple((one, _card(folders[one], one)) for one in products)
-        names = _product_names(self._root, set(products.values()))
-        counted = sorted(self._cards, key=lambda pair: not pair[1].discrete)
-        return by_pci(
-            [
-                Device(
-                    kind=self.kind,
-                    id=address,
-                    index=index,
-                    name=names.get(products[address], f"Intel GPU {products[address]:04x}"),
-                    memory=_memory(folders[address]),
-                    pci=address,
-                    numa=numa_node(self._root, address),
-                )
-                for index, (address, _) in enumerate(counted)
-            ]
-        )
+        devices = [
+            Device(
+                kind=self.kind,
+                id=address,
+                index=0,
+                name=_product_name(self._root, read_number(folder / "device/device") or 0),
+                memory=_memory(folder),
+                pci=address,
+                numa=numa_node(self._root, address),
+            )
+            for address, folder in sorted(folders.items())
+        ]
+        devices.sort(key=lambda device: not _is_discrete(device))
+        return by_pci([replace(device, index=index) for index, device in enumerate(devices)])
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the devices that the masks leave, in the driver's order, which masks do not change.
 
-        A list of numbers of whole cards is read here; for anything else, torch is asked in a temporary process. Even
+        A list of numbers of whole cards is read here; for anything else, torch is asked in a short process. Even
         without a mask, integrated GPUs are left out beside discrete ones, as in torch.
         """
-        known = {device.id: device for device in devices}
-        if not known:
-            return ()
-        left = self._left(environ, self._counted(devices))
-        return tuple(known[name] for name in dict.fromkeys(left) if name in known)
-
-    def _left(self, environ: Mapping[str, str], cards: Sequence[tuple[str, _Card]]) -> list[str]:
-        text = environ.get(_AFFINITY, "")
-        text = "" if text == "default" else text
-        set_here = [name for name in _ONLY_TORCH_READS if environ.get(name)]
-        # Unless the hierarchy is COMPOSITE, numbers may be those of tiles.
-        plain = _NUMBERS.fullmatch(text) and (
-            environ.get(_HIERARCHY) == "COMPOSITE" or all(card.tiles == 1 for _, card in cards)
-        )
-        if set_here or (text and not plain):
-            names = [*set_here, *([_AFFINITY] if text else [])]
-            if (seen := self._ask(environ)) is not None:
-                return list(seen)
-            values = " and ".join(f"{name}={environ[name]!r}" for name in names)
-            self._note(f"no device is used: only torch can read {values}, and it does not answer")
-            return []
-        counted = sorted(cards, key=lambda pair: not pair[1].discrete)
-        if text:
-            numbers = sorted({int(number) for number in text.split(",")})
-            counted = [counted[number] for number in numbers if 0 <= number < len(counted)]
-        discrete = [name for name, card in counted if card.discrete]
-        if discrete:
-            for name, card in counted:
-                if not card.discrete:
-                    self._note(f"{name} is integrated: torch ignores it, since there are discrete GPUs")
-        return discrete or [name for name, _ in counted]
-
-    def _note(self, text: str) -> None:
-        self.notes = tuple(dict.fromkeys((*self.notes, text)))
+        left: Sequence[Device] | None = devices
+        if (text := environ.get(_AFFINITY, "")) not in ("", "default"):
+            # Unless the hierarchy is COMPOSITE, numbers may be those of tiles.
+            left = read_list(text, devices) if environ.get(_HIERARCHY) == "COMPOSITE" else None
+        if devices and (left is None or any(environ.get(name) for name in _ONLY_TORCH_READS)):
+            return self.ask(devices, environ)
+        counted = sorted(left or (), key=lambda device: device.index)
+        discrete = [device for device in counted if _is_discrete(device)]
+        for device in counted if discrete else ():
+            if not _is_discrete(device):
+                self.note(f"{device.id} is integrated: torch ignores it, since there are discrete GPUs")
+        return tuple(discrete or counted)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the driver's numbers; whole cards are devices, in the driver's default order.
@@ -188,35 +103,22 @@ class Xpu(BaseVendor):
         """
         return {_AFFINITY: write_numbers(devices) or "-1", _HIERARCHY: "COMPOSITE", _PCI_ORDER: None, _SELECTOR: None}
 
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError unless torch, built for XPU, sees exactly `devices`, at their addresses if torch has them.
+    def seen(self, environ: Mapping[str, str]) -> list[str]:
+        """Return the PCI address of each device that torch sees; ``?`` if it does not know the address.
 
         torch has addresses since pull request 161392 (2025). Names are not compared: sysfs has none, and the driver's
         names differ from those in the machine's list of products.
         """
-        reason = f"; {lacking}" if (lacking := self.lacking()) else ""
-        self.compare(_by_driver(devices), seen_by_torch(), environ, reason)
+        import torch
+
+        if torch.xpu.device_count():
+            # Before it is initialised, torch may count by Sysman, which has another order (torch-xpu-ops issue 5015).
+            torch.xpu.init()
+        properties = [torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count())]
+        return [address_in(bytes(getattr(torch_api.device_uuid(one), "bytes", b""))) or "?" for one in properties]
 
     def is_same(self, device: Device, seen: str) -> bool:
         return seen in ("?", device.id)
-
-    def _counted(self, devices: Sequence[Device]) -> tuple[tuple[str, _Card], ...]:
-        """Return the cards that the driver counts, in PCI order; `devices` if none can be discovered."""
-        if not self._cards:
-            self.discover()
-        return self._cards or tuple((device.id, _Card()) for device in _by_driver(devices))
-
-    def _obstacle(self, device: Path, address: str) -> str | None:
-        """Return why Level Zero cannot use the PCI device at `address`, or None if it can."""
-        if not _ADDRESS.fullmatch(address):
-            return f"{address!r} is not a PCI address"
-        driver = os.path.basename(os.path.realpath(device / "driver"))
-        if driver not in ("i915", "xe"):
-            return f"the driver of {address} is {driver!r}, which is neither i915 nor xe"
-        nodes = [f"dev/dri/{node.name}" for node in sorted((device / "drm").glob("renderD*"))]
-        if any(os.access(self._root / node, os.R_OK | os.W_OK) for node in nodes):
-            return None
-        return f"{address} has no render node that this process can open ({', '.join(nodes) or 'it has none'})"
 
 
 make = Xpu.make
@@ -234,43 +136,22 @@ def address_in(uuid: bytes) -> str | None:
     return f"{int.from_bytes(uuid[6:8], 'little'):04x}:{uuid[8]:02x}:{uuid[9]:02x}.{uuid[10]:x}"
 
 
-def _by_driver(devices: Sequence[Device]) -> list[Device]:
-    return sorted(devices, key=lambda device: device.index)
+def _is_discrete(device: Device) -> bool:
+    return device.memory is not None or device.id != _INTEGRATED
 
 
-def _product_names(root: Path, products: Collection[int]) -> dict[int, str]:
-    """Return the names of `products` from the machine's list of PCI ids: the part in brackets, ``Intel Arc A770``."""
-    names: dict[int, str] = {}
-    wanted = {f"{product:04x}": product for product in products}
-    for file in (root / path for path in _PCI_IDS if wanted):
-        try:
-            text = file.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        _, _, text = text.partition(f"\n{_INTEL:04x} ")
-        for line in text.splitlines()[1:]:
-            if line.startswith("\t"):
-                product, _, name = line[1:].partition(" ")
-                if product in wanted:
-                    names.setdefault(wanted[product], f"Intel {name.strip().rpartition('[')[2].rstrip(']')}")
-            elif line and not line.startswith("#"):
-                break
-    return names
-
-
-def _card(folder: Path, address: str) -> _Card:
-    files = _memory_files(folder)
-    tiles = len(list(folder.glob("gt/gt[0-9]*"))) if files == [folder / _LMEM] else len(files)
-    return _Card(bool(files) or address != _INTEGRATED, max(tiles, 1))
-
-
-def _memory_files(folder: Path) -> list[Path]:
-    """Return the files with the size of the card's own memory: one for each tile under ``xe``, else one or none."""
-    files = sorted((folder / "device").glob("tile[0-9]*/physical_vram_size_bytes"))
-    return files or [file for file in (folder / _LMEM,) if file.exists()]
+def _product_name(root: Path, product: int) -> str:
+    """Return the name of a product from the machine's list of PCI ids: the part in brackets, ``Intel Arc A770``."""
+    # The lines of a vendor's products begin with a tab.
+    line = re.compile(rf"^{_INTEL:04x} .*\n(?:[\t#].*\n)*?\t{product:04x}  (.*)", re.MULTILINE)
+    for file in _PCI_IDS:
+        if found := line.search(read_text(root / file)):
+            return f"Intel {found[1].rpartition('[')[2].rstrip(']')}"
+    return f"Intel GPU {product:04x}"
 
 
 def _memory(folder: Path) -> int | None:
-    """Return the size of the card's own memory; None if it is not reported."""
-    sizes = [read_number(file) for file in _memory_files(folder)]
+    """Return the size of the card's own memory, which ``xe`` reports for each tile; None if it is not reported."""
+    tiles = (folder / "device").glob("tile[0-9]*/physical_vram_size_bytes")
+    sizes = [read_number(file) for file in (*tiles, folder / "lmem_total_bytes") if file.exists()]
     return sum(size or 0 for size in sizes) if sizes and all(sizes) else None
