@@ -163,18 +163,19 @@ class Machine:
                 if not vendor.hardware:
                     continue
                 with _in_vendor(kind):
-                    lacking = vendor.lacking()
-                inventory = self._take(vendor, is_session_kind=lacking is None)
+                    if lacking := vendor.lacking():
+                        # Its masks do not matter. Some can be read only by a torch that can use it.
+                        found = vendor.discover()
+                        notes += (f"{grouped(found)} ignored, since {lacking}",) if found else ()
+                        continue
+                inventory = self._take(vendor, is_session_kind=True)
             except VendorError as error:
                 # With `auto`, a broken vendor must not stop a session that may not need its devices.
                 notes += (str(error),)
                 continue
-            if inventory.present and lacking is None:
-                return inventory
             if inventory.present:
-                notes += (f"{grouped(inventory.devices)} ignored, since {lacking}",)
-            elif lacking is None:
-                notes += inventory.notes
+                return inventory
+            notes += inventory.notes
         return Inventory("none", notes=notes)
 
     @property

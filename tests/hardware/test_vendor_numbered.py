@@ -117,14 +117,15 @@ def test_gaudis_have_their_module_id_as_number(tmp_path: Path) -> None:
     assert vendor.torch_devices(devices[:2]) == ("hpu:0", "hpu:1")
 
 
-def test_a_gaudi_rank_compares_the_modules_of_its_mask_and_accepts_a_larger_count(tmp_path: Path) -> None:
+def test_a_gaudi_rank_compares_the_modules_of_its_mask_and_accepts_a_larger_count() -> None:
     vendor = NumberedVendor(KINDS["hpu"])
     devices = [Device("hpu", f"hpu-{module}", module, "Intel Gaudi") for module in (2, 0)]
     vendor.compare(devices, [f"hpu:{index}" for index in range(8)], {})
     with pytest.raises(MaskError, match=r"2 hpu devices .* sees 1 \(hpu:0\)"):
         vendor.compare(devices, ["hpu:0"], {})
-    with pytest.raises(MaskError, match=r"sees 2 \(hpu-0, hpu-2\); environment: HABANA_VISIBLE_MODULES='0,2'"):
-        vendor.verify(devices, {"HABANA_VISIBLE_MODULES": "0,2"})
+    for text, seen in (("0,2", r"sees 2 \(0, 2\)"), ("2,0,5", r"sees 3 \(2, 0, 5\)"), ("", r"sees 0 \(none\)")):
+        with pytest.raises(MaskError, match=f"{seen}; environment: HABANA_VISIBLE_MODULES='{text}'"):
+            vendor.verify(devices, {"HABANA_VISIBLE_MODULES": text})
 
 
 def test_chips_are_found_by_the_nodes_of_iommu_groups(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ class BaseVendor:
 
         Return none, with a note, if it does not answer, or does not say which devices it sees (``?``).
         """
+        if not devices:
+            return ()
         by_id = {device.id: device for device in devices}
         try:
             seen = ask_torch(_SEEN.format(kind=self.kind), environ)
@@ -124,11 +126,17 @@ class BaseVendor:
         else:
             same = len(devices) == len(seen) and all(map(self.is_same, devices, seen))
         if not same:
-            ids = ", ".join(device.id for device in devices)
-            raise MaskError(
-                f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) but sees {len(seen)} "
-                f"({', '.join(seen) or 'none'}); environment: {self.shown(environ)}{reason}"
-            )
+            raise self.mismatch(devices, seen, environ, reason)
+
+    def mismatch(
+        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
+    ) -> MaskError:
+        """Return the error of a process that should see `devices` but sees `seen`."""
+        ids = ", ".join(device.id for device in devices)
+        return MaskError(
+            f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) "
+            f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {self.shown(environ)}{reason}"
+        )
 
     def is_same(self, device: Device, seen: str) -> bool:
         """Return whether `seen`, at the same position, can be `device`. The base class compares only the number."""

@@ -76,7 +76,7 @@ class NumberedVendor(BaseVendor):
         for name in self.mask_variables:
             if name in environ and name != PJRT_DEVICE:
                 read = read_list(environ[name], left)
-                if read is None:
+                if read is None and left:
                     self.note(f"no device is used: {name}={environ[name]!r} is no list of numbers")
                 left = read or ()
         return left
@@ -98,10 +98,10 @@ class NumberedVendor(BaseVendor):
         return changes
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError unless the mask of this process lists `devices`, and torch counts as many."""
-        listed = self.visible(devices, environ)
-        if len(listed) < len(devices) or (self.facts.torch_index == "mask" and listed != tuple(devices)):
-            self.compare(devices, [device.id for device in listed], environ)
+        """Raise MaskError unless this process has the mask of `devices`, and torch counts as many."""
+        variable = self.mask_variables[0]
+        if environ.get(variable) != self.mask(devices, environ)[variable]:
+            raise self.mismatch(devices, [text for text in environ.get(variable, "").split(",") if text], environ)
         super().verify(devices, environ)
 
 

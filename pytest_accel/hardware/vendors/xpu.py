@@ -84,7 +84,7 @@ class Xpu(BaseVendor):
         if (text := environ.get(_AFFINITY, "")) not in ("", "default"):
             # Unless the hierarchy is COMPOSITE, numbers may be those of tiles.
             left = read_list(text, devices) if environ.get(_HIERARCHY) == "COMPOSITE" else None
-        if devices and (left is None or any(environ.get(name) for name in _ONLY_TORCH_READS)):
+        if left is None or any(environ.get(name) for name in _ONLY_TORCH_READS):
             return self.ask(devices, environ)
         counted = sorted(left or (), key=lambda device: device.index)
         discrete = [device for device in counted if _is_discrete(device)]
