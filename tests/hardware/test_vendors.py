@@ -149,15 +149,14 @@ CHIPS, OLD_CHIPS, RUNTIME = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "PJRT_DE
 SHAPES = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
 CORES, COUNT = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 READINGS: dict[tuple[str, str], dict[str, str | None]] = {
-    ("npu", NPU): {"3,1": "31", "1,9": "1", "1,9,0,1": "10", "": "", "-1": "", "1, 2": None, "0-2": None, "1,x": None,
-                   "٣": None, "1" * 9999: None},
+    ("npu", NPU): {"3,1": "31", "": "", "-1": "", "1,9": None, "1,1": None, "1, 2": None, "0-2": None, "1,x": None},
     ("mlu", MLU): {"2,0": "20"},
     ("hpu", MODULES): {"3,0": "30"},
     ("hpu", MODULE): {"3": "3"},
     ("tpu", CHIPS): {"2,0": "20"},
     ("tpu", OLD_CHIPS): {"3": "3"},
     ("tpu", RUNTIME): {"CPU": "", "TPU": "01234567"},
-    ("neuron", CORES): {"3": "3", "1-3": "123", "4,0-1,1": "401", "6-9,0": "670", "0--1": None, "0-99999": None},
+    ("neuron", CORES): {"3": "3", "1-3": "123", "4,0-1": "401", "6-9,0": None, "0--1": None, "0-99999": None},
     ("neuron", COUNT): {"3": "012", "0": "01234567"},
     ("neuron", RUNTIME): {"CPU": ""},
 }  # fmt: skip
@@ -170,7 +169,7 @@ READINGS: dict[tuple[str, str], dict[str, str | None]] = {
         *((kind, {name: text}, left) for (kind, name), texts in READINGS.items() for text, left in texts.items()),
         ("npu", {NPU: "1", RUNTIME: "CPU"}, "1"),
         ("hpu", {MODULES: "1,2", MODULE: "2"}, "2"),
-        ("hpu", {MODULES: "1,2", MODULE: "0"}, ""),
+        ("hpu", {MODULES: "1,2", MODULE: "0"}, None),
         ("tpu", {CHIPS: "2", RUNTIME: "CPU"}, ""),
         ("neuron", {CORES: "2", COUNT: "1"}, "2"),
     ],
@@ -178,14 +177,14 @@ READINGS: dict[tuple[str, str], dict[str, str | None]] = {
 def test_masks_select_devices(kind: str, environ: dict[str, str], left: str | None) -> None:
     devices, vendor = _devices(kind, *range(8)), make_vendor(kind)
     assert "".join(str(device.index) for device in vendor.visible(devices, environ)) == (left or "")
-    assert vendor.notes == tuple(
-        f"no device is used: {name}={text!r} is no list of numbers" for name, text in environ.items() if left is None
-    )
+    name, text = list(environ.items())[-1]
+    note = f"no device is used: {name}={text!r} is no list of numbers of devices"
+    assert vendor.notes == (() if left is not None else (note,))
     assert vendor.visible(devices, {"CUDA_VISIBLE_DEVICES": ""}) == devices
 
 
-# For most texts, torch is asked what a mask of these kinds means.
-@pytest.mark.parametrize("kind", [kind for kind in MASKED if kind not in ("rocm", "xpu")])
+# For most texts, a short process is asked what a mask of the other kinds means.
+@pytest.mark.parametrize("kind", [kind for kind in MASKED if kind not in ("cuda", "rocm", "xpu")])
 @given(data=st.data())
 def test_any_text_of_a_mask_leaves_distinct_devices(kind: str, data: st.DataObject) -> None:
     devices = _devices(kind, *range(4))

@@ -14,7 +14,7 @@ from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_figures, by_pci
 from pytest_accel.hardware.health import Health, judge, judge_all
-from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, write_mask
+from pytest_accel.hardware.masks import read_list, write_mask
 from pytest_accel.hardware.sysfs import numa_node
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 from pytest_accel.hardware.vendors.nvml import condition, driver_installed, links, optional, pci_address, users
@@ -31,7 +31,8 @@ cuda = ctypes.CDLL("libcuda.so.1")
 def call(name, *arguments):
     status = getattr(cuda, name)(*arguments)
     if status:
-        raise SystemExit(f"{name} returned {status}")
+        # CUDA_ERROR_NO_DEVICE: the mask hides every device.
+        raise SystemExit(0 if status == 100 else f"{name} returned {status}")
 call("cuInit", 0)
 count = ctypes.c_int()
 call("cuDeviceGetCount", ctypes.byref(count))
@@ -44,33 +45,29 @@ for index in range(count.value):
 """
 
 
-def ask_driver() -> tuple[str, ...] | None:
-    """Return the UUIDs (without prefix) of CUDA's devices, fastest first; None if CUDA is absent or does not answer.
+def ask_driver(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the UUIDs (without prefix) of the devices that CUDA shows to a process with `environ`, in its order.
 
-    The rule behind ``CUDA_DEVICE_ORDER=FASTEST_FIRST`` is not public, so CUDA is asked, in a short process.
+    Raise OSError if CUDA is absent or does not answer.
     """
-    environ = {name: value for name, value in os.environ.items() if name != _MASK}
-    try:
-        # -I and -S: ignore site packages and the working directory, so that the process starts in milliseconds.
-        order = answer([sys.executable, "-I", "-S", "-c", _SCRIPT], {**environ, _ORDER: "FASTEST_FIRST"})
-    except OSError:
-        return None
-    return tuple(order.split()) or None
+    # -I and -S: ignore site packages and the working directory, so that the process starts in milliseconds.
+    return tuple(answer([sys.executable, "-I", "-S", "-c", _SCRIPT], environ).split())
 
 
 class Cuda(BaseVendor):
     """The vendor of kind ``cuda``; a device's id is its UUID.
 
-    `driver_order` returns the UUIDs in CUDA's default order, or None if CUDA does not answer; it is called once at
-    most, and only if the GPUs differ. The NUMA node is read from sysfs, because ``nvmlDeviceGetNumaNodeId`` returns
+    `ask` is `ask_driver`. The NUMA node is read from sysfs, because ``nvmlDeviceGetNumaNodeId`` returns
     something else: the node that a GPU's own memory forms.
     """
 
     facts = KINDS["cuda"]
 
-    def __init__(self, driver_order: Callable[[], tuple[str, ...] | None] = ask_driver, root: Path = Path("/")) -> None:
+    def __init__(
+        self, ask: Callable[[Mapping[str, str]], tuple[str, ...]] = ask_driver, root: Path = Path("/")
+    ) -> None:
         super().__init__(root)
-        self._ask_driver = driver_order
+        self._ask = ask
         self._cards: tuple[Device, ...] = ()
 
     def discover(self) -> tuple[Device, ...]:
@@ -111,37 +108,43 @@ class Cuda(BaseVendor):
         return judge_all(facts, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return the devices that the mask leaves, see `read_cuda_mask`.
+        """Return the devices that the mask leaves; a card in MIG mode stands for all its instances.
 
-        If the GPUs differ and the mask has indices in the order fastest first, the driver is asked for this order.
+        A process would see only the first instance, but the session may lease all of them. A list of whole ids of one
+        form is read here, and so is one of indices if CUDA's order is that of PCI; for anything else, CUDA is asked.
         """
         text = environ.get(_MASK)
-        cards = [card.id for card in self._cards] if self._cards else None
-        if text is None or not is_index_mask(text) or environ.get(_ORDER) == "PCI_BUS_ID":
-            return read_cuda_mask(text, devices, cards)
-        if _alike(self._cards or devices):
-            return read_cuda_mask(text, devices, cards)
-        order = self._driver_order
-        if order is None:
-            note = f"{_MASK}={text} was read in PCI order, because CUDA's order is unknown"
-            self.notes = (*(one for one in self.notes if one != note), note)
-        else:
-            # For a card in MIG mode the driver returns the UUID of the instance that a process would get.
-            known = {_bare(card.id): card.id for card in self._cards}
-            known |= {_bare(device.id): device.parent or device.id for device in devices}
-            cards = list(dict.fromkeys(known.get(uuid, uuid) for uuid in order))
-        return read_cuda_mask(text, devices, cards)
+        if text is None or not devices:
+            return tuple(devices)
+        cards = [card.id for card in self._cards] or list(dict.fromkeys(one.parent or one.id for one in devices))
+        parts = {card: tuple(one for one in devices if card in (one.id, one.parent)) for card in cards}
+        instances = {one.id: (one,) for one in devices if one.parent}
+        in_pci_order = environ.get(_ORDER) == "PCI_BUS_ID" or _alike(self._cards or devices)
+        indices = {str(index): part for index, part in enumerate(parts.values()) if in_pci_order}
+        for names in (parts, instances, indices):
+            entries = read_list(text, names)
+            if entries is not None:
+                return tuple(one for entry in entries for one in names[entry])
+        try:
+            seen = self._ask(environ)
+        except OSError as error:
+            self.note(f"no device is used: only CUDA can read {_MASK}={text!r}, and it does not answer: {error}")
+            return ()
+        # For a card in MIG mode CUDA returns the UUID of the instance that a process would get.
+        whole = not text.startswith("MIG-")
+        known = {_bare(one.id): parts[one.parent or one.id] if whole else (one,) for one in devices}
+        return tuple(dict.fromkeys(one for uuid in seen for one in known.get(uuid, ())))
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` in CUDA's own order, found out in a temporary process.
+        """Return `devices` in CUDA's own order, found out in a short process.
 
-        `by_figures` sorts them if that order does not contain all of `devices`. GPUs that are all alike are sorted by
-        PCI address, without asking CUDA.
+        The rule behind ``CUDA_DEVICE_ORDER=FASTEST_FIRST`` is not public, so CUDA is asked. `by_figures` sorts the
+        devices if that order does not contain all of them. GPUs that are all alike are sorted by PCI address.
         """
         if _alike(devices):
             return by_pci(devices)
-        order = self._driver_order
-        if order is None or not {_bare(device.id) for device in devices} <= set(order):
+        order = self._fastest_first
+        if not {_bare(device.id) for device in devices} <= {*order}:
             return by_figures(devices)
         return tuple(sorted(devices, key=lambda device: order.index(_bare(device.id))))
 
@@ -241,8 +244,13 @@ class Cuda(BaseVendor):
         return tuple(found)
 
     @cached_property
-    def _driver_order(self) -> tuple[str, ...] | None:
-        return self._ask_driver()
+    def _fastest_first(self) -> tuple[str, ...]:
+        """The UUIDs in CUDA's default order; empty if CUDA does not answer."""
+        environ = {name: value for name, value in os.environ.items() if name != _MASK}
+        try:
+            return self._ask({**environ, _ORDER: "FASTEST_FIRST"})
+        except OSError:
+            return ()
 
 
 make = Cuda.make

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import PJRT_DEVICE, KindFacts
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.masks import read_list, write_numbers
+from pytest_accel.hardware.masks import read_devices, write_numbers
 from pytest_accel.hardware.sysfs import class_folder, nodes, numa_node, pci_address, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
@@ -75,11 +75,15 @@ class NumberedVendor(BaseVendor):
         left = () if runtime and environ.get(PJRT_DEVICE, runtime) != runtime else tuple(devices)
         for name in self.mask_variables:
             if name in environ and name != PJRT_DEVICE:
-                read = read_list(environ[name], left)
+                read = read_devices(self.spelled_out(environ[name]), left)
                 if read is None and left:
-                    self.note(f"no device is used: {name}={environ[name]!r} is no list of numbers")
+                    self.note(f"no device is used: {name}={environ[name]!r} is no list of numbers of devices")
                 left = read or ()
         return left
+
+    def spelled_out(self, text: str) -> str:
+        """Return the text of a mask without abbreviations."""
+        return text
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the numbers, ascending unless the runtime keeps the order. Other lists are removed.
@@ -143,23 +147,20 @@ class Neuron(NumberedVendor):
         ]
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return the cores in the list, which may have ranges (``0-3``); without it, the first ones up to the number.
+        """Return the cores in the list; without it, the first ones up to the number that is set.
 
         Which cores the runtime would choose is not known beforehand.
         """
         variable, number, _ = self.mask_variables
-        listed = {name: text for name, text in environ.items() if name != number}
-        if variable in listed:
-            listed[variable] = _RANGE.sub(_numbers_in, listed[variable])
-        left = super().visible(devices, listed)
+        left = super().visible(devices, {name: text for name, text in environ.items() if name != number})
         count = environ.get(number, "")
-        return left[: int(count)] if variable not in listed and count.isdecimal() and int(count) else left
+        return left[: int(count)] if variable not in environ and count.isdecimal() and int(count) else left
+
+    def spelled_out(self, text: str) -> str:
+        """Return the text of a list with numbers in place of ranges: ``0-2`` is ``0,1,2``."""
+        return _RANGE.sub(lambda run: ",".join(map(str, range(int(run[1]), int(run[2]) + 1))), text)
 
 
 _OWN_CLASSES = {"tpu": Tpu, "neuron": Neuron}
 _RANGE = re.compile(r"\b([0-9]{1,4})-([0-9]{1,4})\b", re.ASCII)
 make = NumberedVendor.make
-
-
-def _numbers_in(run: re.Match[str]) -> str:
-    return ",".join(map(str, range(int(run[1]), int(run[2]) + 1)))

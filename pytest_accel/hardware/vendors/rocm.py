@@ -22,7 +22,7 @@ from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
 from pytest_accel.hardware.health import Facts, Health, Process, judge, judge_all
-from pytest_accel.hardware.masks import read_list
+from pytest_accel.hardware.masks import read_devices
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 
@@ -91,7 +91,7 @@ class Rocm(BaseVendor):
         A single list of whole ids and numbers is read here; for anything else, torch is asked in a short process.
         """
         names = (_ROCR, _HIP if _HIP in environ else _CUDA)
-        lists = [read_list(environ[name], devices) for name in names if name in environ]
+        lists = [read_devices(environ[name], devices) for name in names if name in environ]
         if not lists:
             return tuple(devices)
         if () in lists:

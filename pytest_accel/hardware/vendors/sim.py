@@ -12,7 +12,7 @@ from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.kinds import KINDS, KindFacts
 from pytest_accel.core.units import is_count, parse_capability, parse_memory
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.masks import read_list, write_mask
+from pytest_accel.hardware.masks import read_devices, write_mask
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 (_MASK,) = KINDS["sim"].masks
@@ -60,7 +60,7 @@ class Sim(BaseVendor):
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the devices that ``SIM_VISIBLE_DEVICES`` (ids or numbers) leaves, in its order."""
-        return read_list(environ[_MASK], devices) or () if _MASK in environ else tuple(devices)
+        return read_devices(environ[_MASK], devices) or () if _MASK in environ else tuple(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the ids of `devices`."""

@@ -18,7 +18,7 @@ from pytest_accel.core import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci
-from pytest_accel.hardware.masks import read_list, write_numbers
+from pytest_accel.hardware.masks import read_devices, write_numbers
 from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
@@ -83,7 +83,7 @@ class Xpu(BaseVendor):
         left: Sequence[Device] | None = devices
         if (text := environ.get(_AFFINITY, "")) not in ("", "default"):
             # Unless the hierarchy is COMPOSITE, numbers may be those of tiles.
-            left = read_list(text, devices) if environ.get(_HIERARCHY) == "COMPOSITE" else None
+            left = read_devices(text, devices) if environ.get(_HIERARCHY) == "COMPOSITE" else None
         if left is None or any(environ.get(name) for name in _ONLY_TORCH_READS):
             return self.ask(devices, environ)
         counted = sorted(left or (), key=lambda device: device.index)

@@ -1,6 +1,6 @@
 /* A libcuda.so.1 that counts the devices whose 32 hexadecimal digits FAKE_CUDA lists, with commas between them.
  *
- * For a process with a mask, or whose CUDA_DEVICE_ORDER is not FASTEST_FIRST, it counts no devices.
+ * For a process with a mask, it counts those in FAKE_CUDA_MASKED.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@ enum { SUCCESS, INVALID_VALUE, NO_DEVICE = 100 };
 
 static const char *devices(void) {
     const char *order = getenv("CUDA_DEVICE_ORDER");
-    if (getenv("CUDA_VISIBLE_DEVICES") || !order || strcmp(order, "FASTEST_FIRST")) return NULL;
-    return getenv("FAKE_CUDA");
+    if (getenv("CUDA_VISIBLE_DEVICES")) return getenv("FAKE_CUDA_MASKED");
+    return order && !strcmp(order, "FASTEST_FIRST") ? getenv("FAKE_CUDA") : NULL;
 }
 
 int cuInit(unsigned flags) { (void)flags; return devices() ? SUCCESS : NO_DEVICE; }
