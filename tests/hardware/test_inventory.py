@@ -215,6 +215,17 @@ def test_auto_ignores_a_kind_whose_vendor_fails(publish: Callable[[object], None
         assert found.notes == ("kind 'toy' of toys:make: its devices cannot be looked up: OSError: asleep",)
 
 
+def test_auto_names_the_devices_that_torch_cannot_use_and_does_not_read_their_masks(
+    publish: Callable[[object], None],
+) -> None:
+    unusable = {"lacking": lambda self: "torch_toy is not installed", "visible": _fail}
+    publish(lambda argument: type("Toy", (Toy,), unusable)())
+    assert Machine(parse_kind("auto"), environ={}).session.notes == ("Toy ignored, since torch_toy is not installed",)
+    # Nothing is said of a kind without devices.
+    publish(lambda argument: type("Toy", (Toy,), {**unusable, "discover": lambda self: ()})())
+    assert Machine(parse_kind("auto"), environ={}).session.notes == ()
+
+
 def test_a_kind_that_needs_an_argument_is_used_only_with_one(publish: Callable[[object], None]) -> None:
     def make(argument: str | None) -> Toy:
         if argument is None:

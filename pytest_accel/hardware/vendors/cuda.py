@@ -57,7 +57,7 @@ def ask_driver(environ: Mapping[str, str]) -> tuple[str, ...]:
 class Cuda(BaseVendor):
     """The vendor of kind ``cuda``; a device's id is its UUID.
 
-    `ask` is `ask_driver`. The NUMA node is read from sysfs, because ``nvmlDeviceGetNumaNodeId`` returns
+    `ask` does what `ask_driver` does. The NUMA node is read from sysfs, because ``nvmlDeviceGetNumaNodeId`` returns
     something else: the node that a GPU's own memory forms.
     """
 
