@@ -123,15 +123,28 @@ def test_torch_is_asked_for_the_meaning_of_other_masks(
     monkeypatch.syspath_prepend(tmp_path)
     vendor = Rocm(machine)
     devices = vendor.discover()
-    two = " ".join((digit * 16).encode().hex() for digit in "ca")
-    assert vendor.visible(devices, {**environ, "UUIDS": two}) == (devices[0], devices[2])
-    assert (vendor.visible(devices, {**environ, "UUIDS": ""}), vendor.notes) == ((), ())
-    values = " ".join(f"{name}={text!r}" for name, text in sorted(environ.items()))
-    answers = {"does not say which devices it sees": {"UUIDS": "3"}, "does not answer: KeyError: 'UUIDS'": {}}
+    uuids = [(digit * 16).encode().hex() for digit in "ca"]
+    assert vendor.visible(devices, {**environ, "UUIDS": " ".join(uuids)}) == (devices[0], devices[2])
+
+
+def test_no_device_is_used_if_torch_does_not_say_what_it_sees(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    monkeypatch.syspath_prepend(tmp_path)
+    answers: dict[str | None, dict[str, str]] = {
+        None: {"UUIDS": ""},
+        "does not say which devices it sees": {"UUIDS": "3"},
+        "does not answer: KeyError: 'UUIDS'": {},
+    }
     for why, uuids in answers.items():
-        silent = Rocm(machine)
-        assert silent.visible(devices, {**environ, **uuids}) == ()
-        assert silent.notes == (f"no device is used: only torch can read {values}, and it {why}",)
+        vendor = Rocm(machine)
+        assert vendor.visible(vendor.discover(), {ROCR: "2,1", HIP: "1", **uuids}) == ()
+        values = "HIP_VISIBLE_DEVICES='1' ROCR_VISIBLE_DEVICES='2,1'"
+        note = f"no device is used: only torch can read {values}, and it {why}"
+        assert vendor.notes == ((note,) if why else ())
+    # Nobody is asked on a machine without such devices.
+    assert Rocm(tmp_path).visible((), {ROCR: "GPU-a"}) == ()
 
 
 def test_masks_are_ids_and_numbers_of_rocr_alone(machine: Path) -> None:
