@@ -19,10 +19,10 @@ from pytest_accel.core.paths import current_folder
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
-from pytest_accel.core.shims import base_temporary_directory, log_file_handler
+from pytest_accel.core.shims import base_temporary_directory, log_file
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.suite_place import place_options
-from pytest_accel.driver.relayed_logs import shows_logs_of_ranks
+from pytest_accel.driver.output_tail import shows_logs_of_ranks
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.pool.pool import Pool
@@ -64,6 +64,12 @@ class SessionPool:
             early = None
         directory = session_folder.create() if early is None else early.directory
         spec = _session_spec(config, settings, own_machine, directory)
+        if spec.logs is not None:
+            try:
+                os.makedirs(spec.logs, exist_ok=True)
+            except OSError as error:
+                show(f"accel: no output of ranks is kept: --accel-output {spec.logs}: {error.strerror}")
+                spec = structs.replace(spec, logs=None)
         measuring = coverage_data.of_this_process(config)
         if measuring is not None and (why := coverage_data.shortcoming(measuring)) is not None:
             show(f"accel: {why}")
@@ -130,13 +136,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
         # PyCharm passes its plugin to `pytest.main`. Ranks load it, too, since the command line may have its options.
         if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:
             options += ["-p", plugin.__spec__.name]
-    uncaptured = getattr(option, "capture", None) == "no"
     distributed = is_distributed(config)
-    streams = uncaptured and not distributed  # A worker of xdist has no terminal.
-    if settings.output is not None and not streams:
-        options.append("--capture=tee-sys")  # Captured output is in the log, too, even if the rank dies.
-    elif uncaptured and not streams:
-        options.append("--capture=fd")
     if hasattr(option, "no_cov"):
         options.append("--no-cov")
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
@@ -159,8 +159,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
         distributed=distributed,
         leaks=settings.leaks,
         logs=None if settings.output is None else os.path.join(config.invocation_params.dir, own_path(settings.output)),
-        streams=streams,
-        log_file=log_file_handler(config) is not None,
+        streams=getattr(option, "capture", None) == "no" and not distributed,  # A worker of xdist has no terminal.
+        log_file=log_file(config) or "",
         shows_logs=shows_logs_of_ranks(config),
         fractions=machine.held.fractions if machine.held is not None else {},
         folder=current_folder(),

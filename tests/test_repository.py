@@ -48,7 +48,7 @@ RUNS_IN_A_RANK = {
 RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/reports"),
     *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leftovers", "rank/debugger"),
-    "rank/output_files",
+    "rank/rank_output",
     *("rank/pending_work", "rank/point_to_point", "forkserver/rank_process"),
     *("rank/device_memory", "rank/raised_errors", "rank/signed_store"),
     *("core/kill", "core/serialization", "core/unix_sockets", "core/torch_api"),
@@ -56,12 +56,12 @@ RUNS_BETWEEN_TESTS = (
 """The modules whose functions a rank calls when it has run a test."""
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/rank_connection"),
-    *("driver/debugger_relay", "driver/debugger_terminal", "driver/log_tail", "driver/relayed_logs"),
+    *("driver/debugger_relay", "driver/debugger_terminal", "driver/output_tail"),
     *("pool/pool", "pool/pool_client", "pool/pool_service", "pool/world_manager", "pool/pooled_world"),
     *("pool/lease_request", "pool/world_leases", "pool/summary", "forkserver/server_client"),
     *("leases/allocator", "leases/broker", "leases/device_locks", "leases/holder"),
     *("leases/polling", "leases/request_queue", "leases/shared_folder"),
-    *("diagnostics/inspector", "diagnostics/log_end", "diagnostics/collectives", "diagnostics/pyspy"),
+    *("diagnostics/inspector", "diagnostics/collectives", "diagnostics/pyspy"),
     *("core/connect", "core/prctl", "core/at_work"),
     *("features/record/live_hooks", "features/record/terminal_file"),
 )

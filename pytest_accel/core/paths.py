@@ -5,13 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-HEADING = "===== test: "
-"""Prefix of the line that precedes each test's output in a log of ``--accel-output``."""
-
-END_OF_CALL = "\0"
-"""Text in a file of `terminal_path` after what a rank has written in the setup and the call of a test."""
-UNFINISHED = "\x1e"
-"""Text in such a file after a line without a line end, as pytest shows fixtures. Other text begins on a new line."""
+HEADING = "\n===== test: "
+"""Text before the name of each test, whose output follows, in a file of ``--accel-output``."""
 
 
 def kept_log_path(folder: str, world: int, rank: int) -> str:
@@ -34,11 +29,6 @@ def socket_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.sock")
 
 
-def log_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of a rank's output to file descriptors 1 and 2 outside pytest's capture."""
-    return os.path.join(directory, f"w{world}r{rank}.log")
-
-
 def stack_path(directory: str, world: int, rank: int) -> str:
     """Return the path of the stacks that a rank's fault handler writes."""
     return os.path.join(directory, f"w{world}r{rank}.stack")
@@ -50,31 +40,23 @@ def flight_path(directory: str, world: int, rank: int) -> str:
 
 
 def stdout_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of the standard output that pytest has captured in the running phase."""
+    """Return the path of the file that descriptor 1 of a rank refers to, and in some sessions descriptor 2, too."""
     return os.path.join(directory, f"w{world}r{rank}.stdout")
 
 
 def stderr_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of the standard error that pytest has captured in the running phase."""
+    """Return the path of the file that descriptor 2 of a rank refers to, if it has one of its own."""
     return os.path.join(directory, f"w{world}r{rank}.stderr")
 
 
-def captured_log_path(directory: str, world: int, rank: int) -> str:
+def records_path(directory: str, world: int, rank: int) -> str:
     """Return the path of the log records that pytest has captured in the running phase."""
     return os.path.join(directory, f"w{world}r{rank}.records")
 
 
-def log_file_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of what the ranks of a world on one machine write to the session's log file, in order of time.
-
-    They share the file, so it is the same for each `rank`.
-    """
-    return os.path.join(directory, f"w{world}.logfile")
-
-
 def terminal_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of what the ranks of a world on one machine show at the terminal; the same for each `rank`."""
-    return os.path.join(directory, f"w{world}.terminal")
+    """Return the path of the live logs and the fixtures that pytest shows in a rank."""
+    return os.path.join(directory, f"w{world}r{rank}.terminal")
 
 
 def store_folder(directory: str, world: int) -> str:
@@ -87,17 +69,9 @@ def inner_lock_folder(directory: str, world: int, rank: int | None) -> str:
     return os.path.join(directory, f"w{world}.locks" if rank is None else f"w{world}r{rank}.locks")
 
 
-CAPTURED_FILES = {"stdout": stdout_path, "stderr": stderr_path, "log": captured_log_path}
+CAPTURED_FILES = {"stdout": stdout_path, "stderr": stderr_path, "log": records_path}
 """The functions for what pytest captures, by pytest's name of it, in the order in which pytest shows them."""
-RANK_FILES = (
-    socket_path,
-    log_path,
-    stack_path,
-    flight_path,
-    *CAPTURED_FILES.values(),
-    log_file_path,
-    terminal_path,
-)
+RANK_FILES = (socket_path, stack_path, flight_path, *CAPTURED_FILES.values(), terminal_path)
 """Functions that return the paths of all files of one rank in the session's folder."""
 
 

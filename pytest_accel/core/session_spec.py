@@ -38,8 +38,8 @@ class SessionSpec(Struct, frozen=True):
     """Reaction to a test that leaks resources: ``warn``, ``fail`` or ``off``."""
     streams: bool = False
     """True if the driver shows the ranks' output live."""
-    log_file: bool = False
-    """True if the session has a log file (``log_file``), to which the driver writes what the ranks log."""
+    log_file: str = ""
+    """Path of the session's log file (``log_file``), to which ranks append what they log; empty if there is none."""
     shows_logs: bool = False
     """True if the driver shows the live logs of ranks and the fixtures of rank 0, without the ranks' other output."""
     server: int = 0

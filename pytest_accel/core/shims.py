@@ -221,90 +221,66 @@ def report_from_data(config: pytest.Config, data: dict[str, Any]) -> Any:
     return report
 
 
-def captured_streams(config: pytest.Config) -> dict[str, Any]:
-    """Return the files into which pytest captures, by name (``stdout``, ``stderr``); empty without capturing.
+def capture_with(config: pytest.Config, stdout: Any, stderr: Any) -> None:
+    """Make pytest's global capture use `stdout` and `stderr`, which have the methods of its `FDCapture`.
 
-    With ``--capture=fd`` they are unnamed files; with ``sys`` and ``tee-sys`` they hold the text in memory and have
-    `getvalue`. pytest has no public way to read them while a phase runs, or to choose where they are stored.
+    pytest has no public way to choose where captured output is stored. Call this while it captures.
     """
-    capturing = getattr(config.pluginmanager.get_plugin("capturemanager"), "_global_capturing", None)
-    streams: dict[str, Any] = {"stdout": getattr(capturing, "out", None), "stderr": getattr(capturing, "err", None)}
-    return {name: stream.tmpfile for name, stream in streams.items() if hasattr(stream, "tmpfile")}
+    capturing: Any = getattr(config.pluginmanager.get_plugin("capturemanager"), "_global_capturing", None)
+    for name, stream in {"out": stdout, "err": stderr}.items():
+        if capturing is not None:
+            if (replaced := getattr(capturing, name)) is not None:
+                replaced.done()
+            setattr(capturing, name, stream)
+            stream.start()
 
 
-def captured_log(config: pytest.Config) -> logging.Handler | None:
-    """Return the handler whose text is the captured log of a report, or None if the logging plugin is disabled."""
+def captured_log(config: pytest.Config) -> Any:
+    """Return the handler whose text is the captured log of a report, or None if the logging plugin is disabled.
+
+    pytest calls its method `reset` when a phase begins.
+    """
     return getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
 
 
 def log_file_handler(config: pytest.Config) -> Any:
-    """Return the handler that writes the log file of this process (``log_file``); None if there is no such file."""
-    handler: Any = getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_file_handler", None)
-    name = getattr(getattr(handler, "stream", None), "name", os.devnull)
-    return None if name == os.devnull else handler
+    """Return the handler that writes the log file of this process (``log_file``); None if the plugin is disabled."""
+    return getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_file_handler", None)
+
+
+def log_file(config: pytest.Config) -> str | None:
+    """Return the path of the log file of this process (``log_file``); None if there is none."""
+    name = getattr(getattr(log_file_handler(config), "stream", None), "name", os.devnull)
+    return None if name == os.devnull else str(name)
 
 
 def append_to_log_file(config: pytest.Config) -> None:
     """Make this process append to its log file, also with ``log_file_mode = w``, once it has opened it.
 
-    All workers of xdist write to one file. Without this, each writes over what the others have written.
+    All workers of xdist, and all ranks, write to one file. Without this, each writes over what the others have written.
     """
     if (handler := log_file_handler(config)) is not None:
-        with suppress(OSError, ValueError):  # A suite may have given the handler something else than a file.
+        with suppress(OSError, ValueError, AttributeError):  # A suite may have given the handler no file.
             descriptor = handler.stream.fileno()
             fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | os.O_APPEND)
 
 
-def write_log_file_to(config: pytest.Config, file: Any) -> Any:
-    """Make pytest write to `file` what it would write to a log file, and return the handler that does so.
-
-    Return None, and change nothing, if the suite has given this process a log file of its own. pytest's `set_log_path`
-    has no effect afterwards.
-    """
-    plugin: Any = config.pluginmanager.get_plugin("logging-plugin")
-    if plugin is None or log_file_handler(config) is not None:
-        return None
-    handler = plugin.log_file_handler
-    if (null := handler.setStream(file)) is not None:
-        null.close()
-    plugin.set_log_path = lambda fname: None
-    return handler
-
-
-def live_log_handler(config: pytest.Config) -> Any:
-    """Return the handler that shows live logs (``log_cli``); None if this process shows none."""
+def shows_live_logs(config: pytest.Config) -> bool:
+    """Return whether this process shows live logs (``log_cli``)."""
     handler = getattr(config.pluginmanager.get_plugin("logging-plugin"), "log_cli_handler", None)
-    return handler if isinstance(handler, logging.StreamHandler) else None
+    return isinstance(handler, logging.StreamHandler)
 
 
-def show_fixtures_with(config: pytest.Config, show: Callable[[str], object]) -> None:
-    """Pass the lines of ``--setup-show`` to `show` in place of the terminal, without the lines that name the tests.
+def hide_names_of_tests(config: pytest.Config) -> None:
+    """Make this session leave out the lines with which ``--setup-show`` names the tests; those on fixtures stay."""
+    from _pytest import runner
 
-    pytest has no hook for these lines. A line begins with a line end, and has none at its end.
-    """
-    from io import StringIO
-
-    from _pytest import runner, setuponly
-    from _pytest.config import create_terminal_writer
-
-    original: Any = setuponly._show_fixture_action
-    show_test: Any = runner.show_test_item
-    no_capture = _Overridden(config.pluginmanager, getplugin=lambda name: None)
-
-    def show_action(fixturedef: Any, of: pytest.Config, message: str) -> None:
-        if of is not config:  # A session inside a test.
-            original(fixturedef, of, message)
-            return
-        text = StringIO()
-        writer = create_terminal_writer(config, text)
-        original(fixturedef, _Overridden(config, pluginmanager=no_capture, get_terminal_writer=lambda: writer), message)
-        show(text.getvalue())
+    show: Any = runner.show_test_item
 
     def show_other_test(item: pytest.Item, **options: bool) -> None:
-        if item.config is not config:
-            show_test(item, **options)
+        if item.config is not config:  # Of a session inside a test.
+            show(item, **options)
 
-    setuponly._show_fixture_action = show_action  # type: ignore[assignment]
     runner.show_test_item = show_other_test
 
 

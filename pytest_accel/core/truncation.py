@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
+from contextlib import suppress
+from os import fstat
 from typing import Any
 
+_open = open  # A test may replace it.
+LAST_OUTPUT = 8_000
+"""Maximum number of bytes or characters of a log that are shown."""
 _LONGEST_SECTION = 1 << 20
 _LONGEST_LINE = 2_000
 _MOST_LINES = 120
@@ -23,17 +27,20 @@ def cut(text: str, longest: int = _LONGEST_SECTION) -> str:
     return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
-def read_cut(path: str, longest: int = _LONGEST_SECTION) -> str:
-    """Return the text of the file `path`, truncated to about `longest` bytes; read only what is returned."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= longest:
-            return file.read().decode(errors="replace")
-        half = longest // 2
-        first = file.read(half).decode(errors="replace")
-        file.seek(-half, os.SEEK_END)
-        last = file.read(half).decode(errors="replace")
-        return f"{first}\n[… {size - 2 * half} bytes left out …]\n{last}"
+def read_end(file: str | int, begin: int = 0, longest: int = 1_000_000) -> str:
+    """Return the text of `file`, a path or a descriptor, from the offset `begin`; at most its last `longest` bytes."""
+    with _open(file, "rb", buffering=0, closefd=isinstance(file, str)) as opened:
+        left_out = max(fstat(opened.fileno()).st_size - longest - begin, 0)
+        opened.seek(begin + left_out)
+        text = opened.read(longest).decode(errors="replace")
+    return f"[… {left_out} bytes left out …]\n{text}" if left_out else text
+
+
+def tail(path: str, longest: int = LAST_OUTPUT) -> str:
+    """Return the end of the log `path`, at most `longest` bytes of it; empty if there is no log."""
+    with suppress(OSError):
+        return read_end(path, longest=longest).strip("\n")
+    return ""
 
 
 def cut_end(line: str, longest: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from os import kill, stat, truncate, unlink
+from os import fstat, kill, truncate, unlink
 from os.path import exists
 from pathlib import Path
 from time import sleep
@@ -22,21 +22,20 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import InspectorTarget, call_agent
 from pytest_accel.core.paths import (
     CAPTURED_FILES,
+    HEADING,
     RANK_FILES,
     agent_path,
     flight_path,
-    log_file_path,
-    log_path,
     stack_path,
+    stdout_path,
     terminal_path,
 )
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
 from pytest_accel.core.struct_messages import decode, encode, from_builtins
-from pytest_accel.core.truncation import read_cut
+from pytest_accel.core.truncation import read_end
 from pytest_accel.core.unix_sockets import Connection, limit_reads
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.pyspy import native_frames
 from pytest_accel.diagnostics.python_stacks import take_stacks
@@ -46,16 +45,18 @@ _TIMEOUT = 20
 
 _LONGEST_WAIT = 10.0
 """Seconds that a rank has to write its record while it waits for a processor."""
-_LONGEST_LOG = 100_000
-"""Maximum number of bytes of a log that are read: faulthandler writes up to 100 frames for each thread."""
+CHUNK = 1 << 16
+"""Bytes that one read of a growing file returns at most."""
+_BACKLOG = 1 << 23
+"""Bytes by which a rank may be ahead of the reader of a growing file. If it is further ahead, output is left out."""
 
 PathOf = Callable[[str, int, int], str]
 """Returns the path of a rank's file, of the session's folder, the world and the rank."""
 
-GrowingFile = Literal["log", "log_file", "terminal"]
-"""A file to which a rank appends: its output, and what it writes for the session's log file and for the terminal."""
+Growing = Literal["stdout", "terminal"]
+"""A file to which a rank appends, and which the driver shows: its output, or what pytest shows in it."""
 
-_PATHS: Mapping[GrowingFile, PathOf] = {"log": log_path, "log_file": log_file_path, "terminal": terminal_path}
+_PATHS: Mapping[Growing, PathOf] = {"stdout": stdout_path, "terminal": terminal_path}
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -74,17 +75,17 @@ class MachineInspector:
     def _paths(self, path: PathOf, ranks: Mapping[int, object]) -> dict[int, str]:
         return {rank: path(self._directory, self._world, rank) for rank in ranks}
 
-    def logs(self, ranks: Mapping[int, None]) -> dict[int, str]:
-        """Return the end of each rank's log, long enough for the stacks that faulthandler writes; see `tail`."""
-        return {rank: tail(path, _LONGEST_LOG) for rank, path in self._paths(log_path, ranks).items()}
-
     def captured(self, phases: Mapping[int, When]) -> dict[int, list[tuple[str, str]]]:
-        """Return what ranks have captured in these `phases`, in which they are: headlines and texts, as in reports."""
+        """Return what ranks have written in these `phases`, in which they are: headlines and texts, as in reports.
+
+        From a file that is kept or shown, it is what they have written in the whole test.
+        """
         found: dict[int, list[tuple[str, str]]] = {rank: [] for rank in phases}
         for rank, when in phases.items():
             for name, path in CAPTURED_FILES.items():
                 with suppress(OSError):
-                    if text := read_cut(path(self._directory, self._world, rank)):
+                    _, heading, text = read_end(path(self._directory, self._world, rank)).rpartition(HEADING)
+                    if text := text.partition("\n")[2] if heading else text:
                         found[rank].append((f"Captured {name} {when}", text))
         return found
 
@@ -121,24 +122,20 @@ class MachineInspector:
         """Return the native frames; see `native_frames`."""
         return native_frames(pids)
 
-    def sizes(self, files: Mapping[int, GrowingFile]) -> dict[int, int]:
-        """Return the size of a file of each rank, in bytes."""
-        found = {}
-        for rank, file in files.items():
-            with suppress(OSError):
-                found[rank] = stat(_PATHS[file](self._directory, self._world, rank)).st_size
-        return found
+    def pieces(self, wanted: Mapping[int, tuple[Growing, int]]) -> dict[int, tuple[int, bytes]]:
+        """Return the next piece of a file of each rank, with its offset; `wanted` has the file and the offset so far.
 
-    def pieces(self, wanted: Mapping[int, tuple[GrowingFile, int, int]]) -> dict[int, bytes]:
-        """Return a piece of a file of each rank; `wanted` has the file, the offset and the maximum number of bytes."""
+        The offset is higher if the file has grown by more than `_BACKLOG`, and lower if it has been truncated.
+        """
         found = {}
-        for rank, (name, offset, limit) in wanted.items():
+        for rank, (name, offset) in wanted.items():
             with suppress(OSError), open(_PATHS[name](self._directory, self._world, rank), "rb", buffering=0) as file:
-                file.seek(offset)
-                found[rank] = file.read(limit)
+                size = fstat(file.fileno()).st_size
+                begin = file.seek(size - CHUNK if size > offset + _BACKLOG else min(offset, size))
+                found[rank] = begin, file.read(CHUNK)
         return found
 
-    def truncate(self, files: Mapping[int, GrowingFile]) -> dict[int, None]:
+    def empty(self, files: Mapping[int, Growing]) -> dict[int, None]:
         """Truncate a file of each rank to nothing."""
         for rank, file in files.items():
             with suppress(OSError):
@@ -275,25 +272,3 @@ def answer(call: Connection, directory: str) -> None:
         form, _ = get_type_hints(method).values()
         given = from_builtins(request.given, form)
         call.send_bytes(encode(method(MachineInspector(directory, request.world), given)))
-
-
-class LogReader:
-    """A file to which a rank appends, to be read while it grows."""
-
-    def __init__(self, inspector: WorldInspector, rank: int, file: GrowingFile) -> None:
-        self._inspector = inspector
-        self._rank = rank
-        self._file = file
-
-    def size(self) -> int:
-        """Return the size in bytes."""
-        return self._inspector.ask(MachineInspector.sizes, {self._rank: self._file}).get(self._rank, 0)
-
-    def read(self, offset: int, limit: int) -> bytes:
-        """Return at most `limit` bytes from `offset`; empty if there are none."""
-        wanted = {self._rank: (self._file, offset, limit)}
-        return self._inspector.ask(MachineInspector.pieces, wanted).get(self._rank, b"")
-
-    def truncate(self) -> None:
-        """Truncate the file to nothing."""
-        self._inspector.ask(MachineInspector.truncate, {self._rank: self._file})

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pytest_accel.core.at_work import held_up, is_at_work
@@ -95,15 +95,17 @@ def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, 
     return stacks
 
 
-def split_fault(log: str) -> tuple[str, str]:
-    """Return the output in a rank's `log`, and the stack that faulthandler wrote there when the rank crashed."""
-    before, fatal, dump = log.rpartition(_FATAL)
-    if not fatal:
-        return log, ""
-    lines = dump.split("\n")
-    end = next((at for at, line in enumerate(lines[1:], 1) if _DUMP_LINE.match(line) is None), len(lines))
-    output = "\n".join(filter(None, (before.strip("\n"), "\n".join(lines[end:]).strip("\n"))))
-    return output, shorten(fatal + "\n".join(lines[:end])).strip("\n")
+def split_fault(sections: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
+    """Return the output in `sections` of a crashed rank, and the stack that faulthandler has written there."""
+    output, stack = list(sections), ""
+    for at, (name, text) in enumerate(sections):
+        before, fatal, dump = text.rpartition(_FATAL)
+        if fatal:
+            lines = dump.split("\n")
+            end = next((at for at, line in enumerate(lines[1:], 1) if _DUMP_LINE.match(line) is None), len(lines))
+            stack = shorten(fatal + "\n".join(lines[:end])).strip("\n")
+            output[at] = name, before + "\n".join(lines[end:]).lstrip("\n")
+    return [(name, text) for name, text in output if text], stack
 
 
 def shorten(stacks: str) -> str:

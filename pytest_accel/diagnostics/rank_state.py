@@ -76,10 +76,8 @@ class RankOutcome(NamedTuple):
     """The text that a rank has sent about its end in place of a report; empty if it could not."""
     stack: str = ""
     """The stacks of the threads of a rank that hung, or that died of a fatal error; see `python_stacks`."""
-    log: str = ""
-    """The end of the output that pytest did not capture."""
     sections: tuple[tuple[str, str], ...] = ()
-    """For a rank that did not report: headlines and texts of the output that pytest had captured."""
+    """For a rank that did not report: headlines and texts of its output."""
     later: RankOutcome | None = None
     """The end of the rank in a later phase of the test; None if it did not end, or that is not known yet."""
     exit: RankExit | None = None

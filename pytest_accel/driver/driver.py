@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,13 +19,11 @@ from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
-from pytest_accel.driver.log_tail import LogTail, Tail
 from pytest_accel.driver.marked_test import MarkedTest
-from pytest_accel.driver.relayed_logs import relayed_logs
+from pytest_accel.driver.output_tail import OutputTail, shows_logs_of_ranks, shows_output
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
-from pytest_accel.settings.options import is_distributed
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import publish
@@ -47,10 +46,7 @@ class Driver:
         self.session_kind = session_kind
         self.settings = settings
         self._pool_client = pool_client
-        option = config.option
         append_to_log_file(config)
-        self._streams = getattr(option, "capture", "no") == "no" and not is_distributed(config)
-        """True if the ranks' output is shown while they run (``-s`` without xdist)."""
         self._interactive = is_interactive(config)
         self._world: World | None = None
         self._error: BaseException | None = None
@@ -141,9 +137,9 @@ class Driver:
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
-            on_quiet = self._show_progress if self._interactive and not self._streams else None
+            on_quiet = self._show_progress if self._interactive and not shows_output(self.config) else None
             world = self._world = World(
-                grant, self._pool_client, self._debugger_relay(grant), self._tails(grant), on_quiet
+                grant, self._pool_client, self._debugger_relay(grant), self._tail(grant), on_quiet
             )
         except BaseException as error:  # Return the world: it would keep its devices and slots.
             self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
@@ -174,16 +170,17 @@ class Driver:
         terminal = None if hasattr(self.config, "workerinput") else partial(lend_terminal, self.config)
         return DebuggerRelay(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
-    def _tails(self, grant: WorldGrant) -> list[Tail]:
-        """Return the objects that pass on the output and the logs of the ranks, as far as the session has them."""
-        inspector, spec, config = WorldInspector(grant.directory, grant.spec), grant.spec, self.config
-        tails: list[Tail] = [*relayed_logs(inspector, spec, config)]
-        if self._streams:
-            # pytest has written the test's name without a line end. Only the lines of several ranks begin a new one.
-            begins_lines = spec.ranks > 1 and config.pluginmanager.has_plugin("terminalreporter")
-            show_output = partial(write_text, config) if begins_lines else _show
-            tails.append(LogTail(inspector, spec.ranks, show_output, kept=self.settings.output is not None))
-        return tails
+    def _tail(self, grant: WorldGrant) -> OutputTail | None:
+        """Return the object that shows what the ranks write while they run; None if the session shows nothing."""
+        config, ranks = self.config, grant.spec.ranks
+        streams = shows_output(config)
+        if not streams and not shows_logs_of_ranks(config):
+            return None
+        show: Callable[[str], None] = partial(write_text, config)
+        if streams and (ranks == 1 or not config.pluginmanager.has_plugin("terminalreporter")):
+            show = _show  # The output of a single rank does not begin a new line after the test's name.
+        inspector, kept = WorldInspector(grant.directory, grant.spec), streams and self.settings.output is not None
+        return OutputTail(inspector, "stdout" if streams else "terminal", ranks, show, kept=kept)
 
     def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""

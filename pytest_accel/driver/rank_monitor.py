@@ -29,7 +29,6 @@ from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.deadlock import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.diagnostics.log_end import LAST_OUTPUT
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
@@ -281,13 +280,10 @@ class RankMonitor:
         hang: Hang | None = None,
     ) -> None:
         """Record that `rank` has ended, in the first phase that it has not reported; receive no more messages of it."""
-        shows_log = ending != "hung" and not headline
-        log = self._inspector.ask(MachineInspector.logs, {rank.rank: None}).get(rank.rank, "") if shows_log else ""
         captured = self._inspector.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
         if exit is not None and exit.is_crash:
-            log, stack = split_fault(log)
-        log, output = log[-LAST_OUTPUT:], (*rank.sections, *captured)
+            captured, stack = split_fault(captured)
         epoch = wall_clock() - monotonic()
         began = beginning(rank.phase, [rank], self.began_of(rank.phase))
         rank.end = RankOutcome(
@@ -296,8 +292,7 @@ class RankMonitor:
             at,
             text=text,
             stack=stack,
-            log=log,
-            sections=output,
+            sections=(*rank.sections, *captured),
             exit=exit,
             headline=headline,
             hang=hang,

@@ -32,8 +32,8 @@ from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOut
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.deadlock_watch import DeadlockWatch
 from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.log_tail import Tail
 from pytest_accel.driver.marked_test import MarkedTest
+from pytest_accel.driver.output_tail import OutputTail
 from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
@@ -57,8 +57,8 @@ QUIET = 30.0
 OnQuiet = Callable[[When, float, float, Progress], None]
 """Called with the phase, its duration, its timeout, and what the ranks are doing."""
 
-_LOG_INTERVAL = 0.05
-"""Seconds between two reads of the ranks' output and logs, if these are passed on while the test runs."""
+_OUTPUT_INTERVAL = 0.05
+"""Seconds between two reads of the ranks' output, if it is shown while the test runs."""
 
 
 class LostWorld(Exception):
@@ -73,10 +73,10 @@ class World:
         grant: WorldGrant,
         pool_client: PoolClient,
         debugger: DebuggerRelay,
-        tails: Sequence[Tail] = (),
+        tail: OutputTail | None = None,
         on_quiet: OnQuiet | None = None,
     ) -> None:
-        """Connect to the ranks; :meth:`start` waits until they are ready. `tails` pass on their output and logs.
+        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows what they write.
 
         `on_quiet` is called once in each phase that takes longer than `QUIET` seconds.
         """
@@ -84,9 +84,9 @@ class World:
         self._quiet: tuple[int, When] | None = None
         """Test and phase for which `on_quiet` was called last."""
         self._debugger = debugger
-        self._tails = tails
+        self._tail = tail
         self._output_due = 0.0
-        """Time at which the ranks' output and logs are read next (`clock.monotonic`)."""
+        """Time at which the ranks' output is read next (`clock.monotonic`)."""
         self.grant = grant
         self._waited = grant.waited
         self.condition = WorldCondition()
@@ -277,8 +277,8 @@ class World:
             if not in_teardown and self._grace().end == math.inf:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
-        for tail in self._tails:
-            tail.finish() if when == "teardown" else tail.drain()
+        if self._tail is not None:
+            self._tail.finish() if when == "teardown" else self._tail.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         ranks = zip(self._ranks, outcomes, strict=True)
         self._reported_ends |= {rank.rank for rank, outcome in ranks if outcome is rank.end}
@@ -339,13 +339,12 @@ class World:
             self._monitor.record_hung(unfinished, Hang(HangCause.DEADLOCK, 0.0, when))
 
     def _show_output(self) -> float:
-        """Pass on the next output and logs of the ranks if that is due; return the seconds until it is due again."""
-        if not self._tails:
+        """Show the next output of the ranks if that is due; return the seconds until it is due again."""
+        if self._tail is None:
             return _INTERVAL
         now = monotonic()
         if now >= self._output_due:
-            more = [tail.show() for tail in self._tails]
-            self._output_due = now if any(more) else now + _LOG_INTERVAL
+            self._output_due = now if self._tail.show() else now + _OUTPUT_INTERVAL
         return self._output_due - now
 
     def _show_if_quiet(self, when: When, began: float, timeout: float) -> None:
@@ -415,8 +414,8 @@ class World:
         with ExitStack() as stack:  # Return the world after any error.
             stack.callback(self._release)
             stack.callback(self._monitor.close)
-            for tail in self._tails:
-                stack.callback(tail.close)
+            if self._tail is not None:
+                stack.callback(self._tail.finish)
 
     def _release(self) -> None:
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.

@@ -10,11 +10,11 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.rank_exit import RankExit, exited
-from pytest_accel.core.rank_messages import FAILED_BY_HOOK
+from pytest_accel.core.rank_messages import FAILED_BY_HOOK, When
+from pytest_accel.core.truncation import LAST_OUTPUT
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.diagnostics.log_end import LAST_OUTPUT
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
 
@@ -99,8 +99,10 @@ class PoolSummary:
         self, error: OutsideError, world: PooledWorld, rank: int, end: RankExit | None = None, *, stack: str = ""
     ) -> None:
         """Add an error of a rank, with its log; `end` is the exit that is the error."""
-        log = WorldInspector(self._directory, world.spec).ask(MachineInspector.logs, {rank: None}).get(rank, "")
+        inspector = WorldInspector(self._directory, world.spec)
+        phases: dict[int, When] = {rank: "teardown"}
+        sections = inspector.ask(MachineInspector.captured, phases).get(rank, [])
         if end is not None and end.is_crash:
-            log, stack = split_fault(log)
-        output = log[-LAST_OUTPUT:]
+            sections, stack = split_fault(sections)
+        output = "\n".join(text.strip("\n") for _, text in sections)[-LAST_OUTPUT:]
         self.errors.append(RankProblem(error, rank, world.spec.ranks, end, RETIRE_TIMEOUT, stack, output))

@@ -24,10 +24,10 @@ from pytest_accel.core.record_events import Recorder
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.threads import NoThreadError
 from pytest_accel.core.timeouts import START_TIMEOUT
+from pytest_accel.core.truncation import tail
 from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks, Spawn
 from pytest_accel.forkserver.server_messages import (
     KillWorld,

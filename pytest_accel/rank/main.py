@@ -26,9 +26,10 @@ from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flig
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.cpu_limits import threads_beside_ccl
 from pytest_accel.leases.shared_folder import default_folder
-from pytest_accel.rank import coverage, process_state, rank_environment, rank_log, rank_plugin, torch_devices
+from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.late_variables import LateVariables
+from pytest_accel.rank.rank_output import RankOutput
 
 
 class _RankStart:
@@ -48,10 +49,10 @@ class _RankStart:
         session, (spec, rank, listener, store_port) = self._session, self._role
         log.start_here(f"rank {rank} of world {spec.world}")
         log.step("starts; its parent is process %d", os.getppid())
-        rank_log.redirect(session, spec.world, rank)
+        context = RankContext(session, spec, rank)
+        output = RankOutput(context)
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
-        context = RankContext(session, spec, rank)
         _set_environment(context, store_port)
         torch_devices.limit_threads()
         coverage.start(session.coverage if session.shared else None, pluginmanager)
@@ -60,7 +61,7 @@ class _RankStart:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"accel-w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, LateVariables())
+        self.plugin = rank_plugin.RankPlugin(context, listener, store_port, LateVariables(), output)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
 

@@ -6,11 +6,11 @@ and assertion rewriting work as usual.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from contextlib import suppress
 from functools import cached_property
-from os import chdir
+from os import W_OK, access, chdir, devnull
+from os.path import dirname
 from socket import socket
 from traceback import format_exc
 from typing import Any
@@ -32,7 +32,7 @@ from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
-from pytest_accel.rank.output_files import LogRelay
+from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports
 from pytest_accel.rank.runner import TestRunner
 
@@ -65,6 +65,7 @@ class RankPlugin:
         listener: socket,
         store_port: StorePort | None,
         late_variables: LateVariables,
+        output: RankOutput,
     ) -> None:
         self.context = context
         self.served = False
@@ -78,8 +79,9 @@ class RankPlugin:
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
+        self._output = output
         self._runner = TestRunner(
-            context, self._collector, self._debugger, self._leak_check, self._reports, self._is_prepared
+            context, self._collector, self._debugger, self._leak_check, self._reports, output, self._is_prepared
         )
 
     def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -88,9 +90,7 @@ class RankPlugin:
         pluginmanager.register(MainProcessPlugins())
         pluginmanager.register(self._reports)
         pluginmanager.register(self._runner)
-        session = self.context.session
-        if session.log_file or session.shows_logs or session.streams:
-            pluginmanager.register(LogRelay(self.context))
+        pluginmanager.register(self._output)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
@@ -102,7 +102,10 @@ class RankPlugin:
         for name in _WRITES_A_FILE:
             if getattr(config.option, name, None):
                 setattr(config.option, name, None)
-        config.option.log_file = os.devnull  # With None, pytest would use the setting in the ini file.
+        # All ranks append to the log file of the session, if this machine has its folder.
+        path = self.context.session.log_file
+        config.option.log_file = path if access(dirname(path), W_OK) else devnull
+        config.option.log_file_mode = "a"
         # As in an xdist worker, before any hook `pytest_cmdline_main`.
         given = RankInput(self.context.spec.workers[self.context.rank])
         vars(config).update(workerinput=given, workeroutput={})
@@ -133,8 +136,10 @@ class RankPlugin:
             if line not in known:
                 config.addinivalue_line("markers", line)
 
-    def pytest_internalerror(self, excrepr: Any) -> None:
+    def pytest_internalerror(self, excrepr: Any) -> bool:
+        """Keep an error for the answer to the driver; return False once that is sent, so that pytest writes it."""
         self._collector.errors.append(str(excrepr))
+        return not self.served
 
     def pytest_collection(self, session: pytest.Session) -> bool:
         """Collect nothing yet; return True, so that pytest does not collect. Other plugins' hooks are called before.

@@ -45,8 +45,7 @@ from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck, check_failed
-from pytest_accel.rank.output_files import CapturedOutput
-from pytest_accel.rank.rank_log import RankLog
+from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports, collect_rank_data, serialize
 from pytest_accel.settings.options import RECORD, output_path
 
@@ -90,6 +89,7 @@ class TestRunner:
         debugger: RankDebugger,
         leak_check: LeakCheck,
         reports: RankReports,
+        output: RankOutput,
         is_prepared: Callable[[], bool],
     ) -> None:
         """`is_prepared` returns whether the rank has been prepared for its first test."""
@@ -98,23 +98,19 @@ class TestRunner:
         self._debugger = debugger
         self._leak_check = leak_check
         self._reports = reports
+        self._output = output
         self._is_prepared = is_prepared
         context.announce = self.announce
-        session, world, rank = context.session, context.spec.world, context.rank
-        self._log = RankLog(session, world, rank, context.spec.ranks)
-        self._captured = CapturedOutput(session.directory, world, rank)
-        self._logged: NodeRef | None = None
-        """The test for which the log has been begun by its collection; None once the test has begun."""
+        self._begun: NodeRef | None = None
+        """The test whose output has been begun by its collection; None once the test has begun."""
         self._test: _Test
         """The running test, or the last one."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
+        """Prepare the debugger before the other plugins' hooks are called."""
         self._config = session.config
         self._records = output_path(session.config, RECORD) is not None
-        self._log.open()
-        self._captured.open(session.config)
         self._debugger.install(session.config)
         if INTERRUPT_SIGNAL is not None:
             signal(INTERRUPT_SIGNAL, self._interrupt)
@@ -131,8 +127,8 @@ class TestRunner:
         node, problem = request.node, ""
         session.config.stash[OWNERS].decide(request.project_marks)
         self._reports.session_devices = request.devices
-        self._log.begin(node)
-        self._logged = node
+        self._output.begin(node)
+        self._begun = node
         try:
             try:
                 self._collector.find(session, node, request.sources)
@@ -156,9 +152,9 @@ class TestRunner:
     def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
         self._context.tests += 1
-        if self._logged != request.node:
-            self._log.begin(request.node)
-        self._logged = None
+        if self._begun != request.node:
+            self._output.begin(request.node)
+        self._begun = None
         test = self._test = _Test(driver, request)
         self._reports.begin(skips_in_driver=request.skips)
         try:
@@ -249,7 +245,7 @@ class TestRunner:
         finished = Finished(
             test.request.serial,
             collectives,
-            warnings=(*test.warnings, *self._log.take_warnings()),
+            warnings=tuple(test.warnings),
             late_teardown_error=test.late_teardown_error,
             leaks=leaks.found,
             device_error=leaks.device_error,
@@ -373,8 +369,6 @@ class TestRunner:
             return
         test.raised |= report.failed or hasattr(report, "wasxfail")
         test.reported.add(report.when)
-        self._log.end_phase()
-        self._captured.end_phase()
         plugin_data: dict[str, Any] = {}
         exception = self._reports.exception
         if test.item is not None:

@@ -44,7 +44,6 @@ from pytest_accel.verdict.mismatches import (
 from pytest_accel.verdict.phase_verdict import Verdict
 from pytest_accel.verdict.remote_exceptions import RAISED
 
-_INTERNAL_ERROR = "INTERNALERROR>"
 """The beginning of a line with which pytest writes an internal error."""
 
 
@@ -379,13 +378,6 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     elif phase.is_fake:
         _put_above(longrepr, phase.about)
     longrepr["sections"] += _diagnosis(phase, root)
-    for outcome in outcomes:
-        extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
-        log = outcome.log
-        if outcome.ending == "unstarted":  # Its text has the error that pytest has written to the log, too.
-            log = "\n".join(line for line in log.splitlines() if not line.startswith(_INTERNAL_ERROR))
-        if log.strip() and outcome.ending in ("died", "unstarted"):
-            longrepr["sections"].append((f"{extra}last output", log, "-"))
     place = sentences.place_of(root)
     return Verdict("failed", message, cause, error, longrepr, sections, place=place)
 

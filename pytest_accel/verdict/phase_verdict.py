@@ -106,7 +106,7 @@ class Verdict(Struct, frozen=True):
         lines = [self.message]
         for entry in self.longrepr["reprtraceback"]["reprentries"]:
             lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
-        for name, text, _ in self.longrepr["sections"]:
+        for name, text, *_ in (*self.longrepr["sections"], *self.sections):
             lines += [f"--- {name} ---", text]
         return "\n".join(dict.fromkeys(lines))
 

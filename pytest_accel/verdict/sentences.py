@@ -408,7 +408,7 @@ def _key(outcome: RankOutcome) -> object:
     """Return a value that is equal for outcomes that the same text describes."""
     if outcome.report is None:
         place = where(frames_of_rank(outcome.stack))
-        return (outcome.ending, outcome.expected, outcome.exit, outcome.text, outcome.hang, outcome.log, place)
+        return (outcome.ending, outcome.expected, outcome.exit, outcome.text, outcome.hang, place)
     longrepr = outcome.report.report.get("longrepr")
     crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
     later = _key(outcome.later) if outcome.later is not None else None

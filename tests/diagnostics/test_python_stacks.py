@@ -97,13 +97,14 @@ def test_frozen_modules_and_the_command_line_are_not_frames_of_the_user() -> Non
 
 
 def test_the_stack_of_a_crash_is_separated_from_the_output() -> None:
-    output, stack = split_fault(f"terminate called\n{CRASH}and after it\n")
-    assert output == "terminate called\nand after it"
+    output, stack = split_fault(
+        [("out", "printed\n"), ("err", f"terminate called\n{CRASH}and after it\n"), ("fault", CRASH)]
+    )
+    assert output == [("out", "printed\n"), ("err", "terminate called\nand after it\n")]
     assert place(stack, Folders("/home/me")) == "helpers.py:31 in crash"
     for text in ("_pytest", "flight_recorder", "Extension modules"):
         assert text not in stack_text(stack, Folders())
-    assert split_fault("only output") == ("only output", "")
-    assert split_fault("") == ("", "")
+    assert split_fault([("out", "only output")]) == ([("out", "only output")], "")
 
 
 def test_the_threads_of_the_package_are_left_out() -> None:

@@ -92,7 +92,7 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
             if rank == 1:
                 child = os.fork()
                 if child == 0:
-                    ctypes.string_at(0)  # Its fault handler writes to the rank's log.
+                    ctypes.string_at(0)  # Its fault handler writes to the rank's standard error.
                 os.waitpid(child, 0)
                 os._exit(3)
 
@@ -141,10 +141,10 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
     assert f">   {_CRASH}\n\n{crash}: \n" in report
     assert f"E   {message}\n" in report
     assert "before the crash of 1" in report
-    for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "last output"):
+    for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "Captured stderr"):
         assert text not in report.partition("- Captured log call")[0]
     child_report = run.failure("test_child_crashes")
-    assert "Fatal Python error: Segmentation fault" in child_report.partition("[rank 1] last output")[2]
+    assert "Fatal Python error: Segmentation fault" in child_report.partition("Captured stderr call [rank 1]")[2]
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ def barrier(number: int, *, done: bool) -> dict[str, dict[int, Collective]]:
 DEATH = judged(
     failed(0, "Connection closed by peer [127.0.0.1]:1"),
     passed(1),
-    died(2, at=2, number=signal.SIGKILL, log="the last words"),
+    died(2, at=2, number=signal.SIGKILL, sections=(("Captured stderr setup", "the last words"),)),
     when="setup",
     findings=Findings(at_death={1: STACK}),
 )

@@ -31,8 +31,8 @@ from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.core.timeouts import START_TIMEOUT
+from pytest_accel.core.truncation import tail
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.log_end import tail
 from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks

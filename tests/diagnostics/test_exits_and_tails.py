@@ -13,7 +13,7 @@ import pytest
 
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.signals import STACK_SIGNAL
-from pytest_accel.diagnostics.log_end import tail
+from pytest_accel.core.truncation import tail
 
 Start = Callable[[Path, str], "subprocess.Popen[str]"]
 
@@ -56,7 +56,7 @@ def test_tail_returns_the_end_of_a_log(tmp_path: Path) -> None:
     assert tail(str(log)) == ""
     log.write_bytes(b"\n".join([b"first", b"caf\xff", b"last", b"", b""]))
     assert tail(str(log)) == "first\ncaf\N{REPLACEMENT CHARACTER}\nlast"
-    assert tail(str(log), 7) == "last"
+    assert tail(str(log), 7) == "[… 10 bytes left out …]\n\nlast"
     assert tail(str(tmp_path)) == ""
 
 
@@ -65,7 +65,7 @@ def test_tail_reads_only_the_end_of_a_log(tmp_path: Path) -> None:
     log.write_bytes(bytes(1 << 20) + b"\nlast\n")
     tracemalloc.start()
     try:
-        assert tail(str(log), 6) == "last"
+        assert tail(str(log), 6).endswith(" bytes left out …]\n\nlast")
         assert tracemalloc.get_traced_memory()[1] < 1 << 19
     finally:
         tracemalloc.stop()

@@ -1,0 +1,266 @@
+"""The output of a rank, in files: what is written to its standard streams, what it logs, and what pytest shows.
+
+Descriptors 1 and 2 refer to files as long as the rank lives. pytest's capture reads these files after each phase, the
+driver reads them if the rank dies, ``-s`` shows them while they grow, and ``--accel-output`` keeps them. So no text is
+copied, none is lost if the rank dies, whichever code has written it, and no rank waits for a reader.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import logging
+import sys
+from contextlib import suppress
+from os import (
+    O_APPEND,
+    O_CREAT,
+    O_EXCL,
+    O_RDONLY,
+    O_RDWR,
+    O_WRONLY,
+    close,
+    devnull,
+    dup2,
+    fstat,
+    ftruncate,
+    makedirs,
+    symlink,
+    truncate,
+    unlink,
+)
+from os import open as open_descriptor
+from os.path import dirname, relpath, samestat
+from typing import Any
+
+import pytest
+
+from pytest_accel.core.node_refs import NodeRef
+from pytest_accel.core.paths import (
+    HEADING,
+    kept_log_path,
+    records_path,
+    stderr_path,
+    stdout_path,
+    terminal_path,
+)
+from pytest_accel.core.rank_names import line_prefix
+from pytest_accel.core.shims import (
+    capture_with,
+    captured_log,
+    hide_names_of_tests,
+    log_file_handler,
+    set_terminal_file,
+)
+from pytest_accel.core.truncation import read_end
+from pytest_accel.rank.context import RankContext
+
+_open = open  # A test may replace it.
+_libc = ctypes.CDLL(None)
+_c_stdout = ctypes.c_void_p.in_dll(_libc, "__stdoutp" if sys.platform == "darwin" else "stdout")
+
+
+class RankOutput:
+    """Pytest plugin of a rank that owns the files of its output. A test that writes nothing costs a look at them."""
+
+    def __init__(self, context: RankContext) -> None:
+        """Make descriptors 1 and 2 write to the files of this rank, and 0 read from the null device."""
+        self._session = session = context.session
+        directory, world, rank = session.directory, context.spec.world, context.rank
+        self._stdout = stdout_path(directory, world, rank)
+        self._prefix = line_prefix(rank, context.spec.ranks)
+        self._records = _AppendedFile(records_path(directory, world, rank))
+        self._terminal = _AppendedFile(terminal_path(directory, world, rank))
+        self._is_kept = session.logs is not None
+        if session.logs is not None:
+            with suppress(OSError):  # Of another machine: the session itself has made the folder.
+                _make_kept(kept_log_path(session.logs, world, rank), self._stdout)
+        null = open_descriptor(devnull, O_RDONLY)
+        dup2(null, 0)
+        close(null)
+        # One file for both has the text in the order in which it is written, but does not tell the streams apart.
+        is_one = session.streams or self._is_kept
+        stderr = self._stdout if is_one else stderr_path(directory, world, rank)
+        self._streams = (
+            _Stream(1, "stdout", self._stdout, is_captured=not session.streams, is_kept=self._is_kept),
+            _Stream(2, "stderr", stderr, is_captured=not is_one, is_kept=False),
+        )
+        _libc.setvbuf(_c_stdout, None, 1, 0)  # _IOLBF
+
+    def begin(self, node: NodeRef) -> None:
+        """Begin the output of the test `node`. What has been written before is not captured any more."""
+        if self._is_kept:
+            name = "::".join((relpath(node.path, self._session.invocation_dir), *node.names))
+            _libc.fflush(_c_stdout)
+            _AppendedFile(self._stdout).write(f"{HEADING}{name}\n")
+        for stream in self._streams:
+            stream.snap()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+        """Let pytest capture from the files, before any code of the suite runs."""
+        capture_with(early_config, *self._streams)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Redirect what pytest logs and shows. It makes its handlers in its own hook, which is called before this."""
+        if (handler := captured_log(config)) is not None:
+            handler.addFilter(_is_not_from_torch)
+            _copy(handler, self._records)
+        if self._prefix and (handler := log_file_handler(config)) is not None:
+            handler.setFormatter(_PrefixFormatter(handler.formatter, self._prefix))
+        if config.pluginmanager.has_plugin("terminalreporter"):
+            shown = self._terminal if self._session.shows_logs else None
+            set_terminal_file(config, _Lines(sys.stdout if self._session.streams else shown))
+            if getattr(config.option, "setupshow", False):
+                hide_names_of_tests(config)
+
+
+def _make_kept(path: str, link: str) -> None:
+    """Create the empty file `path`, and its folder if it does not exist, and a symbolic `link` to it."""
+    makedirs(dirname(path), exist_ok=True)
+    with suppress(FileNotFoundError):
+        unlink(path)
+    close(open_descriptor(path, O_WRONLY | O_CREAT | O_EXCL, 0o600))
+    symlink(path, link)
+
+
+class _Stream:
+    """A standard stream of the rank, which writes to a file, and takes the place of pytest's `FDCapture`."""
+
+    def __init__(self, number: int, name: str, path: str, *, is_captured: bool, is_kept: bool) -> None:
+        """Make the descriptor `number` and the stream `name` of `sys` write to the file `path`."""
+        self._number = number
+        self._name = name
+        self._path = path
+        self._is_captured = is_captured
+        self._is_kept = is_kept
+        self._read = 0
+        """Bytes at the beginning of the file that have been captured, or were written before the test."""
+        self._is_between = False
+        """True from the end of a phase to the beginning of the next one."""
+        self._redirect()
+        raw = io.FileIO(number, "wb", closefd=False)
+        raw.name = f"<{name}>"
+        # Nothing is held back: it would be lost if the process died.
+        self._stream = io.TextIOWrapper(raw, "utf-8", "replace", newline="", write_through=True)
+        setattr(sys, name, self._stream)
+        setattr(sys, f"__{name}__", self._stream)
+
+    def _redirect(self) -> None:
+        file = open_descriptor(self._path, O_RDWR | O_CREAT | O_APPEND, 0o600)
+        self._file = fstat(file)
+        dup2(file, self._number)
+        close(file)
+
+    def start(self) -> None:
+        """Undo what the test has done to the stream of `sys`, and forget the text since an earlier phase."""
+        setattr(sys, self._name, self._stream)
+        if self._is_between:
+            self.snap()
+            self._is_between = False
+
+    resume = start
+
+    def suspend(self) -> None:
+        """Do nothing: the stream goes on writing to the file."""
+
+    done = suspend
+
+    def snap(self) -> str:
+        """Return the text since the last call, and remove it from the file unless this is kept or shown."""
+        self._is_between = True
+        _libc.fflush(_c_stdout)
+        try:
+            found = fstat(self._number)
+        except OSError:
+            found = None
+        if found is None or not samestat(found, self._file):  # The test has closed or replaced the descriptor.
+            self._redirect()
+            found = self._file
+        if not self._is_captured or found.st_size <= self._read:
+            return ""
+        text = read_end(self._number, self._read)
+        if self._is_kept:
+            self._read = found.st_size
+        else:
+            ftruncate(self._number, 0)
+        return text
+
+    def writeorg(self, data: str) -> None:
+        """Do nothing: the text has been in the file."""
+
+
+class _AppendedFile:
+    """A file to which this process appends. It is not kept open: a test may close every descriptor."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._filled = False
+
+    def write(self, text: str) -> None:
+        """Append `text` at once. Ignore errors such as a full disk: no test fails for want of this file."""
+        self._filled = True
+        with suppress(OSError), _open(self._path, "ab", buffering=0) as file:
+            file.write(text.encode(errors="replace"))
+
+    def clear(self) -> None:
+        """Empty the file if this process has written to it."""
+        if self._filled:
+            self._filled = False
+            with suppress(OSError):
+                truncate(self._path, 0)
+
+
+class _Lines(io.TextIOBase):
+    """The file of pytest's terminal writer in a rank. It passes on lines that are not empty; a flush ends a line."""
+
+    def __init__(self, file: Any) -> None:
+        """Pass lines on to `file`, or nowhere if it is None."""
+        self._file = file
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        self._line += text
+        if text.endswith("\n"):
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        line, self._line = self._line.strip("\n"), ""
+        if line and self._file is not None:
+            self._file.write(f"{line}\n")
+
+
+def _is_not_from_torch(record: logging.LogRecord) -> bool:
+    """Return False for the records of failed calls of `torch.distributed`, which only repeat the exception."""
+    return record.module != "c10d_logger"
+
+
+def _copy(handler: Any, copy: _AppendedFile) -> None:
+    """Write what the `handler` of the captured log formats to `copy` as well, which has the log of one phase."""
+    emit, reset = handler.emit, handler.reset
+
+    def emit_both(record: logging.LogRecord) -> None:
+        begin = handler.stream.tell()
+        emit(record)
+        handler.stream.seek(begin)
+        copy.write(handler.stream.read())
+
+    def reset_both() -> None:
+        reset()
+        copy.clear()
+
+    handler.emit, handler.reset = emit_both, reset_both
+
+
+class _PrefixFormatter(logging.Formatter):
+    """Formatter that delegates to another one, and puts a prefix before each line."""
+
+    def __init__(self, original: logging.Formatter | None, prefix: str) -> None:
+        super().__init__()
+        self._original = original or logging.Formatter()
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._prefix + self._original.format(record).replace("\n", f"\n{self._prefix}")
