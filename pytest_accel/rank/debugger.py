@@ -15,7 +15,7 @@ import pytest
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.rank_messages import TerminalRequest, TerminalReturned
-from pytest_accel.core.shims import ask_before_debugging
+from pytest_accel.core.shims import ask_before_debugging, set_terminal_file, terminal_file
 from pytest_accel.rank.driver_connection import DriverConnection
 
 
@@ -34,6 +34,8 @@ class RankDebugger:
         """Copies of the rank's descriptors 0, 1 and 2 while it has the terminal."""
         self._lent: tuple[int, ...] = ()
         """Descriptors of the driver's terminal."""
+        self._shown: Any = None
+        """The file of pytest's terminal writer before the debugger started; None if no debugger has replaced it."""
         self._interrupt: Any = None
         """The handler of SIGINT before the debugger started; None if no debugger has replaced it."""
 
@@ -84,6 +86,9 @@ class RankDebugger:
         for number, source in ((0, lent[0]), (1, lent[1]), (2, lent[1])):
             dup2(source, number)
         self._lent = tuple(lent)
+        if self._config.pluginmanager.has_plugin("terminalreporter"):
+            self._shown, _ = terminal_file(self._config)
+            set_terminal_file(self._config, sys.__stdout__)
         with suppress(ValueError):  # A thread other than the main one cannot set a handler.
             self._interrupt = set_handler(SIGINT, default_int_handler)
         return True
@@ -102,6 +107,9 @@ class RankDebugger:
         for number in self._lent:
             close(number)
         self._saved, self._lent = {}, ()
+        if self._config is not None and self._shown is not None:
+            set_terminal_file(self._config, self._shown)
+            self._shown = None
         if self._interrupt is not None:
             with suppress(ValueError):
                 set_handler(SIGINT, self._interrupt)

@@ -23,8 +23,9 @@ from os import (
     devnull,
     dup2,
     fstat,
-    ftruncate,
     makedirs,
+    stat,
+    stat_result,
     symlink,
     truncate,
     unlink,
@@ -154,11 +155,21 @@ class _Stream:
         close(file)
 
     def start(self) -> None:
-        """Undo what the test has done to the stream of `sys`, and forget the text since an earlier phase."""
+        """Undo what the test has done to the stream and the descriptor, and forget the text since an earlier phase."""
         setattr(sys, self._name, self._stream)
+        if (found := self._found()) is None:
+            self._redirect()
         if self._is_between:
-            self.snap()
+            if found is None or found.st_size:
+                self.snap()
             self._is_between = False
+
+    def _found(self) -> stat_result | None:
+        """Return the status of the file; None if a test has closed its descriptor, or a debugger uses that."""
+        with suppress(OSError):
+            if samestat(found := fstat(self._number), self._file):
+                return found
+        return None
 
     resume = start
 
@@ -171,20 +182,16 @@ class _Stream:
         """Return the text since the last call, and remove it from the file unless this is kept or shown."""
         self._is_between = True
         _libc.fflush(_c_stdout)
-        try:
-            found = fstat(self._number)
-        except OSError:
-            found = None
-        if found is None or not samestat(found, self._file):  # The test has closed or replaced the descriptor.
-            self._redirect()
-            found = self._file
-        if not self._is_captured or found.st_size <= self._read:
+        if not self._is_captured:
             return ""
-        text = read_end(self._number, self._read)
+        found = self._found()
+        file = self._path if found is None else self._number
+        size = (found or stat(file)).st_size
+        text = read_end(file, self._read) if size > self._read else ""
         if self._is_kept:
-            self._read = found.st_size
-        else:
-            ftruncate(self._number, 0)
+            self._read = size
+        elif size:
+            truncate(file, 0)
         return text
 
     def writeorg(self, data: str) -> None:

@@ -8,7 +8,7 @@ from tests.background_suite import BackgroundSuite
 
 _STEPS = (
     "driver.driver:Driver._debugger_relay",
-    "driver.driver:Driver._tails",
+    "driver.driver:Driver._tail",
     "driver.driver:World",
     "driver.world:RankMonitor",
     "driver.rank_monitor:WorldInspector",
