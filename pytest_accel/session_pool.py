@@ -22,7 +22,7 @@ from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory, log_file
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.core.suite_place import place_options
-from pytest_accel.driver.output_tail import shows_logs_of_ranks
+from pytest_accel.driver.output_tail import shows_logs_of_ranks, shows_output
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.pool.pool import Pool
@@ -159,7 +159,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine, d
         distributed=distributed,
         leaks=settings.leaks,
         logs=None if settings.output is None else os.path.join(config.invocation_params.dir, own_path(settings.output)),
-        streams=getattr(option, "capture", None) == "no" and not distributed,  # A worker of xdist has no terminal.
+        streams=shows_output(config),
         log_file=log_file(config) or "",
         shows_logs=shows_logs_of_ranks(config),
         fractions=machine.held.fractions if machine.held is not None else {},

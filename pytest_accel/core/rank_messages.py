@@ -250,8 +250,6 @@ class LeakKind(Enum):
     """The kinds of things that a test can leave in its rank."""
 
     SETTING = "setting"
-    STREAMS = "standard streams"
-    """The test closed pytest's own files of the standard streams."""
     PROCESS = "process"
     THREAD = "thread"
     GROUP = "process group"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from os import fstat, kill, truncate, unlink
+from os import fstat, kill, unlink
 from os.path import exists
 from pathlib import Path
 from time import sleep
@@ -47,7 +47,7 @@ _LONGEST_WAIT = 10.0
 """Seconds that a rank has to write its record while it waits for a processor."""
 CHUNK = 1 << 16
 """Bytes that one read of a growing file returns at most."""
-_BACKLOG = 1 << 23
+BACKLOG = 1 << 23
 """Bytes by which a rank may be ahead of the reader of a growing file. If it is further ahead, output is left out."""
 
 PathOf = Callable[[str, int, int], str]
@@ -125,22 +125,15 @@ class MachineInspector:
     def pieces(self, wanted: Mapping[int, tuple[Growing, int]]) -> dict[int, tuple[int, bytes]]:
         """Return the next piece of a file of each rank, with its offset; `wanted` has the file and the offset so far.
 
-        The offset is higher if the file has grown by more than `_BACKLOG`, and lower if it has been truncated.
+        The offset is higher if the file has grown by more than `BACKLOG`, and lower if the file is shorter.
         """
         found = {}
         for rank, (name, offset) in wanted.items():
             with suppress(OSError), open(_PATHS[name](self._directory, self._world, rank), "rb", buffering=0) as file:
                 size = fstat(file.fileno()).st_size
-                begin = file.seek(size - CHUNK if size > offset + _BACKLOG else min(offset, size))
+                begin = file.seek(size - CHUNK if size > offset + BACKLOG else min(offset, size))
                 found[rank] = begin, file.read(CHUNK)
         return found
-
-    def empty(self, files: Mapping[int, Growing]) -> dict[int, None]:
-        """Truncate a file of each rank to nothing."""
-        for rank, file in files.items():
-            with suppress(OSError):
-                truncate(_PATHS[file](self._directory, self._world, rank), 0)
-        return {}
 
     def remove_files(self, ranks: Mapping[int, None]) -> dict[int, None]:
         """Remove all files of ranks that have ended."""

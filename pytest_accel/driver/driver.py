@@ -179,8 +179,8 @@ class Driver:
         show: Callable[[str], None] = partial(write_text, config)
         if streams and (ranks == 1 or not config.pluginmanager.has_plugin("terminalreporter")):
             show = _show  # The output of a single rank does not begin a new line after the test's name.
-        inspector, kept = WorldInspector(grant.directory, grant.spec), streams and self.settings.output is not None
-        return OutputTail(inspector, "stdout" if streams else "terminal", ranks, show, kept=kept)
+        inspector = WorldInspector(grant.directory, grant.spec)
+        return OutputTail(inspector, "stdout" if streams else "terminal", ranks, show, warm=grant.warm)
 
     def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""

@@ -15,7 +15,7 @@ import pytest
 from pytest_accel.core.paths import HEADING
 from pytest_accel.core.rank_names import line_prefix
 from pytest_accel.core.shims import shows_live_logs
-from pytest_accel.diagnostics.inspector import CHUNK, Growing, MachineInspector, WorldInspector
+from pytest_accel.diagnostics.inspector import BACKLOG, CHUNK, Growing, MachineInspector, WorldInspector
 from pytest_accel.settings.options import is_distributed
 
 _LINE_ENDS = re.compile(r"\r\n|\n|\r(?!\Z)")
@@ -69,15 +69,14 @@ class OutputTail:
     """Shows the growing files of a world's ranks, each line with its rank. Owned by the driver's `World`."""
 
     def __init__(
-        self, inspector: WorldInspector, file: Growing, ranks: int, show: Callable[[str], None], *, kept: bool
-    ):
-        """Pass text of each rank's `file` to `show`. Unless the user keeps the files, they are emptied after a test."""
+        self, inspector: WorldInspector, file: Growing, ranks: int, show: Callable[[str], None], *, warm: bool
+    ) -> None:
+        """Pass text of each rank's `file` to `show`, from its end if an earlier driver has had the world (`warm`)."""
         self._inspector = inspector
         self._file = file
         self._show = show
-        self._kept = kept
         self._ranks = {rank: _RankText(line_prefix(rank, ranks)) for rank in range(ranks)}
-        if kept:  # An earlier driver of the world has shown what is there.
+        if warm:
             for rank, (begin, data) in self._read(sys.maxsize).items():
                 self._ranks[rank].offset = begin + len(data)
 
@@ -94,17 +93,10 @@ class OutputTail:
         return any(len(data) == CHUNK for _, data in found.values())
 
     def drain(self) -> None:
-        """Pass on what the ranks have written in the phase that has ended, with the lines that have no end."""
-        while self.show():
-            pass
+        """Pass on all that the ranks have written, with the lines that have no end. A rank may go on writing."""
+        for _ in range(BACKLOG // CHUNK + 1):
+            if not self.show():
+                break
         for text in self._ranks.values():
             if rest := text.end():
                 self._show(rest)
-
-    def finish(self) -> None:
-        """Pass on all text of a test that has ended, or before the world is given back."""
-        self.drain()
-        if not self._kept:
-            self._inspector.ask(MachineInspector.empty, dict.fromkeys(self._ranks, self._file))
-            for text in self._ranks.values():
-                text.offset = 0

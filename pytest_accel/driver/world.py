@@ -278,7 +278,7 @@ class World:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", limit if in_teardown else limit._replace(rest=math.inf))
         if self._tail is not None:
-            self._tail.finish() if when == "teardown" else self._tail.drain()
+            self._tail.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         ranks = zip(self._ranks, outcomes, strict=True)
         self._reported_ends |= {rank.rank for rank, outcome in ranks if outcome is rank.end}
@@ -415,7 +415,7 @@ class World:
             stack.callback(self._release)
             stack.callback(self._monitor.close)
             if self._tail is not None:
-                stack.callback(self._tail.finish)
+                stack.callback(self._tail.drain)
 
     def _release(self) -> None:
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.

@@ -121,14 +121,13 @@ class LeakCheck:
             torch_api.rpc_initialisations(),
         )
 
-    def end(self, *, closed_streams: bool, failed_work: FailedWork | None) -> Leaks:
+    def end(self, failed_work: FailedWork | None) -> Leaks:
         """Return the leaks of the test after its teardown, after settings have been put back.
 
-        `closed_streams` is True if the test has closed pytest's capture streams. `failed_work` is work on a device that
-        has failed, after which the device is unusable for this process.
+        `failed_work` is work on a device that has failed, after which the device is unusable for this process.
         """
         context = self._context
-        found = [Leak(LeakKind.STREAMS, lasting=True)] if closed_streams else []
+        found: list[Leak] = []
         now, groups_by_test = self._look(), 0
         if (before := self._before) is not None:
             after = self._after

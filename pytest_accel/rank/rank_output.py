@@ -25,7 +25,6 @@ from os import (
     fstat,
     makedirs,
     stat,
-    stat_result,
     symlink,
     truncate,
     unlink,
@@ -57,45 +56,47 @@ from pytest_accel.core.truncation import read_end
 from pytest_accel.rank.context import RankContext
 
 _open = open  # A test may replace it.
-_libc = ctypes.CDLL(None)
-_c_stdout = ctypes.c_void_p.in_dll(_libc, "__stdoutp" if sys.platform == "darwin" else "stdout")
 
 
 class RankOutput:
     """Pytest plugin of a rank that owns the files of its output. A test that writes nothing costs a look at them."""
 
     def __init__(self, context: RankContext) -> None:
-        """Make descriptors 1 and 2 write to the files of this rank, and 0 read from the null device."""
+        """Make descriptors 1 and 2 write to the files of this rank, and 0 read from the null device.
+
+        If the output is shown or kept, one file has both streams, in the order in which the text is written, of all
+        tests. Otherwise each stream has a file of its own, with the text of one phase.
+        """
         self._session = session = context.session
         directory, world, rank = session.directory, context.spec.world, context.rank
         self._stdout = stdout_path(directory, world, rank)
         self._prefix = line_prefix(rank, context.spec.ranks)
         self._records = _AppendedFile(records_path(directory, world, rank))
         self._terminal = _AppendedFile(terminal_path(directory, world, rank))
-        self._is_kept = session.logs is not None
+        self._is_one = session.streams or session.logs is not None
         if session.logs is not None:
             with suppress(OSError):  # Of another machine: the session itself has made the folder.
                 _make_kept(kept_log_path(session.logs, world, rank), self._stdout)
         null = open_descriptor(devnull, O_RDONLY)
         dup2(null, 0)
         close(null)
-        # One file for both has the text in the order in which it is written, but does not tell the streams apart.
-        is_one = session.streams or self._is_kept
-        stderr = self._stdout if is_one else stderr_path(directory, world, rank)
+        stderr = self._stdout if self._is_one else stderr_path(directory, world, rank)
         self._streams = (
-            _Stream(1, "stdout", self._stdout, is_captured=not session.streams, is_kept=self._is_kept),
-            _Stream(2, "stderr", stderr, is_captured=not is_one, is_kept=False),
+            _Stream(1, "stdout", self._stdout, is_captured=not session.streams, is_appended=self._is_one),
+            _Stream(2, "stderr", stderr, is_captured=not self._is_one, is_appended=self._is_one),
         )
-        _libc.setvbuf(_c_stdout, None, 1, 0)  # _IOLBF
+        # Neither Python nor C hold text back: it would be lost if the process died, and out of order.
+        libc = ctypes.CDLL(None)
+        stdout = ctypes.c_void_p.in_dll(libc, "__stdoutp" if sys.platform == "darwin" else "stdout")
+        libc.setvbuf(stdout, None, 2, 0)  # _IONBF
 
     def begin(self, node: NodeRef) -> None:
         """Begin the output of the test `node`. What has been written before is not captured any more."""
-        if self._is_kept:
-            name = "::".join((relpath(node.path, self._session.invocation_dir), *node.names))
-            _libc.fflush(_c_stdout)
-            _AppendedFile(self._stdout).write(f"{HEADING}{name}\n")
         for stream in self._streams:
             stream.snap()
+        if self._is_one:
+            name = "::".join((relpath(node.path, self._session.invocation_dir), *node.names))
+            _AppendedFile(self._stdout).write(f"{HEADING}{name}\n")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
@@ -129,47 +130,43 @@ def _make_kept(path: str, link: str) -> None:
 class _Stream:
     """A standard stream of the rank, which writes to a file, and takes the place of pytest's `FDCapture`."""
 
-    def __init__(self, number: int, name: str, path: str, *, is_captured: bool, is_kept: bool) -> None:
+    def __init__(self, number: int, name: str, path: str, *, is_captured: bool, is_appended: bool) -> None:
         """Make the descriptor `number` and the stream `name` of `sys` write to the file `path`."""
         self._number = number
         self._name = name
         self._path = path
         self._is_captured = is_captured
-        self._is_kept = is_kept
+        self._is_appended = is_appended
         self._read = 0
         """Bytes at the beginning of the file that have been captured, or were written before the test."""
         self._is_between = False
         """True from the end of a phase to the beginning of the next one."""
         self._redirect()
-        raw = io.FileIO(number, "wb", closefd=False)
-        raw.name = f"<{name}>"
-        # Nothing is held back: it would be lost if the process died.
-        self._stream = io.TextIOWrapper(raw, "utf-8", "replace", newline="", write_through=True)
+        self._stream = io.TextIOWrapper(_Unclosed(number, name), "utf-8", "replace", newline="", write_through=True)
         setattr(sys, name, self._stream)
         setattr(sys, f"__{name}__", self._stream)
 
     def _redirect(self) -> None:
         file = open_descriptor(self._path, O_RDWR | O_CREAT | O_APPEND, 0o600)
-        self._file = fstat(file)
+        self._identity = fstat(file)
         dup2(file, self._number)
         close(file)
 
+    def _file(self) -> int | str:
+        """Return the descriptor; the path if a test has closed or replaced the descriptor, or a debugger uses it."""
+        with suppress(OSError):
+            if samestat(fstat(self._number), self._identity):
+                return self._number
+        return self._path
+
     def start(self) -> None:
-        """Undo what the test has done to the stream and the descriptor, and forget the text since an earlier phase."""
+        """Undo what the test has done to the stream and its descriptor, and forget the text since the last phase."""
         setattr(sys, self._name, self._stream)
-        if (found := self._found()) is None:
+        if self._file() != self._number:
             self._redirect()
         if self._is_between:
-            if found is None or found.st_size:
-                self.snap()
+            self.snap()
             self._is_between = False
-
-    def _found(self) -> stat_result | None:
-        """Return the status of the file; None if a test has closed its descriptor, or a debugger uses that."""
-        with suppress(OSError):
-            if samestat(found := fstat(self._number), self._file):
-                return found
-        return None
 
     resume = start
 
@@ -179,23 +176,34 @@ class _Stream:
     done = suspend
 
     def snap(self) -> str:
-        """Return the text since the last call, and remove it from the file unless this is kept or shown."""
+        """Return the text since the last call, and remove it from a file that is not appended to."""
         self._is_between = True
-        _libc.fflush(_c_stdout)
         if not self._is_captured:
             return ""
-        found = self._found()
-        file = self._path if found is None else self._number
-        size = (found or stat(file)).st_size
-        text = read_end(file, self._read) if size > self._read else ""
-        if self._is_kept:
+        file = self._file()
+        size = stat(file).st_size
+        if size <= self._read:
+            return ""
+        text = read_end(file, self._read)
+        if self._is_appended:
             self._read = size
-        elif size:
+        else:
             truncate(file, 0)
         return text
 
     def writeorg(self, data: str) -> None:
         """Do nothing: the text has been in the file."""
+
+
+class _Unclosed(io.FileIO):
+    """A standard stream's binary file that stays open if a test closes the stream, which serves all tests."""
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(number, "wb", closefd=False)
+        self.name = f"<{name}>"
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class _AppendedFile:

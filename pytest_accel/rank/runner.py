@@ -72,8 +72,6 @@ class _Test:
     """False once a phase of the test did not pass, or a subtest failed."""
     raised: bool = False
     """True once a phase of the test or a subtest has failed, expectedly or not."""
-    closed_streams: bool = False
-    """True if the test has closed pytest's capture streams."""
     teardown: list[PhaseReport] = field(default_factory=list)
     """The report of a teardown that has passed, which is sent with the last message; empty before."""
     warnings: list[WarningSketch] = field(default_factory=list)
@@ -228,7 +226,7 @@ class TestRunner:
             failed_work = torch_devices.failed_work(context)
             if test.raised and failed_work is None:  # torch cannot free all memory of an unusable device.
                 device_memory.forget_failure(context, test.item)
-            leaks = self._leak_check.end(closed_streams=test.closed_streams, failed_work=failed_work)
+            leaks = self._leak_check.end(failed_work)
             collectives, groups = group_state.collectives(context), group_state.created_count()
             unawaited = context.pending_work.end()
             messages = group_state.messages(context)
@@ -303,7 +301,7 @@ class TestRunner:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
-        """Run the test in the contexts of features, wait for its devices, and note if it closed pytest's streams."""
+        """Run the test in the contexts of features, and wait for its devices."""
         __tracebackhide__ = True
         self._context.in_call = "call" not in self._test.reported
         try:
@@ -318,10 +316,6 @@ class TestRunner:
             return result
         finally:
             self._context.in_call = False
-            # A test may have replaced the streams with objects of any kind.
-            self._test.closed_streams = any(
-                getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
-            )
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self) -> Generator[None, None, None]:

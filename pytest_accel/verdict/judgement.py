@@ -44,8 +44,6 @@ from pytest_accel.verdict.mismatches import (
 from pytest_accel.verdict.phase_verdict import Verdict
 from pytest_accel.verdict.remote_exceptions import RAISED
 
-"""The beginning of a line with which pytest writes an internal error."""
-
 
 class Phase(Struct, frozen=True, kw_only=True):
     """Everything from which the verdict on one phase of a test follows, or on a subtest (see `merged_subtests`)."""

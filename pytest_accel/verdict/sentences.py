@@ -345,8 +345,6 @@ def _describe_leak(leak: Leak) -> str:
     match leak.kind:
         case LeakKind.SETTING:
             text = f"left {leak.name} changed from {leak.old} to {leak.new}"
-        case LeakKind.STREAMS:
-            text = "closed its standard streams, which are pytest's own files"
         case LeakKind.PROCESS:
             text = f"left process {leak.number} running ({leak.name})"
         case LeakKind.THREAD:

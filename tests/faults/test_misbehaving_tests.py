@@ -71,6 +71,7 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
         def test_closes_sys_streams():
             sys.stdout.close()
             sys.stderr.close()
+            print("still heard")
 
 
         def test_after_closed_streams(capfd):
@@ -257,7 +258,7 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
             "test_writes_what_is_no_text": "PASSED",
             "test_writes_what_is_no_text_and_fails": "FAILED failed: AssertionError; rank 0",
             "test_closes_standard_streams": "PASSED",
-            "test_closes_sys_streams": "FAILED ERROR",
+            "test_closes_sys_streams": "PASSED",
             "test_after_closed_streams": "PASSED",
             "test_closes_every_descriptor": "FAILED",
             "test_closes_every_descriptor_and_opens_others": "FAILED",
@@ -289,7 +290,7 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
         }
     )
     assert "errors outside of any test" not in run.text
-    assert "characters left out" in run.text
+    assert "bytes left out" in run.text
     assert list(suite.temporary.glob("torch-shm-*")) == []
     # gloo aborts or segfaults; alone, the process exits.
     assert run.causes["test_closes_every_descriptor"].startswith("died: SIG")

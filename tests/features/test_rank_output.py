@@ -200,12 +200,18 @@ def test_logs_of_ranks_are_kept_while_output_is_also_shown(suite: Suite) -> None
 
 @pytest.mark.long(except_for="fd")
 @pytest.mark.parametrize("capture", ["fd", "sys", pytest.param("tee-sys", marks=pytest.mark.long)])
-def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: str) -> None:
+def test_captured_output_is_reported_also_of_ranks_that_die(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, capture: str
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # With it, C holds nothing back either.
     suite.write(
         "test_x.py",
         """
+        import ctypes
         import logging
         import os
+        import signal
+        import subprocess
         import sys
         import threading
 
@@ -233,8 +239,20 @@ def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: st
             print("out of", rank)
             print("err of", rank, file=sys.stderr)
             logging.warning("log of %d", rank)
+            subprocess.run(["sh", "-c", f"echo child of {rank}; echo child error of {rank} >&2"], check=True)
+            ctypes.CDLL(None).printf(b"native, without a line end")
             if rank == 1:
-                os._exit(3)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+        @two
+        def test_shows(capsys, rank):
+            print("seen by capsys alone")
+            with capsys.disabled():
+                print("shown by", rank)
+            assert capsys.readouterr().out == "seen by capsys alone\\n"
+            os.write(2, b"binary \\xff")
+            raise ValueError
 
 
         @pytest.mark.distributed(2, kind="cpu", timeout=4)
@@ -271,7 +289,7 @@ def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: st
         """,
     )
     run = suite.run(f"--capture={capture}")
-    assert run.count() == {"FAILED": 5, "PASSED": 1, "ERROR": 1}
+    assert run.count() == {"FAILED": 6, "PASSED": 1, "ERROR": 1}
 
     def captured(test: str) -> dict[str, str]:
         """Return the sections of captured output in the failure of `test`, by headline."""
@@ -288,11 +306,14 @@ def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: st
     }
     assert "out of the setup of 1" in sections["Captured stdout setup [rank 1]"]
     assert "log of the setup of 1" in sections["Captured log setup [rank 1]"]
-    assert "out of 1" in sections["Captured stdout call [rank 1]"]
-    assert "err of 1" in sections["Captured stderr call [rank 1]"]
+    assert sections["Captured stdout call [rank 1]"] == "out of 1\nchild of 1\nnative, without a line end\n"
+    assert sections["Captured stderr call [rank 1]"] == "err of 1\nchild error of 1\n"
     assert "log of 1" in sections["Captured log call [rank 1]"]
     assert "out of 1" in captured("test_hangs")["Captured stdout call [rank 1]"]
     assert "out of 0" in captured("test_fails_while_the_other_waits")["Captured stdout call [rank 0]"]
+    sections = captured("test_shows")
+    assert sections["Captured stdout call [rank 1]"].splitlines()[0] == "shown by 1"
+    assert sections["Captured stderr call [ranks 0-1]"].splitlines()[0] == "binary \N{REPLACEMENT CHARACTER}"
     assert captured("test_silent") == {}
     sections = captured("test_dies_in_teardown")
     assert "out of the setup of 1" in sections["Captured stdout setup [rank 1]"]

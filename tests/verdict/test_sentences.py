@@ -152,7 +152,6 @@ def test_a_collective_for_which_the_test_did_not_wait() -> None:
     [
         (Leak(LeakKind.SETTING, "the mode", "1", "2"), "left the mode changed from 1 to 2; it has been put back"),
         (Leak(LeakKind.SETTING, "the mode", "1", "2", lasting=True), "left the mode changed from 1 to 2{}"),
-        (Leak(LeakKind.STREAMS, lasting=True), "closed its standard streams, which are pytest's own files{}"),
         (Leak(LeakKind.PROCESS, "sleep 9", number=7), "left process 7 running (sleep 9)"),
         (Leak(LeakKind.THREAD, "mine"), "left the thread 'mine' running"),
         (Leak(LeakKind.GROUP, DEFAULT_GROUP, lasting=True), "did not destroy the default process group{}"),
