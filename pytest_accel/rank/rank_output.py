@@ -152,21 +152,25 @@ class _Stream:
         dup2(file, self._number)
         close(file)
 
-    def _file(self) -> int | str:
-        """Return the descriptor; the path if a test has closed or replaced the descriptor, or a debugger uses it."""
+    def _file(self) -> tuple[int | str, int]:
+        """Return the descriptor and the size of the file.
+
+        Return the path for the descriptor if a test has closed or replaced this, or a debugger uses it.
+        """
         with suppress(OSError):
-            if samestat(fstat(self._number), self._identity):
-                return self._number
-        return self._path
+            if samestat(found := fstat(self._number), self._identity):
+                return self._number, found.st_size
+        return self._path, stat(self._path).st_size
 
     def start(self) -> None:
         """Undo what the test has done to the stream and its descriptor, and forget the text since the last phase."""
         setattr(sys, self._name, self._stream)
-        if self._file() != self._number:
+        file, size = self._file()
+        if file != self._number:
             self._redirect()
-        if self._is_between:
+        if self._is_between and size > self._read:
             self.snap()
-            self._is_between = False
+        self._is_between = False
 
     resume = start
 
@@ -180,8 +184,7 @@ class _Stream:
         self._is_between = True
         if not self._is_captured:
             return ""
-        file = self._file()
-        size = stat(file).st_size
+        file, size = self._file()
         if size <= self._read:
             return ""
         text = read_end(file, self._read)
