@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pytest_accel.core.flight_record import COLLECTIVES
 from pytest_accel.core.rank_names import DEFAULT_GROUP
-from pytest_accel.diagnostics.collectives import Collective, read_record
+from pytest_accel.diagnostics.collectives import Collective, collectives_in, read_record
 
 
 def entry(
@@ -29,5 +30,6 @@ def entry(
 
 def record(*entries: object, **numbers: int) -> dict[str, dict[int, Collective]]:
     """Return the collectives in a record of `entries`. `numbers`: how many collectives each group has issued."""
-    document = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "numbers": numbers}
-    return read_record(json.dumps(document).encode())
+    issued = {name: {COLLECTIVES: number} for name, number in numbers.items()}
+    document = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "issued": issued}
+    return collectives_in(read_record(json.dumps(document).encode()))

@@ -222,9 +222,11 @@ def backend_name(group: ProcessGroup, device: Any) -> str:
     return ""
 
 
-def sequence_number(group: ProcessGroup) -> int:
-    """Return the number of the last operation of `group`; raise RuntimeError if its backend numbers none."""
-    return group._get_sequence_number_for_group()  # type: ignore[attr-defined, no-any-return]
+def sequence_number(group: ProcessGroup) -> int | None:
+    """Return the number of the last operation of `group`; None if its backend numbers none."""
+    with suppress(RuntimeError):
+        return group._get_sequence_number_for_group()  # type: ignore[attr-defined, no-any-return]
+    return None
 
 
 def collective_methods() -> Iterator[str]:

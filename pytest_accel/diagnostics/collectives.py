@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from json import loads
+from dataclasses import dataclass
 from typing import Any
 
+from pytest_accel.core.flight_record import COLLECTIVES, FlightRecord
 from pytest_accel.core.rank_names import recorded_group
+from pytest_accel.core.struct_messages import decode
 
 _TYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
@@ -41,8 +42,6 @@ class Collective:
     done: bool
     members: tuple[int, ...] = ()
     """The ranks of the group; empty if unknown."""
-    ends: float | None = field(default=None, compare=False)
-    """Time at which torch ends the collective with an error, in seconds since the epoch; None if unknown."""
 
     @property
     def tensors(self) -> str:
@@ -63,51 +62,34 @@ Record = Mapping[str, Mapping[int, Collective]]
 """The collectives of one rank, by group and number."""
 
 
-def read_record(record: bytes) -> dict[str, dict[int, Collective]]:
-    """Return the collectives in a rank's `record`, by group and number; empty if the record is not valid."""
+def read_record(data: bytes) -> FlightRecord:
+    """Return the record that a rank has written as `data`; one without contents if it is not valid."""
     try:
-        data = loads(record)
-        entries, members, numbers = data["entries"], data.get("members", {}), data.get("numbers", {})
-        found: dict[str, dict[int, Collective]] = {}
-        for entry in entries:
+        record: FlightRecord = decode(data, FlightRecord)
+    except ValueError:
+        return FlightRecord()
+    return record
+
+
+def collectives_in(record: FlightRecord) -> dict[str, dict[int, Collective]]:
+    """Return the collectives in a rank's `record`, by group and number; empty if their entries are not valid."""
+    found: dict[str, dict[int, Collective]] = {}
+    try:
+        for entry in record.entries:
             # With TORCH_DISTRIBUTED_DEBUG=DETAIL, entries of a group and of the helper that checks it have no name.
             if entry["is_p2p"] or not entry["process_group"][0]:
                 continue
-            one = _collective(entry, members)
+            one = _collective(entry, record.members)
             of_group = found.setdefault(one.group, {})
             if of_group and one.number < max(of_group):
                 of_group.clear()  # The entries so far belong to an earlier group of this name.
             of_group[one.number] = one
-        for group, issued in numbers.items():
-            if any(number > issued for number in found.get(group, ())):
+        for group, issued in record.issued.items():
+            if any(number > issued.get(COLLECTIVES, number) for number in found.get(group, ())):
                 del found[group]  # The entries belong to an earlier group of this name.
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
         return {}
     return found
-
-
-def has_finished(record: bytes) -> bool:
-    """Return whether the rank had finished its test when it wrote its `record`."""
-    try:
-        return bool(loads(record).get("finished"))
-    except (ValueError, AttributeError):
-        return False
-
-
-def place_in(record: bytes) -> str:
-    """Return the place in the code at which the rank wrote its `record`; empty if unknown."""
-    try:
-        return str(loads(record).get("place", ""))
-    except (ValueError, AttributeError):
-        return ""
-
-
-def unrecorded_by(record: bytes) -> str:
-    """Return the version of torch if it is too old to record collectives for this `record` of a rank; else nothing."""
-    try:
-        return str(loads(record).get("unrecorded_by", ""))
-    except (ValueError, AttributeError):
-        return ""
 
 
 def waiting_in(record: Record) -> Collective | None:
@@ -189,7 +171,6 @@ def _difference(group: str, entered: Mapping[int, Mapping[int, Collective]]) -> 
 
 def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) -> Collective:
     group = recorded_group(entry)
-    created, timeout = entry.get("time_created_ns"), entry.get("timeout_ms")  # Older versions of torch have no timeout.
     return Collective(
         group=group,
         number=int(entry["collective_seq_id"]),
@@ -198,5 +179,4 @@ def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) 
         shapes=tuple(tuple(map(int, shape)) for shape in entry["input_sizes"]),
         done=bool(entry["retired"]) or entry["state"] == "completed",
         members=tuple(int(rank) for rank in members.get(group, ())),
-        ends=float(created) / 1e9 + float(timeout) / 1e3 if created and timeout else None,
     )

@@ -1,85 +1,62 @@
 """Recognition of ranks that wait for each other, or for a rank that has finished the test, and can never go on.
 
-The functions are pure. Their input is the records of torch's flight recorder, with what the rank adds to them.
+The functions are pure. Their input is the records of the ranks.
 
 The rule is strict, because a healthy test must not fail: a test is in a deadlock if each rank that has not finished it
-stands in a collective that cannot complete. A collective cannot complete if a member of its group has not reached it,
-or has called another operation, or has passed an input of another size, under the same number. No member will do more:
-each has finished the test, or stands in such a collective itself. So the rule judges only groups whose numbers of
-collectives can be compared, and ranks in which no other thread can issue a collective (`rank.group_state`). It judges
-no collective that torch's own timeout would end earlier than the plugin's: the test may expect this error.
+waits for an operation that cannot complete, and no thread of any rank goes on by itself before the test's own timeout.
+An operation cannot complete if a rank that must take part has issued too few of its kind, or another collective under
+the same number. A thread goes on if torch's own timeout ends its operation: the test may expect this error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from json import loads
 from math import prod
 
-from pytest_accel.diagnostics.collectives import OF_ONE_SHAPE, Collective, Record, read_record
+from pytest_accel.core.flight_record import FlightRecord, Wait
+from pytest_accel.diagnostics.collectives import OF_ONE_SHAPE, Collective, collectives_in
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The collective in which a rank stands, and the collectives that it has issued."""
+def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], rest: float) -> dict[int, Wait]:
+    """Return what each of the `unfinished` ranks waits for, if none can go on; else nothing.
 
-    record: Record
-    members: Mapping[str, tuple[int, ...]]
-    """The ranks of each group of the rank."""
-    issued: Mapping[str, int]
-    """Number of collectives that the rank has issued in each group that can be judged."""
-    awaited: Collective | None = None
-    """The collective in which the rank stands; None if it stands in none, or this is not certain."""
-    left: float = 0.0
-    """Seconds after which torch ends the wait for `awaited`."""
-
-
-def read_position(record: bytes) -> Position | None:
-    """Return the position in a rank's `record`; None if the record is not valid or has none."""
-    collectives = read_record(record)
-    try:
-        data = loads(record)
-        issued = {str(group): int(number) for group, number in data["issued"].items()}
-        members = {str(group): tuple(map(int, ranks)) for group, ranks in data["members"].items()}
-        group, now = data["waits_in"], float(data["now"])
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-    last = collectives.get(group, {}).get(issued.get(group, 0))
-    if last is None or last.done or last.ends is None:
-        return Position(collectives, members, issued)
-    return Position(collectives, members, issued, last, last.ends - now)
-
-
-def deadlocked(positions: Mapping[int, Position], unfinished: Iterable[int], rest: float) -> dict[int, Collective]:
-    """Return the collective in which each of the `unfinished` ranks stands, if none can go on; else nothing.
-
-    `positions` are those of all ranks that have one. The test's own timeout is over in `rest` seconds.
+    `records` has those of all ranks. The test's own timeout is over in `rest` seconds.
     """
-    found: dict[int, Collective] = {}
+    found: dict[int, Wait] = {}
     for rank in unfinished:
-        position = positions.get(rank)
-        if position is None or position.awaited is None or position.left <= rest:
+        wait = records[rank].wait
+        if wait is None or not (lacking(rank, records) or _differs(rank, wait, records)):
             return {}
-        if _may_complete(position.awaited, positions):
-            return {}
-        found[rank] = position.awaited
-    return found
+        found[rank] = wait
+    return found if all(record.quiet > rest for record in records.values()) else {}
 
 
-def _may_complete(one: Collective, positions: Mapping[int, Position]) -> bool:
-    """Return False if it is certain that a member of the group has not issued `one`, or has issued another one."""
-    certain = False
-    for member in one.members:
-        position = positions.get(member)
-        if position is None or position.members.get(one.group) != one.members or one.group not in position.issued:
-            return True  # For example, the member has destroyed the group and made another one of this name.
-        if position.issued[one.group] < one.number:
-            certain = True
-        else:  # torch's record, a ring buffer, may have no entry of it any more.
-            its = position.record.get(one.group, {}).get(one.number)
-            certain = certain or (its is not None and _differ(its, one))
-    return not certain
+def lacking(rank: int, records: Mapping[int, FlightRecord]) -> dict[int, int]:
+    """Return the ranks that have issued too few operations for the wait of `rank` to end, with how many these are.
+
+    Return nothing if it may end, or that is unknown: a peer may have destroyed the group and made another of its name.
+    """
+    own = records[rank]
+    if (wait := own.wait) is None:
+        return {}
+    issued = {}
+    for peer in wait.peers:
+        if peer not in records or records[peer].members.get(wait.group) != own.members.get(wait.group):
+            return {}
+        counts = records[peer].issued.get(wait.group, {})
+        issued[peer] = sum(counts.get(counter, 0) for counter in wait.counters)
+    if wait.kind == "receive":
+        return issued if sum(issued.values()) < wait.number else {}
+    return {peer: number for peer, number in issued.items() if number < wait.number}
+
+
+def _differs(rank: int, wait: Wait, records: Mapping[int, FlightRecord]) -> bool:
+    """Return whether another rank has called another collective than `rank` under the same number."""
+    if wait.kind != "collective":
+        return False
+    called = {peer: collectives_in(records[peer]).get(wait.group, {}).get(wait.number) for peer in wait.peers}
+    own = called[rank]
+    return own is not None and any(other is not None and _differ(own, other) for other in called.values())
 
 
 def _differ(one: Collective, other: Collective) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pytest_accel.core.flight_record import FlightRecord, Wait
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.diagnostics.collectives import Record, has_finished, place_in, read_record, unrecorded_by
-from pytest_accel.diagnostics.deadlock import Position, read_position
+from pytest_accel.diagnostics.collectives import Record, collectives_in, read_record
+from pytest_accel.diagnostics.deadlock import lacking
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 
@@ -19,6 +20,8 @@ class Findings:
 
     records: Mapping[int, Record] = field(default_factory=dict)
     """The collectives of the living ranks."""
+    waits: Mapping[int, tuple[Wait, Mapping[int, int]]] = field(default_factory=dict)
+    """The messages and exchanges that ranks wait for, and how few of each the ranks have issued that it lacks."""
     native: Mapping[int, str] = field(default_factory=dict)
     """Native frames of ranks that hang."""
     at_death: Mapping[int, str] = field(default_factory=dict)
@@ -106,11 +109,20 @@ class Examiner:
         `thoroughly`, native frames are taken as well, which may take seconds.
         """
         stacks = self.stacks(hung)
-        taken = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
-        records = {rank: read_record(record) for rank, record in taken.items()}
+        records = self.records(alive)
+        waits = {
+            rank: (one.wait, lacking(rank, records))
+            for rank, one in records.items()
+            if one.wait is not None and one.wait.kind != "collective"
+        }
         native = self._inspector.ask(MachineInspector.native, hung) if thoroughly else {}
-        old = next(filter(None, map(unrecorded_by, taken.values())), "")
-        return stacks, Findings(records, native, unrecorded_by=old)
+        old = next((one.unrecorded_by for one in records.values() if one.unrecorded_by), "")
+        return stacks, Findings(_collectives(records), waits, native, unrecorded_by=old)
+
+    def records(self, alive: Mapping[int, int]) -> dict[int, FlightRecord]:
+        """Return the records of the `alive` ranks that have written one, without disturbing them."""
+        taken = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
+        return {rank: read_record(data) for rank, data in sorted(taken.items())}
 
     def progress(self, alive: Mapping[int, int]) -> Progress:
         """Return what the ranks of a running test are doing, without disturbing them.
@@ -118,21 +130,16 @@ class Examiner:
         This does not take stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal
         for records does not.
         """
-        records = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
-        finished = [rank for rank, record in sorted(records.items()) if has_finished(record)]
-        places = {
-            rank: place
-            for rank, record in sorted(records.items())
-            if rank not in finished and (place := place_in(record))
-        }
-        return Progress(places, finished, {rank: read_record(record) for rank, record in records.items()})
-
-    def positions(self, alive: Mapping[int, int]) -> dict[int, Position | None]:
-        """Return the positions of the `alive` ranks that wrote a record, without disturbing them."""
-        records = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
-        return {rank: read_position(record) for rank, record in records.items()}
+        records = self.records(alive)
+        finished = [rank for rank, record in records.items() if record.finished]
+        places = {rank: record.place for rank, record in records.items() if record.place and not record.finished}
+        return Progress(places, finished, _collectives(records))
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:
         """Return findings with the stacks of the `alive` ranks, except stacks that have only frames of libraries."""
         stacks = self.stacks(alive).items()
         return Findings(at_death={rank: stack for rank, stack in stacks if where(frames_of_rank(stack)) is not None})
+
+
+def _collectives(records: Mapping[int, FlightRecord]) -> dict[int, Record]:
+    return {rank: collectives_in(record) for rank, record in records.items()}

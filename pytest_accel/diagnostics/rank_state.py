@@ -39,7 +39,7 @@ class HangCause(Enum):
     OTHER_RANK = "other rank"
     """Another rank had failed or ended, and this one did not finish the test in its grace time."""
     DEADLOCK = "deadlock"
-    """The rank stood in a collective that can never complete; see `diagnostics.deadlock`."""
+    """The rank waited for an operation that can never complete; see `diagnostics.deadlock`."""
 
 
 class RankEvent(NamedTuple):

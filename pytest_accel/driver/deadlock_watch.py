@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.diagnostics.collectives import Collective
+from pytest_accel.core.flight_record import Wait
 from pytest_accel.driver.rank_monitor import RankMonitor
 
 _QUIET = 1.0
@@ -28,7 +28,7 @@ class DeadlockWatch:
 
     def postpone(self) -> None:
         """Forget the last look, since a rank has sent a message."""
-        self._seen: dict[int, Collective] = {}
+        self._seen: dict[int, Wait] = {}
         self._next = monotonic() + max(_QUIET, self._interval - _INTERVAL)
 
     def finds(self, deadline: float) -> bool:

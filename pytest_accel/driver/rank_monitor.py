@@ -8,6 +8,7 @@ from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
+from pytest_accel.core.flight_record import Wait
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
     Announced,
@@ -25,7 +26,6 @@ from pytest_accel.core.rank_messages import (
     When,
 )
 from pytest_accel.core.unix_sockets import WRITE_TIMEOUT, has_ended, is_readable
-from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.deadlock import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
@@ -207,19 +207,16 @@ class RankMonitor:
         """Return what the living ranks are doing."""
         return self._examiner.progress(self._alive)
 
-    def deadlocked(self, rest: float) -> dict[int, Collective] | None:
-        """Return the collective in which each unfinished rank stands, if none can ever go on; else nothing.
+    def deadlocked(self, rest: float) -> dict[int, Wait] | None:
+        """Return what each unfinished rank waits for, if none can ever go on; else nothing.
 
         The test's own timeout is over in `rest` seconds. None: a rank did not answer, which takes seconds.
         """
         unfinished = [rank.rank for rank in self.ranks if not rank.done]
         if not self._has_records or self.is_any_at_work():
             return {}
-        positions = self._examiner.positions(self._alive)
-        if len(positions) < len(self.ranks):
-            return None
-        known = {rank: position for rank, position in positions.items() if position is not None}
-        return deadlocked(known, unfinished, rest)
+        records = self._examiner.records(self._alive)
+        return deadlocked(records, unfinished, rest) if len(records) == len(self.ranks) else None
 
     def is_any_at_work(self) -> bool:
         """Return True if a rank that has not finished the test is computing."""

@@ -332,7 +332,7 @@ class World:
             self._extend_grace(looked)
         elif (
             not self._any_failed_or_ended
-            and not any(one.ends for one in self.announced)
+            and not expected_ends.agreed(self.announced)
             and self._deadlock.finds(deadline)
         ):
             unfinished = [rank for rank in self._ranks if not rank.done]

@@ -42,6 +42,10 @@ class RankContext:
         """True while the rank runs a test."""
         self.tests = 0
         """Number of tests that this world has begun, for all its drivers. The same number on every rank."""
+        self.exchanges: dict[str, tuple[int, int]] = {}
+        """By name of a `Gathering`: the test of its last call, and the number of its calls in this test."""
+        self.awaited_exchange: str | None = None
+        """The name of the `Gathering` in which this rank waits for others."""
         self.store: Store | None = None
         """The world's store for tests. Any process that reaches its port can write to it."""
         self.signed_store: SignedStore | None = None
@@ -50,7 +54,7 @@ class RankContext:
         self.variables: dict[bytes, bytes | None] = {}
         """The environment variables that pytest-accel has set for this rank; None: unset."""
         self.operations = PointToPointCounter()
-        self.pending_work = PendingWork(lambda: self.in_call)
+        self.pending_work = PendingWork(lambda: self.in_call, self.operations)
         self.raised_errors = RaisedErrors()
         self.recorder_started = False
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.start`)."""

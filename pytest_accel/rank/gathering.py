@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.signed_store import SignedStore
 
@@ -12,10 +10,8 @@ class Gathering:
     """This rank's side of an exchange. All ranks make the same calls in a test; the next test starts anew."""
 
     def __init__(self, context: RankContext, name: str) -> None:
-        """`name` distinguishes the exchange from others."""
+        """`name` distinguishes the exchange from others, also in reports of ranks that wait in it."""
         self._context, self._name = context, name
-        # Calls are numbered within each test. A rank that fails may make fewer calls than the others.
-        self._test = self.calls = 0
         self._unread: list[str] = []
         """Names of this rank's values that other ranks may not have read."""
 
@@ -26,11 +22,14 @@ class Gathering:
 
     def put(self, value: bytes) -> list[str]:
         """Set this rank's value of the next call, without waiting; return the names of the values of all ranks."""
-        if self._context.tests != self._test:  # All ranks have finished the last test.
-            self._test, self.calls = self._context.tests, 0
+        now = self._context.tests
+        # Calls are numbered within each test. A rank that fails may make fewer calls than the others.
+        test, calls = self._context.exchanges.get(self._name, (now, 0))
+        if test != now:  # All ranks have finished the last test.
+            calls = 0
             self._delete(self._unread)
-        self.calls += 1
-        names = [f"{self._name}/{self._test}/{self.calls}/{rank}" for rank in range(self._context.spec.ranks)]
+        self._context.exchanges[self._name] = now, calls + 1
+        names = [f"{self._name}/{now}/{calls + 1}/{rank}" for rank in range(self._context.spec.ranks)]
         self._store.set(names[self._context.rank], value)
         self._unread.append(names[self._context.rank])
         return names
@@ -40,21 +39,16 @@ class Gathering:
             self._store.delete(name)
         names.clear()
 
-    def first(self, value: bytes) -> bytes:
-        """Return rank 0's value of this call; rank 0 waits for no other rank."""
+    def __call__(self, value: bytes) -> list[bytes]:
+        """Return the values of all ranks, ordered by rank."""
         __tracebackhide__ = True
-        names = self.put(value)
-        return self._store.get(names[0]) if self._context.rank else value
-
-    def __call__(self, value: bytes, timeout: timedelta | None = None) -> list[bytes]:
-        """Return the values of all ranks, ordered by rank; raise RuntimeError after `timeout` (None: no limit)."""
-        __tracebackhide__ = True
-        names = self.put(value)
-        if timeout is not None:
-            self._store.wait(names, timeout)
-        values = []
-        for name in names:  # A comprehension would be a frame of the traceback.
-            values.append(self._store.get(name))
+        names, values = self.put(value), []
+        self._context.awaited_exchange = self._name
+        try:
+            for name in names:  # A comprehension would be a frame of the traceback.
+                values.append(self._store.get(name))
+        finally:
+            self._context.awaited_exchange = None
         # All ranks have reached this call, so all have read the values of the calls before it.
         own = self._unread.pop()
         self._delete(self._unread)

@@ -5,8 +5,6 @@ Runs in ranks only.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -59,18 +57,8 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int | 
     import torch.distributed as dist
 
     for group in all_groups():
-        number = sequence_number(group)
-        if group.name() == "gloo":  # gloo numbers messages, too.
-            number = context.operations.without_messages(group, partial(torch_api.sequence_number, group))
-        numbers[label(group)] = tuple(dist.get_process_group_ranks(group)), number
+        numbers[label(group)] = tuple(dist.get_process_group_ranks(group)), context.operations.collectives(group)
     return numbers
-
-
-def sequence_number(group: ProcessGroup) -> int | None:
-    """Return the number of the last operation of `group`, as in torch's record; None if its backend numbers none."""
-    with suppress(RuntimeError):
-        return torch_api.sequence_number(group)
-    return None
 
 
 def messages(context: RankContext) -> dict[str, dict[Channel, int]]:

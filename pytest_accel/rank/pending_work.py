@@ -1,4 +1,4 @@
-"""Collectives that a test has started and not waited for, and the one that a rank waits for. Runs in ranks only.
+"""Collectives that a test has started and not waited for. Runs in ranks only.
 
 gloo completes a collective in a thread. If it fails after the end of its test, the failure is never seen, or it closes
 the connections of the next test. So the methods of the process group that start collectives are replaced with ones that
@@ -14,15 +14,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
-from sys import _current_frames, _getframe
-from threading import Lock, main_thread
+from sys import _getframe
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from pytest_accel.core import torch_api
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import CallSite, UnawaitedCollective
-from pytest_accel.rank.point_to_point import find_place, replace_method
+from pytest_accel.rank.point_to_point import Issued, PointToPointCounter, find_place, replace_method
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -47,16 +47,15 @@ class _Started(NamedTuple):
 class PendingWork:
     """The collectives of the running test that nobody has waited for; one for each rank."""
 
-    def __init__(self, in_test: Callable[[], bool]) -> None:
-        """`in_test` returns whether the call of a test is running."""
+    def __init__(self, in_test: Callable[[], bool], operations: PointToPointCounter) -> None:
+        """`in_test` returns whether the call of a test is running. `operations` gets to know each collective."""
         self._in_test = in_test
+        self._operations = operations
         self._lock = Lock()  # Tests start collectives from several threads.
         self._started: dict[int, _Started] = {}
         """By the identity of the result, which is kept."""
         self._failed = False
         """True if a wait for an operation of any kind has raised an error since the last test."""
-        self._last: tuple[ref[Work], ref[ProcessGroup]] | None = None
-        """The result of the last collective that this rank has started, and its group."""
 
     def install(self) -> None:
         """Keep the results of collectives from now on."""
@@ -72,31 +71,34 @@ class PendingWork:
             self._release_after(dist.Work, name)
 
     def _keep_result_of(self, owner: Any, name: str) -> None:
-        original, add, pending = getattr(owner, name), self._add, self
+        original, add, operations = getattr(owner, name), self._add, self._operations
 
         @wraps(original)
         def method(self: ProcessGroup, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             work = original(self, *args, **named)
             if work is not None:
-                pending._last = ref(work), ref(self)
+                operations.works[work] = Issued(ref(self), None, operations.collectives(self))
                 add(self, name, work, (*args, *named.values()))
             return work
 
         replace_method(owner, name, method)
 
     def _release_after(self, owner: Any, name: str) -> None:
-        original, release, pending = getattr(owner, name), self._release, self
+        original, release, pending, operations = getattr(owner, name), self._release, self, self._operations
+        is_wait = name == "wait"
 
         @wraps(original)
         def method(self: Work, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
+            operations.awaited = self if is_wait and not args and not named else None
             try:
                 return original(self, *args, **named)
             except RuntimeError:
                 pending._failed = True
                 raise
             finally:
+                operations.awaited = None
                 release(self)
 
         replace_method(owner, name, method)
@@ -123,20 +125,6 @@ class PendingWork:
             with self._lock:
                 if work.is_completed():
                     self._started.pop(id(work), None)
-
-    def awaited_group(self) -> ProcessGroup | None:
-        """Return the group for whose last collective the main thread waits without a limit; None if it does not.
-
-        Call this in another thread. Only a wait for the last collective that Python code has started counts.
-        """
-        frame = _current_frames().get(main_thread().ident or 0)
-        if self._last is None or frame is None or frame.f_code.co_name != "wait":
-            return None
-        local = frame.f_locals
-        if local.get("original") is not self._wait or local["args"] or local["named"]:
-            return None
-        work, group = self._last
-        return group() if local["self"] is work() else None
 
     def _forget_successful(self) -> None:
         """Forget the first collectives that have succeeded, so that their tensors are not kept in memory."""

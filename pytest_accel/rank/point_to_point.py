@@ -1,4 +1,4 @@
-"""Counts of the point-to-point operations that this rank has issued. Runs in ranks only.
+"""Counts of the operations that this rank has issued, and the one that it waits for. Runs in ranks only.
 
 A message that nobody has received stays in its process group, and the next test would receive it. torch numbers
 messages for nccl only. But all functions of `torch.distributed` for messages, also those for several and for objects,
@@ -10,20 +10,20 @@ backend's own object.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import wraps
 from threading import Lock
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 from pytest_accel.core import torch_api
+from pytest_accel.core.flight_record import COLLECTIVES
 from pytest_accel.core.rank_messages import Channel
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from torch import Tensor
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
 _TAGGED = frozenset(("gloo", "mpi"))
 """Backends with which only operations with the same tag meet. The others ignore tags."""
@@ -44,11 +44,25 @@ class _Operations:
         """Number of those that gloo numbers as it numbers collectives."""
 
 
+class Issued(NamedTuple):
+    """An operation that this rank has issued."""
+
+    group: ref[ProcessGroup]
+    channel: Channel | None
+    """None for a collective."""
+    number: int | None
+    """The number in its channel, or among the collectives of its group."""
+
+
 class PointToPointCounter:
     """Counts the operations of this rank; one for each rank."""
 
     def __init__(self) -> None:
         self._groups: WeakKeyDictionary[ProcessGroup, _Operations] = WeakKeyDictionary()
+        self.works: WeakKeyDictionary[Work, Issued] = WeakKeyDictionary()
+        """The operations by their results."""
+        self.awaited: Work | None = None
+        """The result for which this rank waits without a limit, in any thread."""
 
     def install(self) -> None:
         """Count the operations of all process groups from now on."""
@@ -64,7 +78,7 @@ class PointToPointCounter:
         return self._groups.setdefault(group, _Operations()) if operations is None else operations
 
     def _counting(self, name: str, original: Any) -> Any:
-        of = self._of
+        of, works = self._of, self.works
 
         @wraps(original)
         def method(self: ProcessGroup, tensors: list[Tensor], *args: Any, **named: Any) -> Any:
@@ -82,6 +96,8 @@ class PointToPointCounter:
                 work = original(self, tensors, *args, **named)
                 operations.issued[channel] += 1
                 operations.numbered += 1
+                if work is not None:
+                    works[work] = Issued(ref(self), channel, operations.issued[channel])
             return work
 
         return method
@@ -93,22 +109,31 @@ class PointToPointCounter:
         def monitored_barrier(self: ProcessGroup, *args: Any, **named: Any) -> Any:
             """Leave out the messages that gloo itself sends: rank 0 exchanges some with each other rank."""
             __tracebackhide__ = True
-            operations, before = of(self), torch_api.sequence_number(self)
+            operations, before = of(self), torch_api.sequence_number(self) or 0
             try:
                 return original(self, *args, **named)
             finally:
                 with operations.lock:
-                    operations.numbered += torch_api.sequence_number(self) - before
+                    operations.numbered += (torch_api.sequence_number(self) or 0) - before
 
         return monitored_barrier
 
-    def without_messages(self, group: ProcessGroup, number: Callable[[], int]) -> int:
-        """Return `number`, a count of all operations in `group`, less the messages."""
-        if group not in self._groups:
-            return number()
-        operations = self._groups[group]
+    def collectives(self, group: ProcessGroup) -> int | None:
+        """Return the number of collectives in `group` since it was made, as in torch's record; None if it is unknown.
+
+        The number of the group is another one: gloo numbers messages, too.
+        """
+        operations = self._groups.get(group)
+        if operations is None or group.name() != "gloo":
+            return torch_api.sequence_number(group)
         with operations.lock:
-            return number() - operations.numbered
+            return (torch_api.sequence_number(group) or 0) - operations.numbered
+
+    def counts(self, group: ProcessGroup) -> dict[str, int]:
+        """Return the numbers of collectives and messages in `group` since it was made, by counter."""
+        messages = self._groups[group].issued if group in self._groups else {}
+        found = {counter(channel): number for channel, number in list(messages.items())}
+        return found if (number := self.collectives(group)) is None else {COLLECTIVES: number, **found}
 
     def has_messages(self, group: ProcessGroup) -> bool:
         """Return whether this rank has begun an operation in `group` since the group was made."""
@@ -117,6 +142,12 @@ class PointToPointCounter:
     def issued(self, group: ProcessGroup) -> dict[Channel, int]:
         """Return the numbers of messages in `group` since it was made."""
         return dict(self._groups[group].issued)
+
+
+def counter(channel: Channel) -> str:
+    """Return the name under which a record has the number of operations of a `channel`."""
+    receives, peer, tag = channel
+    return f"{'received' if receives else 'sent'} {peer} {tag}"
 
 
 def replace_method(owner: type, name: str, method: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pytest_accel.core.flight_record import Wait
 from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.rank_messages import (
@@ -28,7 +29,7 @@ from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
 from pytest_accel.core.shims import reason_of_skip
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.truncation import cut_end, cut_gloo
-from pytest_accel.diagnostics.collectives import Difference, Record, waiting_in, waits
+from pytest_accel.diagnostics.collectives import Collective, Difference, Record, waiting_in, waits
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
@@ -598,18 +599,23 @@ def _describe_timeout(
     assert hung[0].hang is not None
     is_deadlock = hung[0].hang.cause is HangCause.DEADLOCK
     about = "deadlock" if is_deadlock else describe_hang(hung[0].hang)
+
+    def in_collective(rank: int) -> Collective | None:
+        return waiting_in(findings.records.get(rank, {}))
+
     found = [_describe_difference(one.difference) for one in waits(findings.records) if one.difference is not None]
-    if found and all(waiting_in(findings.records.get(outcome.rank, {})) for outcome in hung):
+    if found and all(one.rank not in findings.waits and in_collective(one.rank) for one in hung):
         return f"{about}: {'; '.join(found)}"
     by_position: dict[_Position, list[int]] = {}
     for outcome in hung:
-        frame, one = where(frames_of_rank(outcome.stack), folders), waiting_in(findings.records.get(outcome.rank, {}))
-        place = "" if frame is None else frame.place(folders)
-        position = _Position("" if one is None else one.name, place, not outcome.stack)
+        frame, one = where(frames_of_rank(outcome.stack), folders), in_collective(outcome.rank)
+        awaited = _describe_wait(*findings.waits[outcome.rank]) if outcome.rank in findings.waits else ""
+        collective = "" if one is None or awaited else one.name
+        position = _Position(collective, awaited, "" if frame is None else frame.place(folders), not outcome.stack)
         by_position.setdefault(position, []).append(outcome.rank)
     parts = [
         f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {position.predicate(len(ranks))}"
-        for position, ranks in sorted(by_position.items(), key=lambda item: bool(item[0].collective))
+        for position, ranks in sorted(by_position.items(), key=lambda item: item[0].waits)
     ]
     for ending, what in (("passed", "finished"), ("skipped", "skipped")):
         if ranks := [one.rank for one in outcomes if one.ending == ending and one.later not in hung]:
@@ -618,21 +624,44 @@ def _describe_timeout(
     return f"{about}: {'; '.join(parts + found)}"
 
 
+def _describe_wait(wait: Wait, issued: Mapping[int, int]) -> str:
+    """Return a text for the message or exchange of `wait`, with how few operations ranks have `issued` for it."""
+    peers = ranks_text(tuple(issued) or wait.peers)
+    count = sum(issued.values()) if wait.kind == "receive" else max(issued.values(), default=0)
+    has, about = "has" if len(issued) == 1 else "have", f"(tag {wait.tag}){_of_group(wait.group)}"
+    match wait.kind:
+        case "receive":
+            what, done = f"message #{wait.number} from {peers} {about}", "sent"
+        case "send":
+            what, done = f"{peers} to receive message #{wait.number} {about}", "received"
+        case _:
+            what, done = f"{wait.counters[0]} #{wait.number} of {peers}", "made"
+    return f"{what}, which {has} {done} {count or 'none'}" if issued else what
+
+
 class _Position(NamedTuple):
     """The position of a rank when it timed out."""
 
     collective: str
     """The collective in which it waited; empty if it waited in none."""
+    awaited: str
+    """The message or the like for which it waited; empty if it waited for none."""
     place: str
     """File and line of the test; empty if it ran no code of the test."""
     silent: bool
     """True if its stack could not be taken."""
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.collective or self.awaited)
 
     def predicate(self, number: int) -> str:
         """Return the predicate of this `number` of ranks."""
         be, at = "is" if number == 1 else "are", f" at {self.place}" if self.place else ""
         if self.collective:
             return f"{be} stuck in {self.collective}{at}"
+        if self.awaited:
+            return f"wait{'s' if number == 1 else ''}{at} for {self.awaited}"
         if self.silent:
             return _describe_silence(number)
         return f"{be}{at or ' in no code of the test'}"

@@ -2,79 +2,75 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from pytest_accel.core.flight_record import COLLECTIVES, FlightRecord, Wait
 from pytest_accel.core.rank_names import DEFAULT_GROUP
-from pytest_accel.diagnostics.deadlock import Position, deadlocked, read_position
+from pytest_accel.diagnostics.deadlock import deadlocked, lacking
+from tests.flight_records import entry
 
 
-def position(number: int, *, waits: bool = True, timeout: float = 3600, **more: Any) -> Position:
-    """Return the position of a rank of three that has issued `number` collectives; it waits in the last."""
-    entry = {
-        "collective_seq_id": number,
-        "input_dtypes": ["Float"],
-        "input_sizes": [[4]],
-        "is_p2p": False,
-        "process_group": ["0", "default_pg"],
-        "profiling_name": "gloo:all_reduce",
-        "retired": not waits,
-        "state": "scheduled",
-        "time_created_ns": 10_000_000_000,
-        "timeout_ms": timeout * 1000,
-    }
-    record = {
-        "entries": [entry | {name: value for name, value in more.items() if name in entry}] if number else [],
-        "members": {DEFAULT_GROUP: [0, 1, 2]},
-        "issued": {DEFAULT_GROUP: number},
-        "now": 12.0,
-        "waits_in": DEFAULT_GROUP if waits else None,
-    }
-    found = read_position(json.dumps(record | {name: more[name] for name in more.keys() & record.keys()}).encode())
-    assert found is not None
-    return found
+def record(number: int, *, waits: bool = True, **more: Any) -> FlightRecord:
+    """Return the record of a rank of three that has issued `number` collectives; it waits in the last."""
+    entries = [entry(number, done=not waits, **more)] if number else []
+    wait = Wait("collective", DEFAULT_GROUP, number, (0, 1, 2), (COLLECTIVES,)) if waits else None
+    return FlightRecord(entries, {DEFAULT_GROUP: (0, 1, 2)}, {DEFAULT_GROUP: {COLLECTIVES: number}}, wait, quiet=3600)
 
 
-WAITS = position(4)
-BEHIND = position(3, waits=False)
+WAITS = record(4)
+BEHIND = record(3, waits=False)
 
 
 @pytest.mark.parametrize(
     ("of_rank_2", "is_deadlock"),
     [
         (BEHIND, True),
-        (position(0, waits=False), True),
-        (position(4, waits=False), False),  # It has started the collective, and need not wait for it.
-        (position(4, waits=False, profiling_name="gloo:barrier"), True),
-        (position(4, waits=False, input_sizes=[[5]]), True),
-        (position(4, waits=False, input_sizes=[[2, 2]]), False),
-        (position(3, waits=False, issued={}), False),  # Other threads may issue a collective.
-        (position(3, waits=False, members={DEFAULT_GROUP: [0, 2]}), False),
-        (None, False),
+        (record(0, waits=False), True),
+        (record(4, waits=False), False),  # It has started the collective, and need not wait for it.
+        (record(4, waits=False, profiling_name="gloo:barrier"), True),
+        (record(4, waits=False, input_sizes=[[5]]), True),
+        (record(4, waits=False, input_sizes=[[3, 2]]), False),
+        (replace(BEHIND, quiet=0), False),  # Other threads may issue a collective.
+        (replace(BEHIND, members={DEFAULT_GROUP: (0, 2)}), False),
     ],
 )
-def test_ranks_wait_for_a_rank_that_has_finished(of_rank_2: Position | None, is_deadlock: bool) -> None:
-    positions = {0: WAITS, 1: WAITS} | ({} if of_rank_2 is None else {2: of_rank_2})
-    found = deadlocked(positions, [0, 1], 300)
+def test_ranks_wait_for_a_rank_that_has_finished(of_rank_2: FlightRecord, is_deadlock: bool) -> None:
+    found = deadlocked({0: WAITS, 1: WAITS, 2: of_rank_2}, [0, 1], 300)
     assert set(found) == ({0, 1} if is_deadlock else set())
 
 
-def test_each_unfinished_rank_must_stand_in_a_collective_that_cannot_complete() -> None:
+def test_each_unfinished_rank_must_wait_for_an_operation_that_cannot_complete() -> None:
     assert deadlocked({0: WAITS, 1: WAITS, 2: BEHIND}, [0, 1, 2], 300) == {}
     assert deadlocked({0: WAITS, 1: WAITS, 2: WAITS}, [0, 1, 2], 300) == {}
-    assert set(deadlocked({0: WAITS, 1: WAITS, 2: position(3)}, [0, 1, 2], 300)) == set()
-    other = position(4, profiling_name="gloo:barrier")
+    assert deadlocked({0: WAITS, 1: WAITS, 2: record(3)}, [0, 1, 2], 300) == {}
+    other = record(4, profiling_name="gloo:barrier")
     assert set(deadlocked({0: WAITS, 1: WAITS, 2: other}, [0, 1, 2], 300)) == {0, 1, 2}
 
 
 def test_a_timeout_of_torch_that_is_over_first_is_awaited() -> None:
-    assert deadlocked({0: position(4, timeout=300), 1: WAITS, 2: BEHIND}, [0, 1], 299) == {}
-    assert deadlocked({0: position(4, timeout=302), 1: WAITS, 2: BEHIND}, [0, 1], 299)
-    assert position(4, time_created_ns=None).awaited is None
+    assert deadlocked({0: replace(WAITS, quiet=299), 1: WAITS, 2: BEHIND}, [0, 1], 299) == {}
+    assert deadlocked({0: replace(WAITS, quiet=300), 1: WAITS, 2: BEHIND}, [0, 1], 299)
 
 
-def test_an_invalid_record_has_no_position() -> None:
-    for record in (b"", b"[]", b"{}", b'{"entries": [], "issued": 3}', b'{"entries": [], "members": {}, "issued": {}}'):
-        assert read_position(record) is None
+@pytest.mark.parametrize(
+    ("wait", "counts", "expected"),
+    [
+        (Wait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 0": 2}}, {1: 2}),
+        (Wait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 0": 3}}, {}),
+        (Wait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 1": 3}}, {1: 0}),
+        (Wait("receive", "", 3, (1, 2), ("sent 0 0",)), {1: {"sent 0 0": 2}, 2: {"sent 0 0": 1}}, {}),
+        (Wait("receive", "", 3, (1, 2), ("sent 0 0",)), {1: {"sent 0 0": 2}}, {1: 2, 2: 0}),
+        (Wait("send", "", 2, (1,), ("received 0 0", "received None 0")), {1: {"received None 0": 1}}, {1: 1}),
+        (Wait("send", "", 2, (1,), ("received 0 0", "received None 0")), {1: dict.fromkeys(
+            ("received 0 0", "received None 0"), 1)}, {}),
+        (Wait("exchange", "", 2, (0, 1, 2), ("gather",)), {0: {"gather": 2}, 1: {"gather": 1}}, {1: 1, 2: 0}),
+    ],
+)  # fmt: skip
+def test_messages_are_counted_by_sender_receiver_and_tag(
+    wait: Wait, counts: dict[int, dict[str, int]], expected: dict[int, int]
+) -> None:
+    records = {rank: FlightRecord(issued={"": counts.get(rank, {})}) for rank in range(3)}
+    assert lacking(0, records | {0: replace(records[0], wait=wait)}) == expected

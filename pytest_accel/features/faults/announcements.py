@@ -18,6 +18,7 @@ from msgspec import json
 from pytest_accel.core.rank_messages import UNEVEN_COLLECTIVES, Announced, ExpectedEnd
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.faults.injection import Fault, watch
+from pytest_accel.rank.gathering import Gathering
 from pytest_accel.verdict.expected_ends import leave_nobody
 from pytest_accel.verdict.sentences import no_agreement
 
@@ -45,6 +46,7 @@ class Faults:
         self._context = context
         self._test = context.tests
         self._modes = modes
+        self._gather = Gathering(context, "announcement")  # By the world's store: it needs no process group.
         self._is_watching = False
         self._thread = get_ident()
         """The thread of the test, in which operations are seen."""
@@ -141,21 +143,15 @@ class Faults:
             raise ValueError("the ends of all ranks would be announced; at least one rank must be left to report")
         if not context.in_call or context.tests != self._test:
             raise RuntimeError("ends can be announced, and faults planned, only in the first run of a test's own code")
-        turn = f"faults/{context.tests}/{len(self._ends)}"
         self._ends += ends
         self._faults += faults
         # Before the exchange: when it returns, the driver's connections have the announcements of all ranks.
         self._tell()
         if not ends or size == 1:
             return
-        store = context.signed_store  # The world's store, which works without a process group.
-        assert store is not None
-        store.set(f"{turn}/{context.rank}", json.encode(ends))
-        each = [json.decode(store.get(f"{turn}/{rank}"), type=tuple[ExpectedEnd, ...]) for rank in range(size)]
+        each = [json.decode(value, type=tuple[ExpectedEnd, ...]) for value in self._gather(json.encode(ends))]
         # Rank 0 serves the store: it must not end before the others have read.
-        store.set(f"{turn}/{context.rank}/read", b"")
-        for rank in range(size) if context.rank == 0 else ():
-            store.get(f"{turn}/{rank}/read")
+        self._gather(b"") if context.rank == 0 else self._gather.put(b"")
         if any(one != ends for one in each):
             raise ValueError(no_agreement(each))
 
