@@ -10,7 +10,7 @@ import struct
 import sys
 from multiprocessing import connection, process
 from os import getpid
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import IO
 
 import msgspec
@@ -52,7 +52,9 @@ class _RankStart:
         context = RankContext(session, spec, rank)
         output = RankOutput(context)
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
-        faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
+        signal.signal(STACK_SIGNAL, self._write_tasks)
+        faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True, chain=True)
+        signal.siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.
         _set_environment(context, store_port)
         torch_devices.limit_threads()
         coverage.start(session.coverage if session.shared else None, pluginmanager)
@@ -64,6 +66,13 @@ class _RankStart:
         self.plugin = rank_plugin.RankPlugin(context, listener, store_port, LateVariables(), output)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
+
+    def _write_tasks(self, number: int, frame: FrameType | None) -> None:
+        """Write the stacks of asyncio's tasks after those of the threads, if the main thread runs Python code."""
+        if "asyncio" in sys.modules and self._stack_file is not None:
+            from pytest_accel.rank import async_tasks  # Importing asyncio takes long.
+
+            async_tasks.write(self._stack_file, frame)
 
 
 def run(session: SessionSpec, role: Role) -> int:

@@ -740,7 +740,7 @@ def stacks(
         own = {rank: text for rank, text in own.items() if text != above}
     found = (
         ("stacks", own),
-        ("stacks of other threads", threads),
+        ("stacks of other threads and tasks", threads),
         ("stacks when another rank died", seen),
         ("native frames", findings.native),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,6 +64,59 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
         @pytest.mark.distributed(2)
         def test_setup(barrier_in_setup):
             pass
+
+
+        @pytest.mark.distributed(2)
+        def test_receive(rank):
+            for _ in range(2 + rank):
+                dist.recv(torch.ones(1), src=0) if rank else dist.send(torch.ones(1), dst=1)
+
+
+        @pytest.mark.distributed(2)
+        def test_receive_from_any(rank):
+            if rank == 0:
+                dist.recv(torch.ones(1))
+
+
+        @pytest.mark.distributed(2)
+        def test_other_tag(rank):
+            dist.recv(torch.ones(1), src=0, tag=1) if rank else dist.send(torch.ones(1), dst=1, tag=2)
+
+
+        @pytest.mark.distributed(2)
+        def test_several_messages(rank):
+            if rank == 0:
+                sent = dist.P2POp(dist.isend, torch.ones(1), 1)
+                for work in dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, torch.ones(1), 1)]):
+                    work.wait()
+            else:
+                dist.recv(torch.ones(1), src=0)
+
+
+        @pytest.mark.distributed(2)
+        def test_first_of_two_collectives_after_a_message(rank):
+            dist.recv(torch.ones(1), src=0) if rank else dist.send(torch.ones(1), dst=1)
+            if rank == 0:
+                works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]
+                works[0].wait()
+
+
+        @pytest.mark.distributed(2)
+        def test_gather(rank, gather):
+            gather(rank)
+            if rank == 0:
+                gather(rank)
+
+
+        @pytest.mark.distributed(2)
+        def test_gather_and_barrier(rank, gather):
+            gather(rank) if rank else dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_announcement(rank, faults):
+            if rank == 0:
+                faults.expect_exit(1, status=3)
         """,
     )
     run = suite.run("-n2", CAUSES)
@@ -73,10 +127,29 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
             "test_circle": "FAILED hung: deadlock; ranks 0-2",
             "test_teardown": "PASSED ERROR hung: deadlock; rank 1",
             "test_setup": "ERROR hung: deadlock; rank 0",
+            "test_receive": "FAILED hung: deadlock; rank 1",
+            "test_receive_from_any": "FAILED hung: deadlock; rank 0",
+            "test_other_tag": "FAILED hung: deadlock; ranks 0-1",
+            "test_several_messages": "FAILED hung: deadlock; rank 0",
+            "test_first_of_two_collectives_after_a_message": "FAILED hung: deadlock; rank 0",
+            "test_gather": "FAILED hung: deadlock; rank 0",
+            "test_gather_and_barrier": "FAILED hung: deadlock; ranks 0-1",
+            "test_announcement": "FAILED hung: deadlock; rank 0",
         }
     )
-    message = "deadlock: rank 0 is stuck in barrier #1 at test_deadlocks.py:10; rank 1 has finished the test"
-    assert f"\nE   {message}\n" in run.failure("test_one_rank_has_finished")
+    finished = "has finished the test\n"
+    for name, message in (
+        ("one_rank_has_finished", f"rank 0 is stuck in barrier #1 at test_deadlocks.py:10; rank 1 {finished}"),
+        ("receive", f"for message #3 from rank 0 (tag 0), which has sent 2; rank 0 {finished}"),
+        ("receive_from_any", f"for message #1 from rank 1 (tag 0), which has sent none; rank 1 {finished}"),
+        ("other_tag", "for rank 1 to receive message #1 (tag 2), which has received none; rank 1 waits at "),
+        ("other_tag", "for message #1 from rank 0 (tag 1), which has sent none\n"),
+        ("several_messages", f"for message #1 from rank 1 (tag 0), which has sent none; rank 1 {finished}"),
+        ("gather", f"for gather #2 of rank 1, which has made 1; rank 1 {finished}"),
+        ("gather_and_barrier", "for gather #1 of rank 0, which has made none\n"),
+        ("announcement", f"for announcement #1 of rank 1, which has made none; rank 1 {finished}"),
+    ):
+        assert re.search(f"\nE   deadlock: .*{re.escape(message)}", run.failure(f"test_{name}"))
     suite.expect_nothing_left()
 
 
@@ -85,18 +158,21 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
     suite.write(
         "test_healthy.py",
         """
+        import ctypes
         import os
         import signal
         import subprocess
         import sys
         import threading
         import time
+        from concurrent.futures import ThreadPoolExecutor
         from datetime import timedelta
 
         import pytest
         import torch
         import torch.distributed as dist
 
+        CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         SECONDS = 5  # Longer than it takes to find a deadlock.
 
 
@@ -175,6 +251,78 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
             dist.barrier()
 
 
+        class Timer(ctypes.Structure):
+            _fields_ = [("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2)]
+
+
+        class Event(ctypes.Structure):
+            _fields_ = [("value", ctypes.c_void_p), ("numbers", ctypes.c_int * 2), ("call", CALLBACK)]
+            _fields_ += [("rest", ctypes.c_char * 64)]
+
+
+        @pytest.mark.distributed(2)
+        def test_a_thread_in_c_calls_python(rank):
+            if rank == 0:
+                dist.recv(torch.ones(1), src=1)
+                dist.send(torch.ones(1), dst=1, tag=1)
+            else:
+                clib, timer = ctypes.CDLL(None), ctypes.c_void_p()
+                event = Event(numbers=(0, 2), call=CALLBACK(lambda _: dist.send(torch.ones(1), dst=0)))  # SIGEV_THREAD
+                assert clib.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
+                assert clib.timer_settime(timer, 0, ctypes.byref(Timer(value=(SECONDS, 0))), None) == 0
+                dist.recv(torch.ones(1), src=0, tag=1)
+
+
+        @pytest.mark.distributed(2)
+        def test_the_group_has_a_short_timeout_for_messages(rank):
+            group = dist.new_group([0, 1], timeout=timedelta(seconds=SECONDS))
+            if rank == 0:
+                with pytest.raises(RuntimeError):
+                    dist.recv(torch.ones(1), src=1, group=group)
+
+
+        @pytest.fixture(scope="session")
+        def pool():
+            with ThreadPoolExecutor(1) as executor:
+                executor.submit(int).result()
+                yield executor
+
+
+        @pytest.mark.distributed(2)
+        def test_a_rank_that_has_finished_sends(rank, pool):
+            if rank == 0:
+                dist.recv(torch.ones(1), src=1)
+            else:
+                pool.submit(lambda: (time.sleep(SECONDS), dist.send(torch.ones(1), dst=0)))
+
+
+        @pytest.mark.distributed(2)
+        def test_one_rank_gathers_late(rank, gather, dist_store):
+            if rank == 0:
+                time.sleep(SECONDS)
+            gather(rank)
+            if rank == 0:
+                dist_store.set_timeout(timedelta(seconds=SECONDS))
+                with pytest.raises(RuntimeError):
+                    gather(rank)
+                dist_store.set_timeout(timedelta(minutes=30))
+
+
+        @pytest.mark.distributed(2)
+        def test_one_rank_receives_late(rank):
+            if rank == 0:
+                sent = dist.isend(torch.ones(1), dst=1)
+                summed = dist.all_reduce(torch.ones(1), async_op=True)
+                time.sleep(SECONDS)
+                sent.wait()
+                summed.wait()
+                dist.recv(torch.ones(1))
+            else:
+                dist.all_reduce(torch.ones(1))
+                dist.recv(torch.ones(1), src=0)
+                dist.send(torch.ones(1), dst=0)
+
+
         @pytest.mark.distributed(2)
         def test_messages_have_numbers_too(rank):
             if rank == 0:
@@ -206,9 +354,10 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
     # Groups that are left, and different numbers of collectives, are errors of the test's end.
     errors = (
         "test_the_group_has_a_short_timeout",
+        "test_the_group_has_a_short_timeout_for_messages",
         "test_the_default_group_has_a_short_timeout",
         "test_the_wait_has_a_limit",
         "test_other_groups_can_go_on",
     )
     run.expect({name: "PASSED ERROR" if name in errors else "PASSED" for name in run.outcomes()})
-    assert len(run.outcomes()) == 11
+    assert len(run.outcomes()) == 16

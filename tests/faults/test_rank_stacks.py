@@ -67,6 +67,89 @@ def test_a_death_and_a_hang_show_the_stacks_in_every_traceback_style(suite: Back
     assert "_pytest" not in stacks
 
 
+def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> None:
+    for module in ("pytest_asyncio", "anyio"):
+        pytest.importorskip(module)
+    suite.write(
+        "test_it.py",
+        """
+        import asyncio
+        import time
+        import unittest
+
+        import pytest
+
+        hanging = pytest.mark.distributed(2, timeout=3, init=False)
+
+
+        async def wait():
+            await asyncio.Event().wait()
+
+
+        async def beat():
+            while True:
+                await asyncio.sleep(60)
+
+
+        async def hang(rank):
+            task = asyncio.create_task(beat())
+            if rank == 1:
+                await wait()
+            task.cancel()
+
+
+        @hanging
+        @pytest.mark.asyncio
+        async def test_asyncio(rank):
+            await hang(rank)
+
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+
+
+        @hanging
+        @pytest.mark.anyio
+        async def test_anyio(rank, anyio_backend):
+            await hang(rank)
+
+
+        @hanging
+        class TestCase(unittest.IsolatedAsyncioTestCase):
+            async def test_unittest(self):
+                await hang(1)
+
+
+        @hanging
+        @pytest.mark.asyncio
+        async def test_native(rank):
+            task = asyncio.create_task(beat())
+            await asyncio.sleep(0)
+            if rank == 1:
+                time.sleep(60)
+            task.cancel()
+        """,
+    )
+    plugins = ("-p", "pytest_asyncio.plugin", "-p", "anyio.pytest_plugin")
+    run = suite.run("-n2", *plugins, "-o", "asyncio_default_fixture_loop_scope=function")
+    run.expect({f"test_{name}": "FAILED" for name in ("asyncio", "anyio", "unittest", "native")})
+    for name, place in (
+        ("test_asyncio", "rank 1 is at test_it.py:12; rank 0 had finished"),
+        ("test_anyio", "rank 1 is at test_it.py:12; rank 0 had finished"),
+        ("TestCase.test_unittest", "ranks 0-1 are at test_it.py:12"),
+    ):
+        report = run.failure(name)
+        assert f"E   timed out after 3 s: {place}\n" in report
+        assert re.search(r"^>? +await wait\(\)$", report, re.MULTILINE)
+        assert re.search(r"^> +await asyncio.Event\(\).wait\(\)$", report, re.MULTILINE)
+        assert "test_it.py:17 in beat" in report.partition("stacks of other threads and tasks")[2]
+    # A task that runs is on the thread's stack.
+    assert re.search(
+        r"^> +time.sleep\(60\)\nE   timed out after 3 s: rank 1 is at ", run.failure("test_native"), re.MULTILINE
+    )
+
+
 @pytest.mark.long
 @needs_torch(2, 8)
 def test_a_hang_shows_native_frames(suite: BackgroundSuite) -> None:
