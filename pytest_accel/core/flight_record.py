@@ -10,7 +10,7 @@ COLLECTIVES = "collectives"
 """The counter of the collectives of a group."""
 
 
-class Wait(Struct, frozen=True):
+class RankWait(Struct, frozen=True):
     """An operation for which a rank's main thread waits without a limit, and what must be issued for it to end.
 
     Each of `peers` must have issued `number` operations of the kinds in `counters`; for ``receive``, all together.
@@ -36,7 +36,7 @@ class FlightRecord(Struct, frozen=True):
     """The ranks of each group of the rank, by the group's name; all ranks by ""."""
     issued: dict[str, dict[str, int]] = field(default_factory=dict)
     """Numbers of operations that the rank has issued in each group, by counter; those without a group by ""."""
-    wait: Wait | None = None
+    wait: RankWait | None = None
     quiet: float = 0.0
     """Seconds for which the rank issues nothing unless another rank acts; 0 if that is unknown."""
     place: str = ""

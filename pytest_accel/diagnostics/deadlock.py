@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from pytest_accel.core.flight_record import FlightRecord, Wait
+from pytest_accel.core.flight_record import FlightRecord, RankWait
 from pytest_accel.diagnostics.collectives import OF_ONE_SHAPE, Collective, collectives_in
 
 
-def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], rest: float) -> dict[int, Wait]:
+def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], rest: float) -> dict[int, RankWait]:
     """Return what each of the `unfinished` ranks waits for, if none can go on; else nothing.
 
     `records` has those of all ranks. The test's own timeout is over in `rest` seconds.
     """
-    found: dict[int, Wait] = {}
+    found: dict[int, RankWait] = {}
     for rank in unfinished:
         wait = records[rank].wait
         if wait is None or not (lacking(rank, records) or _differs(rank, wait, records)):
@@ -50,7 +50,7 @@ def lacking(rank: int, records: Mapping[int, FlightRecord]) -> dict[int, int]:
     return {peer: number for peer, number in issued.items() if number < wait.number}
 
 
-def _differs(rank: int, wait: Wait, records: Mapping[int, FlightRecord]) -> bool:
+def _differs(rank: int, wait: RankWait, records: Mapping[int, FlightRecord]) -> bool:
     """Return whether another rank has called another collective than `rank` under the same number."""
     if wait.kind != "collective":
         return False

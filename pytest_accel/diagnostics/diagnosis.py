@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pytest_accel.core.flight_record import FlightRecord, Wait
+from pytest_accel.core.flight_record import FlightRecord, RankWait
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.diagnostics.collectives import Record, collectives_in, read_record
 from pytest_accel.diagnostics.deadlock import lacking
@@ -20,7 +20,7 @@ class Findings:
 
     records: Mapping[int, Record] = field(default_factory=dict)
     """The collectives of the living ranks."""
-    waits: Mapping[int, tuple[Wait, Mapping[int, int]]] = field(default_factory=dict)
+    waits: Mapping[int, tuple[RankWait, Mapping[int, int]]] = field(default_factory=dict)
     """The messages and exchanges that ranks wait for, and how few of each the ranks have issued that it lacks."""
     native: Mapping[int, str] = field(default_factory=dict)
     """Native frames of ranks that hang."""

@@ -183,7 +183,7 @@ def _blocks(pid: int, number: int) -> bool:
 
 _Method = Callable[[MachineInspector, Mapping[int, Any]], dict[int, Any]]
 _METHODS: Mapping[str, _Method] = {
-    name: method for name, method in vars(MachineInspector).items() if not name.startswith("_") and name != "outputs"
+    name: method for name, method in vars(MachineInspector).items() if not name.startswith("_")
 }
 """The methods that another machine may ask for, by name."""
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
-from pytest_accel.core.flight_record import Wait
+from pytest_accel.core.flight_record import RankWait
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
     Announced,
@@ -44,6 +44,12 @@ _REACTION = 0.5
 """Seconds in which a rank that hangs in Python code has failed its test after `INTERRUPT_SIGNAL`."""
 _EXIT_STATUS_TIMEOUT = 30.0
 """Seconds to wait for the exit status of a rank whose process has ended."""
+_QUIET = 1.0
+"""Seconds without a message of a rank before the first look for a deadlock, and between two looks that must agree."""
+_NEXT_LOOK = 2.0
+"""Seconds between two looks that have found nothing. A deadlock is found within 4 seconds."""
+_UNANSWERED = 10.0
+"""The same if a rank has not answered, because the look has taken seconds."""
 _CLOSED_TIMEOUT = 5.0
 """Seconds to wait for the exit status of a rank whose connection has been closed; its process may go on."""
 
@@ -78,6 +84,10 @@ class RankMonitor:
         self.exit_request: ExitRequest | None = None
         self.findings = NOTHING
         """The diagnosis of the living ranks of a test that failed."""
+        self._deadlock: dict[int, RankWait] = {}
+        """The waits that the last look has found to have no end; empty if ranks have sent messages since."""
+        self._next_look = 0.0
+        """Time at which to look for a deadlock next (`clock.monotonic`)."""
         self._extras: list[tuple[int, ExtraReport]] = []
         self._selector = DefaultSelector()
         self.ranks: list[RankConnection] = []
@@ -123,6 +133,8 @@ class RankMonitor:
         """Handle messages and exits, waiting for them until `deadline`; return False if there were none."""
         now = monotonic()
         events = self._selector.select(max(deadline - now, 0.0) if deadline < math.inf else None)
+        if events:
+            self._deadlock, self._next_look = {}, monotonic() + _QUIET
         for key, _ in events:
             rank: RankConnection = key.data
             if rank.end is not None:
@@ -207,16 +219,20 @@ class RankMonitor:
         """Return what the living ranks are doing."""
         return self._examiner.progress(self._alive)
 
-    def deadlocked(self, rest: float) -> dict[int, Wait] | None:
-        """Return what each unfinished rank waits for, if none can ever go on; else nothing.
-
-        The test's own timeout is over in `rest` seconds. None: a rank did not answer, which takes seconds.
-        """
-        unfinished = [rank.rank for rank in self.ranks if not rank.done]
-        if not self._has_records or self.is_any_at_work():
-            return {}
-        records = self._examiner.records(self._alive)
-        return deadlocked(records, unfinished, rest) if len(records) == len(self.ranks) else None
+    def finds_deadlock(self, deadline: float) -> bool:
+        """Return True if two looks have found the same deadlock; `deadline` is the end of the test's own timeout."""
+        now = monotonic()
+        if not self._has_records or now < self._next_look:
+            return False
+        before, self._deadlock, pause = self._deadlock, {}, _NEXT_LOOK
+        if not self.is_any_at_work():
+            records = self._examiner.records(self._alive)
+            if len(records) < len(self.ranks):
+                pause = _UNANSWERED
+            elif found := deadlocked(records, [rank.rank for rank in self.ranks if not rank.done], deadline - now):
+                self._deadlock, pause = found, _QUIET
+        self._next_look = monotonic() + pause
+        return bool(self._deadlock) and self._deadlock == before
 
     def is_any_at_work(self) -> bool:
         """Return True if a rank that has not finished the test is computing."""

@@ -30,7 +30,6 @@ from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AF
 from pytest_accel.diagnostics.diagnosis import Findings, Progress
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
-from pytest_accel.driver.deadlock_watch import DeadlockWatch
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail
@@ -109,7 +108,6 @@ class World:
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
         self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
         self._ranks = self._monitor.ranks
-        self._deadlock = DeadlockWatch(self._monitor)
 
     @property
     def number(self) -> int:
@@ -233,7 +231,6 @@ class World:
             return
         self.used = self._busy = True
         self._monitor.begin(monotonic())
-        self._deadlock.begin()
         following = None if marked.following is None else marked.following.node
         serial, item = self._monitor.serial, marked.item
         names, skips = (item.name, item.nodeid), _skips(item)
@@ -322,7 +319,6 @@ class World:
         interval = self._show_output()
         looked = monotonic()
         if self._monitor.pump(min(end, looked + interval)):
-            self._deadlock.postpone()
             return
         self._show_if_quiet(when, began, limit.timeout)
         if looked >= end:
@@ -333,7 +329,7 @@ class World:
         elif (
             not self._any_failed_or_ended
             and not expected_ends.agreed(self.announced)
-            and self._deadlock.finds(deadline)
+            and self._monitor.finds_deadlock(deadline)
         ):
             unfinished = [rank for rank in self._ranks if not rank.done]
             self._monitor.record_hung(unfinished, Hang(HangCause.DEADLOCK, 0.0, when))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -42,8 +43,8 @@ class RankContext:
         """True while the rank runs a test."""
         self.tests = 0
         """Number of tests that this world has begun, for all its drivers. The same number on every rank."""
-        self.exchanges: dict[str, tuple[int, int]] = {}
-        """By name of a `Gathering`: the test of its last call, and the number of its calls in this test."""
+        self.exchanges: Counter[str] = Counter()
+        """The calls of each `Gathering` in the running test. A rank that fails may make fewer than the others."""
         self.awaited_exchange: str | None = None
         """The name of the `Gathering` in which this rank waits for others."""
         self.store: Store | None = None

@@ -9,7 +9,6 @@ record `send` and `recv` of gloo, nor the ranks of a group, so the rank adds the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from os import getpid, uname
 from pathlib import Path
@@ -23,7 +22,7 @@ from msgspec.structs import replace
 
 from pytest_accel.core import threads, torch_api
 from pytest_accel.core.clock import monotonic, wall_clock
-from pytest_accel.core.flight_record import COLLECTIVES, FlightRecord, Wait
+from pytest_accel.core.flight_record import COLLECTIVES, FlightRecord, RankWait
 from pytest_accel.core.frames import place_of_main_thread
 from pytest_accel.core.paths import flight_path
 from pytest_accel.core.rank_names import recorded_group
@@ -31,7 +30,7 @@ from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.signals import FLIGHT_SIGNAL
 from pytest_accel.core.struct_messages import encode
 from pytest_accel.rank.group_state import all_groups, has_own_default, is_numbered_as_its_world, label
-from pytest_accel.rank.point_to_point import counter
+from pytest_accel.rank.point_to_point import Issued, counter
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -44,6 +43,7 @@ _CALLS = {"x86_64": ("202", "232", "281"), "aarch64": ("98", "22")}
 """The numbers of the system calls futex(2), then epoll_wait(2) and epoll_pwait(2), by machine."""
 _FLAGS, _WAIT_UNTIL, _WALL_CLOCK = 0xFF, 128 + 9, 256
 """Parts of the second argument of futex(2): FUTEX_PRIVATE_FLAG with FUTEX_WAIT_BITSET, and FUTEX_CLOCK_REALTIME."""
+_NOTHING: Issued = (lambda: None, None, None)
 _STORE = "pt_tcpstore_uv"
 """Name of the thread that serves torch's store."""
 
@@ -71,13 +71,6 @@ def _write_on_signal(context: RankContext, number: int) -> None:
             draft.replace(path)
 
 
-def _members() -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each group to which this rank belongs, by the group's name."""
-    import torch.distributed as dist
-
-    return {label(group): tuple(dist.get_process_group_ranks(group)) for group in all_groups()}
-
-
 def _flight_record(context: RankContext) -> FlightRecord:
     """Return torch's record of this rank's collectives, and what this rank has issued and waits for.
 
@@ -89,65 +82,62 @@ def _flight_record(context: RankContext) -> FlightRecord:
     recorded = torch_api.flight_record()
     if recorded is None:
         return replace(at, unrecorded_by=torch_api.version())
-    calls = {name: calls for name, (test, calls) in context.exchanges.items() if test == context.tests}
-    wait = _exchange(context, calls) or _operation(context)
+    import torch.distributed as dist
+
+    groups = {label(group): group for group in all_groups()}
+    members = {name: tuple(dist.get_process_group_ranks(group)) for name, group in groups.items()}
+    ranks, name = tuple(range(context.spec.ranks)), context.awaited_exchange
+    wait = RankWait("exchange", "", context.exchanges[name], ranks, (name,)) if name else _operation(context)
     return replace(
         at,
         entries=recorded.get("entries", []),
-        members={"": tuple(range(context.spec.ranks)), **_members()},
-        issued={"": calls, **{label(group): context.operations.counts(group) for group in all_groups()}},
+        members={"": ranks, **members},
+        issued={
+            "": dict(context.exchanges),
+            **{name: context.operations.counts(group) for name, group in groups.items()},
+        },
         wait=wait,
         quiet=_quiet_time(context, wait),
     )
 
 
-def _exchange(context: RankContext, calls: Mapping[str, int]) -> Wait | None:
-    """Return the wait for other ranks in a `Gathering`; None if there is none."""
-    if (name := context.awaited_exchange) is None:
-        return None
-    return Wait("exchange", "", calls.get(name, 0), tuple(range(context.spec.ranks)), (name,))
-
-
-def _operation(context: RankContext) -> Wait | None:
+def _operation(context: RankContext) -> RankWait | None:
     """Return the wait for a message or a collective of gloo; None if there is none."""
     import torch.distributed as dist
 
-    operations = context.operations
-    issued = None if (work := operations.awaited) is None else operations.works.get(work)
-    group = None if issued is None else issued.group()
-    if issued is None or group is None or not set(dist.get_backend_config(group).split(",")) <= _ONLY_GLOO:
+    work = context.operations.awaited
+    found, channel, number = context.operations.works.get(work, _NOTHING) if work is not None else _NOTHING
+    group = found()
+    if group is None or number is None or not set(dist.get_backend_config(group).split(",")) <= _ONLY_GLOO:
         return None
     name, members = label(group), tuple(dist.get_process_group_ranks(group))
-    if issued.channel is None:
-        return Wait("collective", name, issued.number or 0, members, (COLLECTIVES,))
-    receives, peer, tag = issued.channel
+    if channel is None:
+        return RankWait("collective", name, number, members, (COLLECTIVES,))
+    receives, peer, tag = channel
     own = dist.get_rank(group)
     if receives:
         peers = tuple(one for one in members if one != context.rank) if peer is None else (members[peer],)
-        return Wait("receive", name, issued.number or 0, peers, (counter((False, own, tag)),), tag)
+        return RankWait("receive", name, number, peers, (counter((False, own, tag)),), tag)
     counters = counter((True, own, tag)), counter((True, None, tag))
-    return Wait("send", name, issued.number or 0, (members[peer or 0],), counters, tag)
+    return RankWait("send", name, number, (members[peer or 0],), counters, tag)
 
 
-def _quiet_time(context: RankContext, wait: Wait | None) -> float:
+def _quiet_time(context: RankContext, wait: RankWait | None) -> float:
     """Return the seconds for which no thread of this rank goes on, and so issues an operation, by itself.
 
     It is 0 if that is unknown, or if compiled code may send messages, which are not counted. In the rank's main thread,
     only a wait for an operation has a limit that is known. There must be no other thread with a Python frame, but one
     of a C library may call Python later, and so do those of torch's RPC.
     """
-    if torch_api.compiles_messages() or not has_own_default(context):
+    others = _current_frames().keys() - {main_thread().ident, get_ident()}
+    if others or torch_api.compiles_messages() or not has_own_default(context):
         return 0.0
-    if _current_frames().keys() - {main_thread().ident, get_ident()}:
-        return 0.0
-    others = {one.name: one for one in Path("/proc/self/task").iterdir()}
-    del others[str(get_native_id())]
-    limit = math.inf
+    left_out, limit, store = {get_native_id()}, math.inf, context.store
     if wait is None or wait.kind == "exchange":
-        del others[str(getpid())]  # In older Pythons, `native_id` of the main thread is wrong after a fork.
-    if wait is not None and wait.kind == "exchange" and context.store is not None:
-        limit = context.store.timeout.total_seconds()  # type: ignore[attr-defined]
-    return min([limit, *map(_sleeping_time, others.values())])
+        left_out.add(getpid())  # In older Pythons, `native_id` of the main thread is wrong after a fork.
+        limit = store.timeout.total_seconds() if wait and store else limit  # type: ignore[attr-defined]
+    threads = [one for one in Path("/proc/self/task").iterdir() if int(one.name) not in left_out]
+    return min([limit, *map(_sleeping_time, threads)])
 
 
 def _sleeping_time(thread: Path) -> float:

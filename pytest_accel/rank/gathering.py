@@ -22,16 +22,13 @@ class Gathering:
 
     def put(self, value: bytes) -> list[str]:
         """Set this rank's value of the next call, without waiting; return the names of the values of all ranks."""
-        now = self._context.tests
-        # Calls are numbered within each test. A rank that fails may make fewer calls than the others.
-        test, calls = self._context.exchanges.get(self._name, (now, 0))
-        if test != now:  # All ranks have finished the last test.
-            calls = 0
+        context, calls = self._context, self._context.exchanges
+        calls[self._name] += 1
+        if calls[self._name] == 1:  # All ranks have finished the last test.
             self._delete(self._unread)
-        self._context.exchanges[self._name] = now, calls + 1
-        names = [f"{self._name}/{now}/{calls + 1}/{rank}" for rank in range(self._context.spec.ranks)]
-        self._store.set(names[self._context.rank], value)
-        self._unread.append(names[self._context.rank])
+        names = [f"{self._name}/{context.tests}/{calls[self._name]}/{rank}" for rank in range(context.spec.ranks)]
+        self._store.set(names[context.rank], value)
+        self._unread.append(names[context.rank])
         return names
 
     def _delete(self, names: list[str]) -> None:

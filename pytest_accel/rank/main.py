@@ -8,9 +8,10 @@ import os
 import signal
 import struct
 import sys
+from functools import partial
 from multiprocessing import connection, process
 from os import getpid
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import IO
 
 import msgspec
@@ -27,6 +28,7 @@ from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.cpu_limits import threads_beside_ccl
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
+from pytest_accel.rank.async_tasks import write_stacks
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.rank_output import RankOutput
@@ -52,7 +54,7 @@ class _RankStart:
         context = RankContext(session, spec, rank)
         output = RankOutput(context)
         self._stack_file = open(stack_path(session.directory, spec.world, rank), "w", encoding="utf-8")  # noqa: SIM115
-        signal.signal(STACK_SIGNAL, self._write_tasks)
+        signal.signal(STACK_SIGNAL, partial(write_stacks, self._stack_file))
         faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True, chain=True)
         signal.siginterrupt(STACK_SIGNAL, False)  # The rank may go on: its system calls must not fail.
         _set_environment(context, store_port)
@@ -66,13 +68,6 @@ class _RankStart:
         self.plugin = rank_plugin.RankPlugin(context, listener, store_port, LateVariables(), output)
         plugin_roles.install(pluginmanager, dict(session.roles))
         self.plugin.register(pluginmanager)
-
-    def _write_tasks(self, number: int, frame: FrameType | None) -> None:
-        """Write the stacks of asyncio's tasks after those of the threads, if the main thread runs Python code."""
-        if "asyncio" in sys.modules and self._stack_file is not None:
-            from pytest_accel.rank import async_tasks  # Importing asyncio takes long.
-
-            async_tasks.write(self._stack_file, frame)
 
 
 def run(session: SessionSpec, role: Role) -> int:

@@ -22,7 +22,7 @@ from weakref import ref
 from pytest_accel.core import torch_api
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import CallSite, UnawaitedCollective
-from pytest_accel.rank.point_to_point import Issued, PointToPointCounter, find_place, replace_method
+from pytest_accel.rank.point_to_point import PointToPointCounter, find_place, replace_method
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -78,7 +78,7 @@ class PendingWork:
             __tracebackhide__ = True
             work = original(self, *args, **named)
             if work is not None:
-                operations.works[work] = Issued(ref(self), None, operations.collectives(self))
+                operations.works[work] = ref(self), None, operations.collectives(self)
                 add(self, name, work, (*args, *named.values()))
             return work
 
@@ -86,12 +86,11 @@ class PendingWork:
 
     def _release_after(self, owner: Any, name: str) -> None:
         original, release, pending, operations = getattr(owner, name), self._release, self, self._operations
-        is_wait = name == "wait"
 
         @wraps(original)
         def method(self: Work, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
-            operations.awaited = self if is_wait and not args and not named else None
+            operations.awaited = self if name == "wait" and not args and not named else None
             try:
                 return original(self, *args, **named)
             except RuntimeError:

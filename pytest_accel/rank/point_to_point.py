@@ -10,9 +10,10 @@ backend's own object.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import wraps
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from pytest_accel.core import torch_api
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup, Work
 
+Issued = tuple[Callable[[], "ProcessGroup | None"], Channel | None, int | None]
+"""An operation: a reference to its group, its channel (None: a collective), and its number in that or in the group."""
 _TAGGED = frozenset(("gloo", "mpi"))
 """Backends with which only operations with the same tag meet. The others ignore tags."""
 _TORCH = "torch.distributed.distributed_c10d"
@@ -42,16 +45,6 @@ class _Operations:
         self.issued: Counter[Channel] = Counter()
         self.numbered = 0
         """Number of those that gloo numbers as it numbers collectives."""
-
-
-class Issued(NamedTuple):
-    """An operation that this rank has issued."""
-
-    group: ref[ProcessGroup]
-    channel: Channel | None
-    """None for a collective."""
-    number: int | None
-    """The number in its channel, or among the collectives of its group."""
 
 
 class PointToPointCounter:
@@ -97,7 +90,7 @@ class PointToPointCounter:
                 operations.issued[channel] += 1
                 operations.numbered += 1
                 if work is not None:
-                    works[work] = Issued(ref(self), channel, operations.issued[channel])
+                    works[work] = ref(self), channel, operations.issued[channel]
             return work
 
         return method

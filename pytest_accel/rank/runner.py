@@ -150,6 +150,7 @@ class TestRunner:
     def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> None:
         """Run the test that `driver` has requested, and send its results. The file of the test has been collected."""
         self._context.tests += 1
+        self._context.exchanges.clear()
         if self._begun != request.node:
             self._output.begin(request.node)
         self._begun = None

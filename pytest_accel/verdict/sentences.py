@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_accel.core.flight_record import Wait
+from pytest_accel.core.flight_record import RankWait
 from pytest_accel.core.frames import PACKAGE, Folders
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.rank_messages import (
@@ -610,12 +610,12 @@ def _describe_timeout(
     for outcome in hung:
         frame, one = where(frames_of_rank(outcome.stack), folders), in_collective(outcome.rank)
         awaited = _describe_wait(*findings.waits[outcome.rank]) if outcome.rank in findings.waits else ""
-        collective = "" if one is None or awaited else one.name
-        position = _Position(collective, awaited, "" if frame is None else frame.place(folders), not outcome.stack)
+        place = "" if frame is None else frame.place(folders)
+        position = _Position("" if one is None else one.name, awaited, place, not outcome.stack)
         by_position.setdefault(position, []).append(outcome.rank)
     parts = [
         f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {position.predicate(len(ranks))}"
-        for position, ranks in sorted(by_position.items(), key=lambda item: item[0].waits)
+        for position, ranks in sorted(by_position.items(), key=lambda item: bool(item[0].collective or item[0].awaited))
     ]
     for ending, what in (("passed", "finished"), ("skipped", "skipped")):
         if ranks := [one.rank for one in outcomes if one.ending == ending and one.later not in hung]:
@@ -624,7 +624,7 @@ def _describe_timeout(
     return f"{about}: {'; '.join(parts + found)}"
 
 
-def _describe_wait(wait: Wait, issued: Mapping[int, int]) -> str:
+def _describe_wait(wait: RankWait, issued: Mapping[int, int]) -> str:
     """Return a text for the message or exchange of `wait`, with how few operations ranks have `issued` for it."""
     peers = ranks_text(tuple(issued) or wait.peers)
     count = sum(issued.values()) if wait.kind == "receive" else max(issued.values(), default=0)
@@ -651,17 +651,13 @@ class _Position(NamedTuple):
     silent: bool
     """True if its stack could not be taken."""
 
-    @property
-    def waits(self) -> bool:
-        return bool(self.collective or self.awaited)
-
     def predicate(self, number: int) -> str:
         """Return the predicate of this `number` of ranks."""
         be, at = "is" if number == 1 else "are", f" at {self.place}" if self.place else ""
-        if self.collective:
-            return f"{be} stuck in {self.collective}{at}"
         if self.awaited:
             return f"wait{'s' if number == 1 else ''}{at} for {self.awaited}"
+        if self.collective:
+            return f"{be} stuck in {self.collective}{at}"
         if self.silent:
             return _describe_silence(number)
         return f"{be}{at or ' in no code of the test'}"

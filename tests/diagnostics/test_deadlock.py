@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_accel.core.flight_record import COLLECTIVES, FlightRecord, Wait
+from pytest_accel.core.flight_record import COLLECTIVES, FlightRecord, RankWait
 from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.diagnostics.deadlock import deadlocked, lacking
 from tests.flight_records import entry
@@ -16,7 +16,7 @@ from tests.flight_records import entry
 def record(number: int, *, waits: bool = True, **more: Any) -> FlightRecord:
     """Return the record of a rank of three that has issued `number` collectives; it waits in the last."""
     entries = [entry(number, done=not waits, **more)] if number else []
-    wait = Wait("collective", DEFAULT_GROUP, number, (0, 1, 2), (COLLECTIVES,)) if waits else None
+    wait = RankWait("collective", DEFAULT_GROUP, number, (0, 1, 2), (COLLECTIVES,)) if waits else None
     return FlightRecord(entries, {DEFAULT_GROUP: (0, 1, 2)}, {DEFAULT_GROUP: {COLLECTIVES: number}}, wait, quiet=3600)
 
 
@@ -58,19 +58,19 @@ def test_a_timeout_of_torch_that_is_over_first_is_awaited() -> None:
 @pytest.mark.parametrize(
     ("wait", "counts", "expected"),
     [
-        (Wait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 0": 2}}, {1: 2}),
-        (Wait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 0": 3}}, {}),
-        (Wait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 1": 3}}, {1: 0}),
-        (Wait("receive", "", 3, (1, 2), ("sent 0 0",)), {1: {"sent 0 0": 2}, 2: {"sent 0 0": 1}}, {}),
-        (Wait("receive", "", 3, (1, 2), ("sent 0 0",)), {1: {"sent 0 0": 2}}, {1: 2, 2: 0}),
-        (Wait("send", "", 2, (1,), ("received 0 0", "received None 0")), {1: {"received None 0": 1}}, {1: 1}),
-        (Wait("send", "", 2, (1,), ("received 0 0", "received None 0")), {1: dict.fromkeys(
+        (RankWait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 0": 2}}, {1: 2}),
+        (RankWait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 0": 3}}, {}),
+        (RankWait("receive", "", 3, (1,), ("sent 0 0",)), {1: {"sent 0 1": 3}}, {1: 0}),
+        (RankWait("receive", "", 3, (1, 2), ("sent 0 0",)), {1: {"sent 0 0": 2}, 2: {"sent 0 0": 1}}, {}),
+        (RankWait("receive", "", 3, (1, 2), ("sent 0 0",)), {1: {"sent 0 0": 2}}, {1: 2, 2: 0}),
+        (RankWait("send", "", 2, (1,), ("received 0 0", "received None 0")), {1: {"received None 0": 1}}, {1: 1}),
+        (RankWait("send", "", 2, (1,), ("received 0 0", "received None 0")), {1: dict.fromkeys(
             ("received 0 0", "received None 0"), 1)}, {}),
-        (Wait("exchange", "", 2, (0, 1, 2), ("gather",)), {0: {"gather": 2}, 1: {"gather": 1}}, {1: 1, 2: 0}),
+        (RankWait("exchange", "", 2, (0, 1, 2), ("gather",)), {0: {"gather": 2}, 1: {"gather": 1}}, {1: 1, 2: 0}),
     ],
 )  # fmt: skip
 def test_messages_are_counted_by_sender_receiver_and_tag(
-    wait: Wait, counts: dict[int, dict[str, int]], expected: dict[int, int]
+    wait: RankWait, counts: dict[int, dict[str, int]], expected: dict[int, int]
 ) -> None:
     records = {rank: FlightRecord(issued={"": counts.get(rank, {})}) for rank in range(3)}
     assert lacking(0, records | {0: replace(records[0], wait=wait)}) == expected
