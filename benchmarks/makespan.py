@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.measure import ROOT, Effort, Figure
 from benchmarks.other_tools import isolate_python
 from benchmarks.virtual import Test, UniformMachine, Worker
-from pytest_accel.features.order.rule import RunOrder, Task
-from pytest_accel.features.order.scheduler import DeviceScheduling
+from pytest_accel.features.order.scheduler import RunOrder
+from pytest_accel.features.order.tasks import Task
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import decide
 
@@ -114,24 +114,14 @@ MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
 }
 
 
-def order_of(tests: Sequence[Test], devices: Sequence[str], expected: Sequence[float | None]) -> RunOrder:
-    """Return the plugin's order of `tests`, whose `expected` seconds are None if unknown."""
-    needs = {(test.devices, test.share): test.need(devices) for test in tests}
-    return RunOrder(
-        [
-            Task(f"{test.module}.py::test_{number}", needs[test.devices, test.share], seconds)
-            for number, (test, seconds) in enumerate(zip(tests, expected, strict=True))
-        ],
-        0,
-    )
-
-
-def accel_scheduler(
-    machine: UniformMachine, expected: Sequence[float | None], *, largest_batch: int | None = None
-) -> DeviceScheduling:
+def accel_scheduler(machine: UniformMachine, expected: Sequence[float | None]) -> RunOrder:
     """Return the plugin's scheduler for the tests of `machine`, whose `expected` seconds are None if unknown."""
-    order = order_of(machine.tests, machine.devices, expected)
-    return DeviceScheduling(machine.collection, order, largest_batch, clock=lambda: machine.now)
+    needs = {(test.devices, test.share): test.need(machine.devices) for test in machine.tests}
+    tasks = [
+        Task(nodeid, needs[test.devices, test.share], seconds)
+        for nodeid, test, seconds in zip(machine.collection, machine.tests, expected, strict=True)
+    ]
+    return RunOrder(tasks, len(machine.workers))
 
 
 class FirstComeScheduler:
@@ -316,10 +306,7 @@ def run_real_session(folder: Path, mix: str, workers: int, isolate: str | None =
     facts = [(test.seconds, test.devices, test.share) for test in tests]
     (folder / "test_holds.py").write_text(_SUITE.format(tests=facts, mark=mark, mask=mask))
     (folder / "pytest.ini").write_text("[pytest]\n" if isolate else "[pytest]\naccel = sim:8\n")
-    times = {
-        f"test_holds.py::test_holds[{number}]": {"sim" if test.devices else "none": [(1.0, test.seconds)]}
-        for number, test in enumerate(tests)
-    }
+    times = {f"test_holds.py::test_holds[{number}]": [(1.0, test.seconds)] for number, test in enumerate(tests)}
     durations = folder / ".pytest_cache" / "v" / "accel" / "durations"
     durations.parent.mkdir(parents=True)
     durations.write_text(json.dumps(times))

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.makespan import DEVICES, MIXES, WORKERS, accel_scheduler
 from benchmarks.measure import Effort, Figure, middle
 from benchmarks.virtual import Test, UniformMachine
-from pytest_accel.features.order.rule import Task
+from pytest_accel.features.order.tasks import Task
 from pytest_accel.features.planning.shards import partition
 
 _SEEDS = 6

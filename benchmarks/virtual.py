@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_accel.features.order.rule import Need
+from pytest_accel.features.order.tasks import Need
 from pytest_accel.features.planning.forecast import Span
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Lease, Request, decide
@@ -171,7 +171,7 @@ class SimulatedMachine:
         start = self.now
 
         def end() -> None:
-            self.spans.append(Span(index, worker.number, start, self.now, taken))
+            self.spans.append(Span(index, worker.number, start, self.now))
             for device, parts in taken:
                 self._free[device] += parts
             self._free_slots += slots
@@ -207,8 +207,7 @@ class Test:
 
     def need(self, devices: Sequence[str]) -> Need:
         """Return the need of the test in the plugin's order."""
-        requests = self.requests(devices)
-        return Need(requests, self.size / len(devices), tuple(devices)) if requests else Need()
+        return (("sim", self.devices, self.size / len(devices)),) if self.devices else ()
 
 
 class UniformMachine(SimulatedMachine):

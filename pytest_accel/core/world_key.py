@@ -49,11 +49,6 @@ class WorldKey:
         return self.ranks if self.fake_size is None else self.fake_size
 
     @property
-    def used_kind(self) -> str:
-        """Kind of the devices that a test uses, also ``cpu`` for slots; ``none`` if it leases nothing."""
-        return self.kind if self.need is not None else "none"
-
-    @property
     def in_cluster(self) -> bool:
         """True if a session on a cluster runs the world there, and False if it does so on the controller's machine.
 

@@ -151,7 +151,6 @@ class MarkedItem(MarkedTest):
             return
         if self.missing is not None:
             report.accel_missing = self.missing  # type: ignore[attr-defined]
-        report.accel_kind = self.key.used_kind  # type: ignore[attr-defined]
         verdict.complete(report, call, self.item)
         if verdict.rank_data:
             self._failed_in_merge = rank_data_merge.merge(self.item, report, verdict.rank_data)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def pytest_accel_configure(session: AccelSession) -> None:
     config = session.config
     if session.settings.durations is not None:
-        stored_durations.check_file(config)
+        stored_durations.recall(config)  # Raises an error if it is no such file.
         stored_durations.record_times(config)
     # The schedulers that let any worker run any test.
     if session.settings.schedule != "off" and getattr(config.option, "dist", "no") in ("load", "worksteal"):
         from pytest_accel.features.order.scheduler import AccelScheduling
 
-        config.pluginmanager.register(AccelScheduling(session))
+        config.pluginmanager.register(AccelScheduling(config))
 
 
 def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], redirected: Sequence[MarkedItem]) -> None:
@@ -33,11 +33,10 @@ def pytest_accel_redirected(session: AccelSession, items: list[pytest.Item], red
     if not session.is_worker:
         stored_durations.record_times(session.config)
         if session.settings.schedule == "always":
-            from pytest_accel.features.order.test_demand import plan_of
+            from pytest_accel.features.order.tasks import planned
 
             groups: dict[WorldKey | None, list[pytest.Item]] = {}  # Each is at the place of its first test.
-            for item in items:
-                plan = plan_of(item)
+            for item, plan in planned(items):
                 groups.setdefault(None if plan is None or plan.missing else plan.key, []).append(item)
             items[:] = chain.from_iterable(groups.values())
 
@@ -50,10 +49,10 @@ def pytest_accel_collection_finished(session: AccelSession, items: list[pytest.I
     if session.is_worker:
         from pytest_accel.core.shims import pass_over_hints
         from pytest_accel.core.struct_messages import encode
-        from pytest_accel.features.order.test_demand import CHANNEL, Demand, plan_of, wanted
+        from pytest_accel.features.order.tasks import CHANNEL, need_of, planned
 
+        needs = [need_of(item, plan, session.machine) for item, plan in planned(items)]
         channel = (session.worker_input or {}).get(CHANNEL)
-        demand = Demand.of(wanted(item, plan_of(item)) for item in items)
-        if channel is not None and any(demand.wanted):
+        if channel is not None and any(needs):
             pass_over_hints(session.config, lambda is_hint: setattr(session, "next_is_hint", is_hint))
-            channel.send(encode(demand))
+            channel.send(encode(needs))

@@ -1,26 +1,26 @@
-"""The scheduler of xdist's controller: sends each free worker the test that the rule chooses (`rule.py`).
+"""The scheduler of xdist's controller, and the rule by which it gives a free worker its next test.
 
-An xdist worker starts a test when it knows the next one, because this decides which fixtures stay. A test that is sent
-as the next one would be tied to its worker for as long as the first test runs, which costs up to half of the session's
-time. Therefore the next test is only a *hint*: its index is sent with the number of tests subtracted, which denotes
-the same item of a list. The worker passes over it (`shims.pass_over_hints`), and any worker may get the test.
+The page ``docs/project/architecture.md`` ("The order of tests") has the rule in words, and says what a hint is. The
+index of a hint is that of its test with the number of tests subtracted, which denotes the same item of a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterator, Sequence
+from math import inf
+from typing import Any
 
 import pytest
 
-from pytest_accel.core.clock import monotonic
 from pytest_accel.core.struct_messages import decode
 from pytest_accel.features.order import stored_durations
-from pytest_accel.features.order.rule import RunOrder
-from pytest_accel.features.order.test_demand import CHANNEL, Demand
+from pytest_accel.features.order.tasks import CHANNEL, Need, Task, add_load, seconds_of, size, tasks_of
 
-if TYPE_CHECKING:
-    from pytest_accel.session import AccelSession
+URGENT = 0.7
+"""A test is urgent if it takes at least this fraction of the least time in which the waiting tests could end."""
+SCARCE = 0.8
+"""Workers are scarce if the tests take more than this fraction of the devices' time as the workers' time."""
 
 
 class AccelScheduling:
@@ -29,15 +29,14 @@ class AccelScheduling:
     xdist has no hook after the collection that could replace it. Its header shows the name of this class.
     """
 
-    def __init__(self, session: AccelSession) -> None:
-        self._session = session
+    def __init__(self, config: pytest.Config) -> None:
         self._received: list[bytes] = []
-        """The demands that workers have sent, all the same; empty if no test needs a world or a resource.
+        """The needs that workers have sent, all the same; empty if no test needs a world or a resource.
 
         Threads receive them, and cannot decode two at a time.
         """
         self._scheduler: Any = None
-        self.config = session.config  # pytest-rerunfailures uses it.
+        self.config = config  # pytest-rerunfailures uses it.
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of xdist's protocol for schedulers, ``xdist/scheduler/protocol.py``."""
@@ -55,105 +54,151 @@ class AccelScheduling:
         return self if type(self._scheduler).__module__.partition(".")[0] == "xdist" else self._scheduler
 
     def schedule(self) -> None:
-        own, machine = self._scheduler, self._session.machine
+        own = self._scheduler
         first, *others = getattr(own, "node2collection", {0: []}).values()
         # xdist's own scheduler reports collections that differ.
         if self._received and first and all(other == first for other in others):
-            tasks = decode(self._received[0], Demand).tasks(first, stored_durations.recall(self.config), machine)
+            needs = decode(self._received[0], list[Need])
+            tasks = tasks_of(first, needs, stored_durations.recall(self.config))
             stored_durations.record_times(self.config)
-            order, most = RunOrder(tasks, machine.slots), self.config.getoption("maxschedchunk")
-            self._scheduler = DeviceScheduling(list(first), order, most)
+            self._scheduler = RunOrder(tasks, len(own.nodes))
             for node in own.nodes:
                 self._scheduler.add_node(node)
                 self._scheduler.add_node_collection(node, first)
         self._scheduler.schedule()
 
 
-class DeviceScheduling:
-    """An xdist scheduler that knows which devices tests need; the methods are those of xdist's protocol."""
+class RunOrder:
+    """A scheduler with the methods of xdist's protocol. The plan uses `idle`, `started` and `end` alone."""
 
-    collection_is_completed = True
+    collection_is_completed = has_pending = True  # xdist asks before it shows the name of a scheduler.
 
-    def __init__(
-        self, collection: list[str], order: RunOrder, most: int | None, clock: Callable[[], float] = monotonic
-    ) -> None:
-        """`most` is the largest number of tests that are sent together (``--maxschedchunk``)."""
-        self.collection = collection
-        self._order, self._most, self._clock = order, most, clock
-        self._tests: dict[Any, list[int]] = {}
-        """By worker: the test that it runs, and those that it will certainly run."""
-        self._idle: list[Any] = []
+    def __init__(self, tasks: Sequence[Task], workers: int) -> None:
+        self.collection = [task.nodeid for task in tasks]
+        self.nodes: list[Any] = []
+        self.idle: list[Any] = []
         """The workers that wait for a test. The last one was the last to run one."""
-
-    @property
-    def nodes(self) -> list[Any]:
-        return list(self._tests)
-
-    @property
-    def has_pending(self) -> bool:
-        return self._order.left > 0 or any(self._tests.values())
+        self._tasks, self._seconds, self._workers = tasks, seconds_of(tasks), workers
+        self._left, self._loads = 0, defaultdict[object, float](float)
+        self._waiting: dict[Need, dict[str, deque[int]]] = {task.need: {} for task in tasks}
+        """The waiting tests by need and module: the longest first, also of modules; a started module comes last."""
+        self._free = {kind: 1.0 for need in self._waiting for kind, _, _ in need}
+        """The free part of the devices of each kind."""
+        self._runs: dict[Any, int] = {}
+        """The test that each worker runs."""
+        self._last: dict[Any, Task] = {}
+        """The last test of each worker."""
+        for index in sorted(range(len(tasks)), key=self._seconds.__getitem__, reverse=True):
+            self._wait(index)
+        self._scarce = self._loads["workers"] > SCARCE * max(map(self._loads.__getitem__, self._free), default=0.0)
 
     @property
     def tests_finished(self) -> bool:
-        return not self.has_pending
+        return not self._left and not self._runs
 
     def add_node(self, node: Any) -> None:
-        self._tests[node] = []
+        self.nodes.append(node)
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
         """Have a worker wait for tests. Exit if one in place of a dead one has collected others: xdist would wait."""
-        if self._order.left and list(collection) != self.collection:
+        if self._left and list(collection) != self.collection:
             pytest.exit(
-                f"worker {node.gateway.id} has collected other tests than the workers before it, so "
-                f"{self._order.left} remaining test(s) cannot be run; all workers must collect the same tests in the "
-                "same order",
-                returncode=pytest.ExitCode.TESTS_FAILED,
+                f"worker {node.gateway.id} has collected other tests than the workers before it, so {self._left} "
+                "remaining test(s) cannot be run; all workers must collect the same tests in the same order",
+                pytest.ExitCode.TESTS_FAILED,
             )
-        self._idle.insert(0, node)
+        self.idle.insert(0, node)
 
     def schedule(self) -> None:
         """Start all tests that can start now; shut idle workers down if none remain."""
-        self._idle = [node for node in self._idle if not node.shutting_down]
-        while self._idle:
-            node = self._idle[-1]
-            tests = self._order.start(node, self._clock(), len(self._idle) - 1, self._most)
-            if not tests and self._order.left:
-                return
-            self._idle.pop()
-            hint = self._order.likely(node) if tests else None
+        self.idle = [node for node in self.idle if not node.shutting_down]
+        for node, index in self.started():
+            needs = (self._tasks[index].need, *self._waiting)
+            hint = next((self._next(need, node) for need in needs if self._waiting[need]), None)
             try:
-                if tests:
-                    node.send_runtest_some(tests if hint is None else [*tests, hint - len(self.collection)])
+                node.send_runtest_some([index] if hint is None else [index, hint - len(self._tasks)])
             except OSError:  # The worker has died; xdist will call remove_node(), and no test has crashed.
-                self._return(node, tests)
-                continue
-            self._tests[node] = tests
-            if hint is None:
-                node.shutdown()
+                self._wait(self.end(node))
+            else:
+                if hint is None:
+                    node.shutdown()
+        for node in () if self._left else self.idle:
+            node.shutdown()
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
-        if item_index < 0:
-            return  # A hint.
-        self._tests[node].remove(item_index)
-        self._order.record(item_index, duration)
-        if not self._tests[node]:
-            self._order.end(node)
-            self._idle.append(node)
+        if item_index >= 0:  # Below zero, it is a hint.
+            self.end(node)
+            self.idle.append(node)
             self.schedule()
 
     def mark_test_pending(self, item: str) -> None:
-        self._order.put_back(self.collection.index(item))
+        self._wait(self.collection.index(item))
         self.schedule()
 
     def remove_node(self, node: Any) -> str | None:
-        """Remove a dead worker and return the test that it ran, or None; its other tests go to other workers."""
-        tests = self._tests.pop(node)
-        self._idle = [one for one in self._idle if one is not node]
-        self._return(node, tests[1:])
+        """Remove a worker that has ended or died; return the test that it ran, or None."""
+        self.nodes, self.idle = ([one for one in nodes if one is not node] for nodes in (self.nodes, self.idle))
+        crashed = self.collection[self.end(node)] if node in self._runs else None
         self.schedule()
-        return self.collection[tests[0]] if tests else None
+        return crashed
 
-    def _return(self, node: Any, tests: Sequence[int]) -> None:
-        self._order.end(node)
-        for index in tests:
-            self._order.put_back(index)
+    def started(self) -> Iterator[tuple[Any, int]]:
+        """Start the tests that can start now, and yield the worker and the index of each."""
+        while self.idle and (index := self._start(self.idle[-1])) is not None:
+            yield self.idle.pop(), index
+
+    def end(self, worker: Any) -> int:
+        """Free what the test of `worker` holds, and return the test."""
+        index = self._runs.pop(worker)
+        self._free.update({kind: self._free[kind] + part for kind, _, part in self._tasks[index].need})
+        return index
+
+    def _start(self, worker: Any) -> int | None:
+        """Start the next test of an idle worker, and return it; None if none fits."""
+        waiting = [need for need, modules in self._waiting.items() if modules]
+        urgent = URGENT * max(self._loads.values())
+        # One worker begins with the small tests, so that long ones are found while large ones can run beside them.
+        small = not self._scarce and worker == next(iter(self._last), worker)
+        # The part of the devices that the other idle workers need for their tests.
+        reserved = self._scarce * (len(self.idle) - 1) * min((size(need) for need in waiting), default=0.0)
+        last = self._last.get(worker, Task("")).need
+
+        def rank(index: int) -> tuple[bool, bool, bool, float, bool, float]:
+            need, seconds = self._tasks[index].need, self._seconds[index]
+            part = size(need) if small and self._tasks[index].seconds is None else -size(need)
+            return not self._fits(need, reserved), seconds < urgent, not need, part, need != last, -seconds
+
+        for index in sorted((self._next(need, worker, urgent) for need in waiting), key=rank):
+            task = self._tasks[index]
+            if self._fits(task.need):
+                tests = self._waiting[task.need].pop(task.module)
+                tests.popleft()
+                if tests:
+                    self._waiting[task.need][task.module] = tests
+                self._last[worker], self._runs[worker] = task, index
+                self._count(index, -1)
+                self._free.update({kind: self._free[kind] - part for kind, _, part in task.need})
+                return index
+        return None
+
+    def _next(self, need: Need, worker: Any, urgent: float = inf) -> int:
+        """Return the waiting test of `need` for `worker`: an urgent one, else of its module, else of no worker's."""
+        modules, busy = self._waiting[need], {task.module for task in self._last.values()}
+        first, own = next(iter(modules)), self._last.get(worker, Task("")).module
+        if self._seconds[modules[first][0]] >= urgent:
+            own = first
+        elif own not in modules:
+            own = next((name for name in modules if name not in busy), first)
+        return modules[own][0]
+
+    def _wait(self, index: int) -> None:
+        task = self._tasks[index]
+        self._waiting[task.need].setdefault(task.module, deque()).append(index)
+        self._count(index, 1)
+
+    def _count(self, index: int, sign: int) -> None:
+        self._left += sign
+        add_load(self._loads, self._tasks[index].need, sign * self._seconds[index], self._workers)
+
+    def _fits(self, need: Need, reserved: float = 0.0) -> bool:
+        return all(part + reserved <= self._free[kind] + 1e-9 for kind, _, part in need)

@@ -7,9 +7,9 @@ any order and any number of times.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,18 +22,14 @@ from pytest_accel.core.terminal_lines import write_line
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.settings.options import own_path
 
-NO_DEVICE = "none"
-"""The kind under which the times of tests that use no device are stored."""
 KEPT = 3
-"""Number of times that are stored for each test and kind of device: the latest. One slow session changes no median."""
+"""Number of times that are stored for each test: the latest. One slow session changes no median."""
 KEY = "accel/durations"
 """Key in pytest's cache."""
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 """The sum of many is still finite."""
-Pairs = list[tuple[_Seconds, _Seconds]]
-"""Pairs of a moment (seconds since 1970) and a test's seconds, in this order."""
-Entries = dict[str, dict[str, Pairs]]
-"""Pairs by node id and kind of device."""
+Entries = dict[str, list[tuple[_Seconds, _Seconds]]]
+"""By node id, pairs of a moment (seconds since 1970) and the test's seconds, in this order."""
 
 
 class _File(msgspec.Struct):
@@ -53,21 +49,17 @@ def read(path: Path) -> Entries:
 
 
 def merge(many: Iterable[Entries]) -> Entries:
-    """Return all entries, of each test and kind the latest `KEPT`."""
-    found: dict[str, dict[str, set[tuple[float, float]]]] = {}
-    for test, kinds in (item for entries in many for item in entries.items()):
-        for kind, pairs in kinds.items():
-            found.setdefault(test, {}).setdefault(kind, set()).update(pairs)
-    return {
-        test: {kind: sorted(pairs)[-KEPT:] for kind, pairs in sorted(kinds.items())}
-        for test, kinds in sorted(found.items())
-    }
+    """Return all entries in the order of the node ids, of each test the latest `KEPT`."""
+    found: defaultdict[str, set[tuple[float, float]]] = defaultdict(set)
+    for nodeid, pairs in (item for entries in many for item in entries.items()):
+        found[nodeid].update(pairs)
+    return {nodeid: sorted(pairs)[-KEPT:] for nodeid, pairs in sorted(found.items())}
 
 
 def add(path: Path, many: Iterable[Entries]) -> Entries:
-    """Add entries to the file, one line for each test, in the order of the node ids. Return its new contents."""
+    """Add entries to the file, one line for each test. Return its new contents."""
     entries = merge([read(path), *many])
-    tests = ",\n".join(f"  {json.dumps(nodeid)}: {json.dumps(kinds)}" for nodeid, kinds in entries.items())
+    tests = ",\n".join(f"  {json.dumps(nodeid)}: {json.dumps(pairs)}" for nodeid, pairs in entries.items())
     try:
         whole_file.write(str(path), f'{{"format": "pytest-accel durations", "version": 1, "tests": {{\n{tests}\n}}}}\n')
     except OSError as error:
@@ -75,38 +67,16 @@ def add(path: Path, many: Iterable[Entries]) -> Entries:
     return entries
 
 
-def expected(kinds: Mapping[str, Pairs], kind: str) -> float | None:
-    """Return the expected seconds of a test on this kind of device: the median of its times.
-
-    If it has none on this kind, the largest median of another kind; None if it has no times at all.
-    """
-    found = {name: median(took for _, took in pairs) for name, pairs in kinds.items() if pairs}
-    return found.get(kind, max(found.values(), default=None))
-
-
-def recall(config: pytest.Config, *, shared: bool = False) -> Entries:
+def recall(config: pytest.Config) -> Entries:
     """Return the stored times: those of the file of ``--accel-durations``, without this option those of pytest's cache.
 
-    `shared`: nothing from the cache, which other jobs do not have. What is not valid in the cache counts as empty.
+    What is not valid in the cache counts as empty.
     """
     path, cache = _path(config), getattr(config, "cache", None)
-    if path is not None or shared or cache is None:
-        return {} if path is None else read(path)
     try:
-        return msgspec.convert(cache.get(KEY, {}), Entries)
+        return read(path) if path is not None else msgspec.convert(cache.get(KEY, {}) if cache else {}, Entries)
     except ValueError:
         return {}
-
-
-def check_file(config: pytest.Config) -> None:
-    """Raise ``pytest.UsageError`` unless the file of ``--accel-durations`` can be read and written."""
-    path = _path(config)
-    assert path is not None
-    read(path)
-    try:
-        whole_file.check_folder(str(path))
-    except OSError as error:
-        raise pytest.UsageError(f"--accel-durations: {path} cannot be written: {error}") from None
 
 
 def record_times(config: pytest.Config) -> None:
@@ -131,7 +101,7 @@ class _Recorder:
         self._running[run] = before + report.duration
         if report.when == "teardown":
             pair = round(wall_clock(), 3), round(self._running.pop(run), 4)
-            self._times.append({report.nodeid: {getattr(report, "accel_kind", NO_DEVICE): [pair]}})
+            self._times.append({report.nodeid: [pair]})
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

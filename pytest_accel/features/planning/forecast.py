@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pytest_accel.features.order.rule import RunOrder, Task, guess
+from pytest_accel.features.order.scheduler import RunOrder
+from pytest_accel.features.order.tasks import Task, seconds_of
 
 
 class Span(NamedTuple):
@@ -18,14 +19,6 @@ class Span(NamedTuple):
     begin: float
     """Seconds since the start of the session."""
     end: float
-    devices: tuple[tuple[str, int], ...]
-    """The devices that it held, each with the number of parts."""
-
-
-def seconds_of(tasks: Sequence[Task]) -> list[float]:
-    """Return the seconds that each test is assumed to take."""
-    unknown = guess(tasks)
-    return [unknown if task.seconds is None else task.seconds for task in tasks]
 
 
 def unknown(tasks: Iterable[Task]) -> int:
@@ -33,32 +26,27 @@ def unknown(tasks: Iterable[Task]) -> int:
     return sum(task.seconds is None for task in tasks)
 
 
-def simulate(tasks: Sequence[Task], slots: int, workers: int) -> list[Span]:
+def simulate(tasks: Sequence[Task], workers: int) -> list[Span]:
     """Return the simulated runs of all tests in a session with ``-n workers``, by their ends."""
-    order, seconds = RunOrder(tasks, slots), seconds_of(tasks)
-    now, idle = 0.0, list(reversed(range(workers)))
-    events: list[tuple[float, int, list[int]]] = []
-    spans: list[Span] = []
+    order, seconds = RunOrder(tasks, workers), seconds_of(tasks)
+    now, spans = 0.0, []
+    ends: list[tuple[float, int]] = []
+    order.idle += reversed(range(workers))
     while True:
-        while idle and (tests := order.start(idle[-1], now, len(idle) - 1)):
-            worker, begin = idle.pop(), now
-            for index in tests:
-                spans.append(Span(index, worker, begin, begin + seconds[index], order.holds(worker)))
-                begin += seconds[index]
-            heapq.heappush(events, (begin, worker, tests))
-        if not events:
+        for worker, index in order.started():
+            spans.append(Span(index, worker, now, now + seconds[index]))
+            heapq.heappush(ends, (spans[-1].end, worker))
+        if not ends:
             return sorted(spans, key=lambda span: span.end)
-        now, worker, tests = heapq.heappop(events)
-        for index in tests:
-            order.record(index, seconds[index])
+        now, worker = heapq.heappop(ends)
         order.end(worker)
-        idle.append(worker)
+        order.idle.append(worker)
 
 
-def critical_path(spans: Sequence[Span]) -> list[Span]:
+def critical_path(spans: Sequence[Span], tasks: Sequence[Task]) -> list[Span]:
     """Return the last test to end, preceded by the test that it waited for, and so on.
 
-    If several tests end when a test begins, it has waited for one whose device it gets, else for its worker's.
+    If several tests end when a test begins, it has waited for one of the same kind of device, else for its worker's.
     """
     path: list[Span] = []
     left = list(spans)
@@ -68,8 +56,8 @@ def critical_path(spans: Sequence[Span]) -> list[Span]:
 
         def rank(number: int, span: Span = span) -> tuple[bool, bool, int]:
             one = left[number]
-            shares = not {name for name, _ in span.devices}.isdisjoint(name for name, _ in one.devices)
-            return shares, one.worker == span.worker, number
+            kinds, others = ({kind for kind, _, _ in tasks[test].need} for test in (span.test, one.test))
+            return not kinds.isdisjoint(others), one.worker == span.worker, number
 
         del left[1 + max((number for number, one in enumerate(left) if one.end == span.begin), key=rank, default=-1) :]
     return path

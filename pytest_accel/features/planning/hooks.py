@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.session import AccelSession
 
-_PARTITIONS = (("--splits", "splits"), ("--num-shards", "num_shards"), ("--test-group-count", "test-group-count"))
-"""Options by which pytest-split, pytest-shard and pytest-test-groups run one of several parts of the tests: the option,
-and argparse's `dest`."""
+_PARTITIONS = ("splits", "num_shards", "test-group-count")
+"""Options by which other plugins run one of several parts of the tests, as argparse's `dest`."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,9 +27,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_accel_configure(session: AccelSession) -> None:
-    config = session.config
-    if session.settings.shard is not None:
-        _refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
+    config, shard = session.config, session.settings.shard
+    for name in _PARTITIONS:
+        parts = getattr(config.option, name, None)
+        if shard is not None and isinstance(parts, int) and parts > 1:  # Some tests would run in no session.
+            both = f"{'{}/{}'.format(*shard)} cannot be used with --{name.replace('_', '-')} {parts}"
+            raise pytest.UsageError(f"--accel-shard {both}: each runs a part of the tests; leave one out")
     if not session.is_worker and options.plans(config):
         from pytest_accel.features.planning.plan import PlanHooks
 
@@ -57,13 +59,3 @@ def pytest_accel_select(
         from pytest_accel.features.planning import selection
 
         selection.select(session, items, found, redirector, shard)
-
-
-def _refuse_second_partition(config: pytest.Config, option: str) -> None:
-    """Raise ``pytest.UsageError`` if another plugin partitions the tests, too: some of them would run in no session."""
-    for other, name in _PARTITIONS:
-        parts = getattr(config.option, name, None)
-        if isinstance(parts, int) and parts > 1:
-            raise pytest.UsageError(
-                f"{option} cannot be used with {other} {parts}: each runs a part of the tests; leave one out"
-            )

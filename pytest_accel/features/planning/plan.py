@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.units import count_text
-from pytest_accel.features.order.rule import Need, Task, guess
 from pytest_accel.features.order.stored_durations import recall
-from pytest_accel.features.order.test_demand import plan_of
-from pytest_accel.features.planning.forecast import Span, critical_path, simulate, unknown
-from pytest_accel.features.planning.selection import skip_reason, tasks_of
+from pytest_accel.features.order.tasks import SLOTS, Need, Task, need_of, planned, seconds_of, tasks_of
+from pytest_accel.features.planning.forecast import Span, critical_path, simulate
+from pytest_accel.features.planning.selection import skip_reason
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import noun
 from pytest_accel.settings import options
@@ -50,17 +48,19 @@ class PlanHooks:
 
     def _lines(self, items: Sequence[pytest.Item]) -> Iterator[str]:
         config, machine = self._session.config, self._session.machine
-        planned = [(item, plan_of(item)) for item in items]
-        skipped = Counter(reason for one in planned if (reason := skip_reason(*one)) is not None)
-        tests = [one for one in planned if skip_reason(*one) is None]
+        found = planned(items)
+        skipped = Counter(reason for one in found if (reason := skip_reason(*one)) is not None)
+        tests = [one for one in found if skip_reason(*one) is None]
         yield f"{count_text(len(tests), 'test')} to run" + (f", {skipped.total()} skipped:" if skipped else "")
         for reason, count in skipped.most_common():
             yield f"{count:>5}  {reason}"
         if not tests:
             return
-        tasks = tasks_of(tests, recall(config), machine)
-        if unknown(tasks):
-            yield f"{unknown(tasks)} of {len(tasks)} never timed: counted as {clock(guess(tasks))}"
+        needs = [need_of(item, plan, machine) for item, plan in tests]
+        tasks = tasks_of([item.nodeid for item, _ in tests], needs, recall(config))
+        untimed = [seconds for one, seconds in zip(tasks, seconds_of(tasks), strict=True) if one.seconds is None]
+        if untimed:
+            yield f"{len(untimed)} of {len(tasks)} never timed: counted as {clock(untimed[0])}"
         if options.planned_machine(config) is not None:
             yield "requirements for memory, capability and name are assumed to be met"
         yield from _about(tasks, machine, getattr(config.option, "numprocesses", None))
@@ -71,14 +71,14 @@ def _about(tasks: Sequence[Task], machine: Machine, requested: int | None) -> It
     forecasts: dict[int, list[Span]] = {}
     workers = 1
     while True:
-        spans = forecasts[workers] = simulate(tasks, machine.slots, workers)
+        spans = forecasts[workers] = simulate(tasks, workers)
         if workers >= len(spans) or (
             workers > 1 and spans[-1].end > forecasts[workers // 2][-1].end * (1 - _EQUALLY_GOOD)
         ):
             break
         workers *= 2
     if requested:
-        forecasts[requested] = simulate(tasks, machine.slots, requested)
+        forecasts[requested] = simulate(tasks, requested)
     shortest = min(spans[-1].end for spans in forecasts.values())
     best = min(one for one, spans in forecasts.items() if spans[-1].end <= shortest * (1 + _EQUALLY_GOOD))
     yield ""
@@ -86,29 +86,22 @@ def _about(tasks: Sequence[Task], machine: Machine, requested: int | None) -> It
     for one, spans in sorted(forecasts.items()):
         yield f"{one:>5}{clock(spans[-1].end):>14}" + ("   best" if one == best else "")
     yield f"best: the fewest workers with a makespan within {_EQUALLY_GOOD:.0%} of the shortest"
-    path = critical_path(forecasts[requested or best])
+    path = critical_path(forecasts[requested or best], tasks)
     longest = sorted(path, key=lambda span: (span.begin - span.end, -span.begin))[:_SHOWN]
     more = f" (the longest {_SHOWN} of {len(path)})" if len(path) > _SHOWN else ""
     yield ""
     yield f"-n {requested or best}: each of these tests starts when the one before it has ended{more}:"
     needs = {span.test: takes(tasks[span.test].need, machine) for span in longest}
     width = max(map(len, needs.values()))
-    columns = max(30, shutil.get_terminal_size().columns - width - 30)
     for span in (span for span in path if span in longest):
-        name = tasks[span.test].nodeid
-        name = name if len(name) <= columns else f"…{name[1 - columns :]}"
         took = f"+{clock(span.end - span.begin)}"
-        yield f"{clock(span.begin):>12} {took:>12}  {needs[span.test]:<{width}}  {name}"
+        yield f"{clock(span.begin):>12} {took:>12}  {needs[span.test]:<{width}}  {tasks[span.test].nodeid}"
 
 
 def takes(need: Need, machine: Machine) -> str:
     """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""
-    texts = []
-    for request in need.requests:
-        kind = request.candidates[0].rpartition("-")[0] if request.candidates else ""
-        count, word = (request.count, "device") if request.count else (request.slots, "CPU slot")
-        texts.append(count_text(count, noun(kind) if kind in machine.resources else word))
-    return ", ".join(texts)
+    nouns = {SLOTS: SLOTS, **{kind: noun(kind) for kind in machine.resources}}
+    return ", ".join(count_text(count, nouns.get(kind, "device")) for kind, count, _ in need)
 
 
 def clock(seconds: float) -> str:

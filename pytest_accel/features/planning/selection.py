@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,20 +11,15 @@ import pytest
 from pytest_accel.core.marks import MarkError, MarkOwners, Marks, as_keywords
 from pytest_accel.core.needs import Needs
 from pytest_accel.driver.item_plan import ItemPlan
-from pytest_accel.features.order.rule import Task
-from pytest_accel.features.order.stored_durations import Entries, recall
-from pytest_accel.features.order.test_demand import Demand, missing, wanted
+from pytest_accel.features.order.stored_durations import recall
+from pytest_accel.features.order.tasks import Planned, Task, missing, need_of, tasks_of
 from pytest_accel.features.planning.shards import partition
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import select_expression
 
 if TYPE_CHECKING:
-    from pytest_accel.hardware.inventory import Machine
     from pytest_accel.item_redirection import Redirector
     from pytest_accel.session import AccelSession
-
-Planned = Sequence[tuple[pytest.Item, ItemPlan | None]]
-"""Tests with their plans; None for tests without marks."""
 
 
 def name_arguments(items: Iterable[pytest.Item], owners: MarkOwners) -> None:
@@ -83,12 +78,6 @@ def _deselect(config: pytest.Config, items: list[pytest.Item], chosen: set[pytes
         config.hook.pytest_deselected(items=removed)
 
 
-def tasks_of(tests: Planned, stored: Entries, machine: Machine) -> list[Task]:
-    """Return the tests as the rule sees them; `stored` are the times of earlier sessions."""
-    demand = Demand.of(wanted(item, plan) for item, plan in tests)
-    return demand.tasks([item.nodeid for item, _ in tests], stored, machine)
-
-
 def skip_reason(item: pytest.Item, plan: ItemPlan | None) -> str | None:
     """Return the reason why a test is certain to be skipped; None if it may run."""
     return missing(item, plan) or ("marked skip" if any(item.iter_markers("skip")) else None)
@@ -100,7 +89,9 @@ def _divide(session: AccelSession, planned: Planned, parts: int, workers: int) -
     Only the times in the file of ``--accel-durations`` count: those in pytest's cache differ from job to job. The tests
     that are certain to be skipped are divided, too.
     """
-    tasks = tasks_of(planned, recall(session.config, shared=True), session.machine)
+    stored = {} if session.settings.durations is None else recall(session.config)
+    needs = [need_of(item, plan, session.machine) for item, plan in planned]
+    tasks = tasks_of([item.nodeid for item, _ in planned], needs, stored)
     for number, one in enumerate(planned):
         if skip_reason(*one) is not None:
             tasks[number] = Task(one[0].nodeid, seconds=0.0)

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from zlib import crc32
 
-from pytest_accel.features.order.rule import Task
-from pytest_accel.features.planning.forecast import seconds_of, unknown
+from pytest_accel.features.order.tasks import Task, add_load, seconds_of, size
+from pytest_accel.features.planning.forecast import unknown
 
 _ALLOWED_EXCESS = 0.02
 """Modules stay whole if the slowest part then exceeds the mean of all parts by at most this fraction."""
@@ -34,11 +34,10 @@ def partition(tasks: Sequence[Task], together: Sequence[str], parts: int, worker
         """
         after = defaultdict(float, before)
         for need, took in ((tasks[index].need, seconds[index]) for index in bundle):
-            after["workers"] += took / workers
-            after[need.candidates] += need.size * took
-            if need.size == 1:
+            add_load(after, need, took, workers)
+            if size(need) == 1:
                 after["alone"] += took
-            elif need.requests and timed:
+            elif need and timed:
                 after["longest"] = max(after["longest"], took)
         return after
 

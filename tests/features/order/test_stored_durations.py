@@ -15,21 +15,16 @@ from pytest_accel.features.order.stored_durations import (
     KEPT,
     KEY,
     Entries,
-    Pairs,
     add,
-    expected,
     merge,
     read,
     recall,
 )
+from pytest_accel.features.order.tasks import tasks_of
 
 _ENTRIES = st.dictionaries(
     st.sampled_from(("a.py::test_1", "b.py::test_é", "c.py::test_\udc80")),
-    st.dictionaries(
-        st.sampled_from(("none", "cuda")),
-        st.lists(st.tuples(st.floats(0, 100), st.floats(0, 9)), min_size=1, max_size=KEPT, unique=True).map(sorted),
-        min_size=1,
-    ),
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 9)), min_size=1, max_size=KEPT, unique=True).map(sorted),
 )
 
 
@@ -38,7 +33,7 @@ def test_merge_is_independent_of_order_and_repetition(one: Entries, other: Entri
     assert merge([one, other]) == merge([other, one])
     assert merge([merge([one, other]), third]) == merge([one, merge([other, third])])
     assert merge([one, one]) == merge([one])
-    assert all(len(pairs) <= KEPT for kinds in merge([one, other]).values() for pairs in kinds.values())
+    assert all(len(pairs) <= KEPT for pairs in merge([one, other]).values())
 
 
 @given(entries=_ENTRIES)
@@ -50,12 +45,10 @@ def test_a_written_file_is_read_back(tmp_path_factory: pytest.TempPathFactory, e
 
 def test_a_session_adds_its_times(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
-    add(path, [{"b.py::test_2": {"cuda": [(1.0, 2.0)]}}, {"a.py::test_1": {"none": [(1.0, 0.1)]}}])
-    add(path, [{"a.py::test_1": {"none": [(2.0, 0.3)]}}, {"a.py::test_1": {"none": [(2.0, 0.2)]}}])  # Two with one id.
-    times = {
-        test: {kind: [took for _, took in pairs] for kind, pairs in kinds.items()} for test, kinds in read(path).items()
-    }
-    assert times == {"a.py::test_1": {"none": [0.1, 0.2, 0.3]}, "b.py::test_2": {"cuda": [2.0]}}
+    add(path, [{"b.py::test_2": [(1.0, 2.0)]}, {"a.py::test_1": [(1.0, 0.1)]}])
+    add(path, [{"a.py::test_1": [(2.0, 0.3)]}, {"a.py::test_1": [(2.0, 0.2)]}])  # Two with one id.
+    times = {test: [took for _, took in pairs] for test, pairs in read(path).items()}
+    assert times == {"a.py::test_1": [0.1, 0.2, 0.3], "b.py::test_2": [2.0]}
     # One line for each test, sorted by id, so that a diff of two files is readable.
     lines = [line for line in path.read_text().splitlines() if "::" in line]
     assert [line.split('"')[1] for line in lines] == ["a.py::test_1", "b.py::test_2"]
@@ -67,11 +60,11 @@ def test_a_session_adds_its_times(tmp_path: Path) -> None:
         ("", "Expecting value"),
         ("[]", "Expected `object`, got `array`"),
         ('{"format": "pytest-accel durations", "version": 2, "tests": {}}', "Invalid enum value 2 - at `$.version`"),
-        (json.dumps({"t": {"none": [[0.0, "soon"]]}}), "Expected `float`, got `str`"),
-        (json.dumps({"t": {"none": [[0.0]]}}), "Expected `array` of length 2"),
-        (json.dumps({"t": {"none": [[0.0, float("nan")]]}}), "Expected `float` >= 0.0"),
-        ('{"t": {"none": [[0.0, 1e999]]}}', "Expected `float` <= "),
-        (f'{{"t": {{"none": [[0.0, {10**400}]]}}}}', ""),
+        (json.dumps({"t": [[0.0, "soon"]]}), "Expected `float`, got `str`"),
+        (json.dumps({"t": [[0.0]]}), "Expected `array` of length 2"),
+        (json.dumps({"t": [[0.0, float("nan")]]}), "Expected `float` >= 0.0"),
+        ('{"t": [[0.0, 1e999]]}', "Expected `float` <= "),
+        (f'{{"t": [[0.0, {10**400}]]}}', ""),
         ("[" * 100_000, ""),
     ],
 )
@@ -87,9 +80,9 @@ def test_an_invalid_file_is_refused_with_its_name_and_the_reason(tmp_path: Path,
 
 def test_the_command_merges_files_once_and_refuses_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, one, two, absent = (tmp_path / name for name in ("old.json", "one.json", "two.json", "absent.json"))
-    add(one, [{"a.py::test": {"cuda": [(2.0, 0.2)]}}])
-    add(two, [{"b.py::test": {"none": [(3.0, 0.3)]}, "a.py::test": {"cuda": [(1.0, 0.1)]}}])
-    merged = {"a.py::test": {"cuda": [(1.0, 0.1), (2.0, 0.2)]}, "b.py::test": {"none": [(3.0, 0.3)]}}
+    add(one, [{"a.py::test": [(2.0, 0.2)]}])
+    add(two, [{"b.py::test": [(3.0, 0.3)], "a.py::test": [(1.0, 0.1)]}])
+    merged = {"a.py::test": [(1.0, 0.1), (2.0, 0.2)], "b.py::test": [(3.0, 0.3)]}
     for _ in range(2):
         assert main(["durations", str(target), str(one), str(two)]) == 0
         assert capsys.readouterr().out == f"{target}: times of 2 tests\n"
@@ -102,12 +95,10 @@ def test_the_command_merges_files_once_and_refuses_others(tmp_path: Path, capsys
     assert read(target) == merged
 
 
-def test_the_expected_time_is_the_median_on_this_kind_or_else_on_another_one() -> None:
-    kinds: dict[str, Pairs] = {
-        kind: list(enumerate(times)) for kind, times in {"cuda": [9.0, 1.0, 2.0], "xpu": [4.0, 5.0]}.items()
-    }
-    found = [expected(kinds, kind) for kind in ("cuda", "xpu", "rocm")]
-    assert [*found, expected({}, "cuda"), expected({"cuda": []}, "cuda")] == [2.0, 4.5, 4.5, None, None]
+def test_the_expected_time_is_the_median() -> None:
+    stored: Entries = {"a": list(enumerate([9.0, 1.0, 2.0])), "b": [(0.0, 4.0), (1.0, 5.0)], "c": []}
+    tasks = tasks_of(["a", "b", "c", "d"], [()] * 4, stored)
+    assert [task.seconds for task in tasks] == [2.0, 4.5, None, None]
 
 
 @pytest.mark.parametrize("value", [1.0, [1.0], [1.0, "soon"]], ids=str)
@@ -117,7 +108,7 @@ def test_a_damaged_value_of_the_cache_is_ignored(
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     config = pytester.parseconfigure("-p", "accel")
     cache = getattr(config, "cache")  # noqa: B009 - pytest's class has no such attribute.
-    cache.set(KEY, {"t": {"sim": [[1.0, 2.0]]}})
-    assert recall(config) == {"t": {"sim": [(1.0, 2.0)]}}
-    cache.set(KEY, {"t": {"sim": [[1.0, 2.0], value]}})
+    cache.set(KEY, {"t": [[1.0, 2.0]]})
+    assert recall(config) == {"t": [(1.0, 2.0)]}
+    cache.set(KEY, {"t": [[1.0, 2.0], value]})
     assert recall(config) == {}

@@ -50,8 +50,6 @@ def test_each_test_is_in_one_part_and_each_job_divides_the_suite_in_the_same_way
     assert whole.ret == 0
     stored = json.loads((suite.path / "times.json").read_text())["tests"]
     assert len(stored) == 18  # All tests that passed.
-    assert set(stored["test_one.py::test_two[0]"]) == {"sim"}
-    assert set(stored["test_one.py::test_plain[0]"]) == {"none"}
     before = (suite.path / "times.json").read_bytes()
     runs = []
     for part in (1, 2, 3):

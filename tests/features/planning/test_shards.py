@@ -8,15 +8,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.features.order.rule import Need, Task
+from pytest_accel.features.order.tasks import SLOTS, Task
 from pytest_accel.features.planning.shards import partition
-from pytest_accel.leases.policy import Request
 
-NAMES = tuple(f"sim-{number}" for number in range(4))
 _NEEDS = st.one_of(
-    st.just(Need()),
-    st.builds(lambda count: Need((Request(0, NAMES, count),), count / 4, NAMES), st.integers(1, 4)),
-    st.builds(lambda slots: Need((Request(0, (), 0, slots=slots),), slots / 2), st.integers(1, 2)),
+    st.just(()),
+    st.builds(lambda count: (("sim", count, count / 4),), st.integers(1, 4)),
+    st.builds(lambda slots: ((SLOTS, slots, slots / 2),), st.integers(1, 2)),
 )
 _TESTS = st.lists(
     st.tuples(

@@ -11,8 +11,8 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, plan_item
-from pytest_accel.features.order.rule import RunOrder
-from pytest_accel.features.order.test_demand import Demand
+from pytest_accel.features.order.scheduler import RunOrder
+from pytest_accel.features.order.tasks import Task, need_of
 from pytest_accel.features.ray import ray_resources
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, RayMachine, RayNode
 from pytest_accel.features.sizes.hooks import pytest_accel_plan_all
@@ -36,6 +36,10 @@ def key(count: int, kind: str = "sim", nodes: int = 1) -> WorldKey:
     return WorldKey(kind, DeviceNeed(count, kind), count, True, devices_per_rank=1, machines=nodes)
 
 
+def resources(machine: RayMachine) -> Resources:
+    return Resources(machine, Settings(), lambda launcher: None, lambda node, kind: "not asked", pytest_accel_plan_all)
+
+
 def test_all_nodes_are_one_machine() -> None:
     found = pickle.loads(pickle.dumps(machine("sim:4")))  # Sent to xdist workers.
     assert describe(found.session) == "accel: sim, 6 devices: 4 x A100, 2 x H100; on 3 nodes of a Ray cluster"
@@ -46,12 +50,8 @@ def test_all_nodes_are_one_machine() -> None:
 
 
 def test_all_ranks_fit_on_the_nodes_when_distributed_evenly() -> None:
-    resources = Resources(
-        machine("sim:4"), Settings(), lambda launcher: None, lambda node, kind: "not asked", pytest_accel_plan_all
-    )
-
     def number(marks: Marks) -> int:
-        key = plan_item(marks, {}, resources).key
+        key = plan_item(marks, {}, resources(machine("sim:4"))).key
         assert key.need is not None
         return key.need.count
 
@@ -116,18 +116,15 @@ def test_a_cluster_without_devices_has_a_kind_if_it_is_asked_for_by_name() -> No
     )
 
 
-def test_the_schedule_counts_devices_whose_properties_are_unknown() -> None:
-    large = WorldKey("sim", DeviceNeed(2, "sim", memory=40 << 30, capability=(9, 0)), 2, True, devices_per_rank=1)
-    (task,) = Demand.of([(large,)]).tasks(["test_it.py::test_large"], {}, machine("sim:4"))
-    (request,) = task.need.requests
-    assert (request.count, len(request.candidates)) == (2, 6)
-
-
 @pytest.mark.parametrize("nodes", [NODES, NODES[:1]])
-def test_the_schedule_has_a_worker_wait_for_devices_that_an_autoscaler_may_add(nodes: Sequence[RayNode]) -> None:
+def test_the_schedule_has_a_worker_wait_for_devices_that_an_autoscaler_may_add(
+    request: pytest.FixtureRequest, nodes: Sequence[RayNode]
+) -> None:
     growing = machine("sim:4", nodes, can_scale=True)
-    order = RunOrder(Demand.of([(key(9),)]).tasks(["test_it.py::test_large"], {}, growing), 2)
-    assert order.start("gw0", 0.0, 0) == [0]
+    plan = plan_item(Marks(distributed=pytest.mark.distributed(9).mark), {}, resources(growing))
+    order = RunOrder([Task("test_it.py::test_large", need_of(request.node, plan, growing))], 1)
+    order.idle.append("gw0")
+    assert list(order.started()) == [("gw0", 0)]
 
 
 def test_kinds_that_torch_cannot_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
