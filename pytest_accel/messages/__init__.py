@@ -1,0 +1,1 @@
+"""What the processes of a session send to each other, in which form, and over which connections."""
