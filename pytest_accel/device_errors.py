@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 from pytest_accel.core.stash_keys import DEVICE_ERROR
 
 _DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")

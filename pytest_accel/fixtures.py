@@ -197,7 +197,7 @@ def gather(request: pytest.FixtureRequest) -> Gather:
 @pytest.fixture(scope="session")
 def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Return a port on rank 0's machine, the same on every rank, reserved as long as the world lives."""
-    from pytest_accel.core.reserved_port import hold
+    from pytest_accel.reserved_port import hold
 
     context = _rank_context(request)
     store = context.signed_store

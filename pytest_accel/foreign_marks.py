@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import fixtures_by_name, is_own_fixture
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.marks import MarkFinder, MarkOwners
-from pytest_accel.core.shims import fixtures_by_name, is_own_fixture
 from pytest_accel.fixtures import FIXTURES
 
 _PYTEST = os.path.dirname(inspect.getfile(pytest.FixtureDef))

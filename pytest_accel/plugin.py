@@ -102,7 +102,7 @@ def pytest_load_initial_conftests(
     In all of these processes but rank 0, this raises ``SystemExit`` when the session has ended.
     """
     if "PYTEST_ACCEL_ADDOPTS" in os.environ:
-        from pytest_accel.core import suite_place
+        from pytest_accel import suite_place
 
         suite_place.restore_in_worker()
     log = options.output_path(early_config, options.LOG)
@@ -208,7 +208,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Let fixtures of other plugins win: their users have relied on them before they installed this plugin."""
     if any(_has_fixture_of_ours(plugin) for _, plugin in session.config.pluginmanager.list_name_plugin()):
-        from pytest_accel.core.shims import prefer_other_fixtures
+        from pytest_accel.compat.pytest_shims import prefer_other_fixtures
 
         prefer_other_fixtures(session, __all__)
 
@@ -264,7 +264,7 @@ class UnmarkedFailureHooks:
     ) -> None:
         """Explain the error of a file that cannot be collected; pytest has made its report already."""
         if isinstance(node, pytest.Collector) and call.excinfo is not None:
-            from pytest_accel.core import torch_errors
+            from pytest_accel.compat import torch_errors
 
             error = call.excinfo.value
             # The other explanations are those of a test without a mark.
@@ -275,10 +275,10 @@ class UnmarkedFailureHooks:
     @pytest.hookimpl
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.excinfo is not None and MARKED not in item.stash:
-            from pytest_accel.core import torch_errors
+            from pytest_accel.compat import torch_errors
+            from pytest_accel.compat.pytest_shims import filter_frames
             from pytest_accel.core.frames import is_library
             from pytest_accel.core.missing_mark import name_place
-            from pytest_accel.core.shims import filter_frames
 
             error, about_marks = call.excinfo.value, None
             if has_marks(item):

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from pytest_accel.core.shims import number_of_new_worker, worker_manager
-from pytest_accel.core.worker_input import WorkerInput
+from pytest_accel.compat.xdist_shims import number_of_new_worker, worker_manager
+from pytest_accel.messages.worker_input import WorkerInput
 
 
 class RankInputs:

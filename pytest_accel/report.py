@@ -67,7 +67,7 @@ class ReportHooks:
 
     def _surroundings(self) -> list[str]:
         """Return lines about the devices and, if it is not among the tested releases, about torch."""
-        from pytest_accel.core.torch_api import untested
+        from pytest_accel.compat.torch_api import untested
         from pytest_accel.hardware.inventory import describe
 
         try:

@@ -13,22 +13,22 @@ import pytest
 from msgspec import structs
 
 from pytest_accel import coverage_data, features
+from pytest_accel.compat.pytest_shims import base_temporary_directory, log_file
 from pytest_accel.core import log, session_folder
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.paths import current_folder
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
-from pytest_accel.core.session_spec import SessionSpec, with_options
-from pytest_accel.core.shims import base_temporary_directory, log_file
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
-from pytest_accel.core.suite_place import place_options
 from pytest_accel.driver.output_tail import shows_logs_of_ranks, shows_output
 from pytest_accel.forkserver.server_client import spawn_here
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.world_leases import ThisMachine
 from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed, own_path
+from pytest_accel.suite_place import place_options
 
 if TYPE_CHECKING:
     from pytest_accel.forkserver.early_server import EarlyServer

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import features
-from pytest_accel.core import suite_place
+from pytest_accel import features, suite_place
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from pytest_accel import hooks
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 from pytest_accel.features import FEATURES
 from tests.wheel import wheel
 
@@ -29,16 +29,19 @@ PACKAGE = ROOT / "pytest_accel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 KERNEL = (
-    *("core", "hardware", "settings", "leases", "rank", "forkserver", "diagnostics", "pool", "verdict", "driver"),
+    *("core", "messages", "compat", "hardware", "settings"),
+    *("leases", "rank", "forkserver", "diagnostics", "pool", "verdict", "driver"),
 )
 """The packages of the kernel, lowest first. A module imports from its own package and from lower ones."""
+SHIMS = {"compat/pytest_shims.py", "compat/xdist_shims.py"}
+"""The modules that use private names of pytest and pytest-xdist."""
 PUBLIC_NAMES = {"fixtures.py"}
 """Modules that name a feature's classes because users do."""
 VENDORS = {f"hardware/vendors/{name}.py" for name in ("cuda", "rocm", "xpu", "mps", "base_vendor")}
 """The vendors whose `verify` asks torch, in a rank, which devices the rank sees."""
 
 RUNS_IN_A_RANK = {
-    "core/torch_api.py",
+    "compat/torch_api.py",
     *("rank/main.py", "rank/process_group.py", "rank/flight_recorder.py", "rank/group_state.py"),
     *("rank/pending_work.py", "rank/point_to_point.py"),
     *("rank/torch_devices.py", "features/adoption/torch_harness.py"),
@@ -51,7 +54,7 @@ RUNS_BETWEEN_TESTS = (
     "rank/rank_output",
     *("rank/pending_work", "rank/point_to_point", "forkserver/rank_process"),
     *("rank/device_memory", "rank/raised_errors", "rank/signed_store"),
-    *("core/kill", "core/serialization", "core/unix_sockets", "core/torch_api"),
+    *("core/kill", "messages/serialization", "messages/unix_sockets", "compat/torch_api"),
 )
 """The modules whose functions a rank calls when it has run a test."""
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
@@ -62,7 +65,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("leases/allocator", "leases/broker", "leases/device_locks", "leases/holder"),
     *("leases/polling", "leases/request_queue", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/collectives", "diagnostics/pyspy"),
-    *("core/connect", "core/prctl", "core/at_work"),
+    *("messages/connect", "core/prctl", "core/at_work"),
     *("features/record/live_hooks", "features/record/terminal_file"),
 )
 """The modules whose functions a driver or the pool calls when a test without marks, or a fixture of one, has run."""
@@ -296,11 +299,11 @@ def test_torch_is_imported_where_ranks_run_and_only_when_called() -> None:
     assert wrong == []
 
 
-def test_unpublished_names_of_pytest_and_xdist_are_in_one_module() -> None:
+def test_unpublished_names_of_pytest_and_xdist_are_in_two_modules() -> None:
     wrong = [
         f"{module}:{found.line} imports {found.name}"
         for module, found in each_import()
-        if is_unpublished(found.name) and not found.typing_only and module != "core/shims.py"
+        if is_unpublished(found.name) and not found.typing_only and module not in SHIMS
     ]
     assert wrong == []
 
@@ -351,13 +354,13 @@ def test_private_and_young_names_of_torch_are_in_one_module() -> None:
     assert len(checked) > 15
     wrong = [
         f"{module}:{line} uses {name}"
-        for module in checked - {"core/torch_api.py"}
+        for module in checked - {"compat/torch_api.py"}
         for line, name in torch_names(sources[module])
     ]
     wrong += [
         f"{module}:{found.line} imports {found.name}"
         for module, found in each_import()
-        if found.is_of("torch") and module != "core/torch_api.py"
+        if found.is_of("torch") and module != "compat/torch_api.py"
         if any(part.startswith("_") for part in found.name.split("."))
     ]
     assert wrong == []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_accel.core import reserved_port
+from pytest_accel import reserved_port
 
 REUSE = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
 

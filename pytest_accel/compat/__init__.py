@@ -1,1 +1,4 @@
-"""Private names of pytest, pytest-xdist and torch, which no other package uses."""
+"""All access to internals that may change with any release of pytest, pytest-xdist or torch.
+
+Elsewhere, a broken release would be found by the users of one feature.
+"""

@@ -1,4 +1,4 @@
-"""All uses of private attributes and classes of pytest and xdist that have no public equivalent."""
+"""All uses of private attributes and classes of pytest that have no public equivalent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -457,76 +456,6 @@ def forget_junit_log(config: pytest.Config) -> None:
     del config.stash[xml_key]
 
 
-def pass_over_hints(config: pytest.Config, note: Callable[[bool], None]) -> None:
-    """Make an xdist worker run no test that is sent with a negative index, which is only a hint at the next test.
-
-    Fixtures that were kept for it are torn down if the test after it does not use them. ``note(is_hint)`` is called
-    before each test that runs, and says whether its next test is a hint.
-
-    xdist has no hook for this. With an implementation of `pytest_runtest_protocol` that runs nothing, the wrappers of
-    other plugins would still be called, for a test without phases.
-    """
-    own, hook = config, config.hook
-    worker = _worker_plugin(config)
-
-    def run(item: pytest.Item, nextitem: pytest.Item | None) -> object:
-        if worker.item_index < 0:
-            tear_down_after(item, nextitem)
-            return True
-        note(isinstance(worker.nextitem_index, int) and worker.nextitem_index < 0)
-        return hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
-
-    def serialize(config: object, report: pytest.CollectReport | pytest.TestReport) -> object:
-        return hook.pytest_report_to_serializable(config=own, report=report)
-
-    hooks = _Overridden(hook, pytest_runtest_protocol=run, pytest_report_to_serializable=serialize)
-    vars(worker)["config"] = _Overridden(config, hook=hooks)
-
-
-def _worker_plugin(config: pytest.Config) -> Any:
-    """Return the plugin by which an xdist worker talks to the controller; raise RuntimeError if there is none."""
-    # Compare the class by name: execnet runs its module under another module name.
-    for _, plugin in config.pluginmanager.list_name_plugin():
-        if type(plugin).__name__ == "WorkerInteractor":
-            return plugin
-    raise RuntimeError("this release of pytest-xdist has no plugin of the class WorkerInteractor in its workers")
-
-
-def worker_manager(config: pytest.Config) -> Any:
-    """Return the object that has started xdist's workers, in their controller; None in a session without workers."""
-    return getattr(config.pluginmanager.get_plugin("dsession"), "nodemanager", None)
-
-
-def number_of_new_worker(manager: Any) -> int:
-    """Return a number that no worker has, and that xdist's `manager` gives to none; any thread may call this."""
-    while True:
-        spec = SimpleNamespace(id=None)
-        try:
-            manager.group.allocate_id(spec)
-        except ValueError:  # The user has given this id to a worker (--tx popen//id=gw0).
-            continue
-        return int(spec.id.removeprefix("gw"))
-
-
-def worker_of_starting_test(config: pytest.Config) -> Callable[[], str]:
-    """Return a function for the controller's `pytest_runtest_logstart`: it returns the name of the test's worker.
-
-    xdist does not pass the worker to the hook. The name is empty without xdist. Call this after `pytest_configure`.
-    """
-    controller: Any = config.pluginmanager.get_plugin("dsession")
-    worker = ""
-    if controller is not None:
-        report_start = controller.worker_logstart
-
-        def note_worker(node: Any, **test: Any) -> None:
-            nonlocal worker
-            worker = node.gateway.id
-            report_start(node, **test)
-
-        controller.worker_logstart = note_worker
-    return lambda: worker
-
-
 def terminal_file(config: pytest.Config) -> tuple[Any, str]:
     """Return the file to which pytest's terminal writer writes, and the text of the unfinished line."""
     writer: Any = config.get_terminal_writer()
@@ -544,7 +473,7 @@ def raw_environment() -> dict[bytes, bytes]:
     return dict(getattr(os.environ, "_data", os.environb))
 
 
-class _Overridden:
+class Overridden:
     """Delegates to `original`, except for the attributes in `overrides`."""
 
     def __init__(self, original: object, **overrides: object) -> None:

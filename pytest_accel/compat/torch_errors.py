@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pytest_accel.core import launcher_env
-from pytest_accel.core.serialization import exception_text
+from pytest_accel.messages.serialization import exception_text
 
 MODULES = re.compile(r"torch(\.|$)")
 """The names of torch's modules, whose frames do not help with an error that has an explanation."""

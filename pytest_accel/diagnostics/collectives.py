@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_accel.core.flight_record import COLLECTIVES, FlightRecord
 from pytest_accel.core.rank_names import recorded_group
-from pytest_accel.core.struct_messages import decode
+from pytest_accel.messages.flight_record import COLLECTIVES, FlightRecord
+from pytest_accel.messages.struct_messages import decode
 
 _TYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from pytest_accel.core.flight_record import FlightRecord, RankWait
 from pytest_accel.diagnostics.collectives import OF_ONE_SHAPE, Collective, collectives_in
+from pytest_accel.messages.flight_record import FlightRecord, RankWait
 
 
 def deadlocked(records: Mapping[int, FlightRecord], unfinished: Iterable[int], rest: float) -> dict[int, RankWait]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pytest_accel.core.flight_record import FlightRecord, RankWait
-from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.diagnostics.collectives import Record, collectives_in, read_record
 from pytest_accel.diagnostics.deadlock import lacking
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
+from pytest_accel.messages.flight_record import FlightRecord, RankWait
+from pytest_accel.messages.rank_exit import RankExit
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from msgspec import Struct
 
 from pytest_accel.core.at_work import held_up, is_at_work
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.connect import InspectorTarget, call_agent
 from pytest_accel.core.paths import (
     CAPTURED_FILES,
     HEADING,
@@ -30,15 +29,16 @@ from pytest_accel.core.paths import (
     stdout_path,
     terminal_path,
 )
-from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import FLIGHT_SIGNAL, INTERRUPT_SIGNAL, STACK_SIGNAL
-from pytest_accel.core.struct_messages import decode, encode, from_builtins
 from pytest_accel.core.truncation import read_end
-from pytest_accel.core.unix_sockets import Connection, limit_reads
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.pyspy import native_frames
 from pytest_accel.diagnostics.python_stacks import take_stacks
+from pytest_accel.messages.connect import InspectorTarget, call_agent
+from pytest_accel.messages.rank_messages import When
+from pytest_accel.messages.struct_messages import decode, encode, from_builtins
+from pytest_accel.messages.unix_sockets import Connection, limit_reads
+from pytest_accel.messages.world_spec import WorldSpec
 
 _TIMEOUT = 20
 """Seconds to wait for an answer. Native frames take the longest."""

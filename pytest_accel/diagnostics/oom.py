@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.rank_messages import (
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.rank_messages import (
     NOTHING_ANNOUNCED,
     Announced,
     Collected,

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, suppress
 from socket import send_fds
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.unix_sockets import sendall
 from pytest_accel.driver.rank_connection import RankConnection
+from pytest_accel.messages.unix_sockets import sendall
 
 Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
 """Lends the driver's terminal to the process with the given id while the context lasts: input and output descriptor."""

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import append_to_log_file
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.log import step
-from pytest_accel.core.rank_messages import CollectFile, ExitRequest, When
-from pytest_accel.core.shims import append_to_log_file
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
 from pytest_accel.diagnostics.diagnosis import Progress
@@ -23,6 +22,7 @@ from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shows_logs_of_ranks, shows_output
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.holder import Holder
+from pytest_accel.messages.rank_messages import CollectFile, ExitRequest, When
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge

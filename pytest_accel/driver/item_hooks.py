@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import left_out_conftests
 from pytest_accel.core.plugin_roles import package_of
-from pytest_accel.core.shims import left_out_conftests
 from pytest_accel.core.stash_keys import MARKED
 
 _RANK_ONLY = ("pytest_factoryboy", "pytest_socket")

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import fixtures_from, leave_fixtures_to_ranks
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
-from pytest_accel.core.rank_data import RankDataError
-from pytest_accel.core.rank_messages import When
-from pytest_accel.core.shims import fixtures_from, leave_fixtures_to_ranks
 from pytest_accel.core.stash_keys import MARKED, VARIANT
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver import rank_data_merge, repro_command
@@ -21,6 +19,8 @@ from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.skip_conditions import condition_of, mentions_ranks
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world_run import WorldRun
+from pytest_accel.messages.rank_data import RankDataError
+from pytest_accel.messages.rank_messages import When
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.judgement import text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict, retract

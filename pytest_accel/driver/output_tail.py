@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import shows_live_logs
 from pytest_accel.core.paths import HEADING
 from pytest_accel.core.rank_names import line_prefix
-from pytest_accel.core.shims import shows_live_logs
 from pytest_accel.diagnostics.inspector import BACKLOG, CHUNK, Growing, MachineInspector, WorldInspector
 from pytest_accel.settings.options import is_distributed
 

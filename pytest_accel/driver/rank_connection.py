@@ -8,10 +8,11 @@ from functools import partial
 from os import close, geteuid
 from socket import socket
 
-from pytest_accel.core import prctl, unix_sockets
-from pytest_accel.core.connect import call_rank
-from pytest_accel.core.unix_sockets import Connection, is_readable
+from pytest_accel.core import prctl
 from pytest_accel.diagnostics.rank_state import RankState
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.connect import call_rank
+from pytest_accel.messages.unix_sockets import Connection, is_readable
 from pytest_accel.pool.pool_messages import WorldGrant
 
 STALL_TIMEOUT = 30

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.rank_data import FAILURES
+from pytest_accel.messages.rank_data import FAILURES
 
 
 def merge(item: pytest.Item, report: pytest.TestReport, sent: Mapping[int, dict[str, Any]]) -> bool:

@@ -8,9 +8,19 @@ from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
-from pytest_accel.core.flight_record import RankWait
-from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.rank_messages import (
+from pytest_accel.diagnostics.deadlock import deadlocked
+from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
+from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.diagnostics.oom import with_oom_cause
+from pytest_accel.diagnostics.python_stacks import split_fault
+from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.waiting_limits import beginning
+from pytest_accel.driver.debugger_relay import DebuggerRelay
+from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
+from pytest_accel.driver.world_condition import WorldCondition
+from pytest_accel.messages.flight_record import RankWait
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.rank_messages import (
     Announced,
     CannotRun,
     Collected,
@@ -25,17 +35,7 @@ from pytest_accel.core.rank_messages import (
     TornDown,
     When,
 )
-from pytest_accel.core.unix_sockets import WRITE_TIMEOUT, has_ended, is_readable
-from pytest_accel.diagnostics.deadlock import deadlocked
-from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
-from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
-from pytest_accel.diagnostics.oom import with_oom_cause
-from pytest_accel.diagnostics.python_stacks import split_fault
-from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
-from pytest_accel.diagnostics.waiting_limits import beginning
-from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
-from pytest_accel.driver.world_condition import WorldCondition
+from pytest_accel.messages.unix_sockets import WRITE_TIMEOUT, has_ended, is_readable
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.pool_messages import WorldGrant
 from pytest_accel.verdict import sentences

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.settings.options import given
 
 _TITLE = "rerun"

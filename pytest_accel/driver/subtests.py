@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.shims import report_from_data
+from pytest_accel.compat.pytest_shims import report_from_data
 
 
 class Subtests:

@@ -12,7 +12,17 @@ import pytest
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
-from pytest_accel.core.rank_messages import (
+from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT
+from pytest_accel.diagnostics.diagnosis import Findings, Progress
+from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
+from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
+from pytest_accel.driver.debugger_relay import DebuggerRelay
+from pytest_accel.driver.marked_test import MarkedTest
+from pytest_accel.driver.output_tail import OutputTail
+from pytest_accel.driver.rank_connection import RankConnection
+from pytest_accel.driver.rank_monitor import RankMonitor
+from pytest_accel.driver.world_condition import WorldCondition
+from pytest_accel.messages.rank_messages import (
     Announced,
     Collected,
     CollectFile,
@@ -26,16 +36,6 @@ from pytest_accel.core.rank_messages import (
     TearDown,
     When,
 )
-from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT
-from pytest_accel.diagnostics.diagnosis import Findings, Progress
-from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
-from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
-from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.marked_test import MarkedTest
-from pytest_accel.driver.output_tail import OutputTail
-from pytest_accel.driver.rank_connection import RankConnection
-from pytest_accel.driver.rank_monitor import RankMonitor
-from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.pool_messages import WorldGrant
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT

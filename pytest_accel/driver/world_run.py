@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from pytest_accel.compat.pytest_shims import wider_fixtures
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
-from pytest_accel.core.rank_messages import When
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.core.shims import wider_fixtures
 from pytest_accel.core.stash_keys import NOT_TORN_DOWN
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world import World
+from pytest_accel.messages.rank_messages import When
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.verdict import expected_ends, merged_subtests, remote_exceptions
 from pytest_accel.verdict.judgement import Phase, judge
 from pytest_accel.verdict.phase_verdict import Verdict, publish

@@ -20,18 +20,19 @@ from os import getpid
 from socket import socket
 from typing import TYPE_CHECKING
 
-from pytest_accel.core import fd_passing, session_folder, unix_sockets
+from pytest_accel.compat.torch_variables import is_read_later
+from pytest_accel.core import session_folder
 from pytest_accel.core.interpreter import unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK
 from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.paths import current_folder
-from pytest_accel.core.torch_variables import is_read_later
-from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.forkserver.server_client import OwnServer, ServerProcess, spawn_here, start_python
 from pytest_accel.forkserver.server_messages import Serve, file_with, read_file
+from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages.unix_sockets import Connection
 
 if TYPE_CHECKING:
-    from pytest_accel.core.session_spec import SessionSpec
+    from pytest_accel.messages.session_spec import SessionSpec
 
 
 class EarlyServer:

@@ -12,17 +12,17 @@ from functools import cache
 
 import psutil
 
-from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT, children_of, cleans_up, kill_group, kill_tree, living, survivors
 from pytest_accel.core.log import step
 from pytest_accel.core.paths import socket_path
-from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.rank_messages import RETIRED
-from pytest_accel.core.role import LOOPBACK, Role, StorePort, host_of, loopback_interface
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_messages import RankExited, StartFailed, Survivors, WorldStarted
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.rank_exit import exited
+from pytest_accel.messages.rank_messages import RETIRED
+from pytest_accel.messages.role import LOOPBACK, Role, StorePort, host_of, loopback_interface
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.world_spec import WorldSpec
 
 _LOOK_INTERVAL = 0.1
 """Seconds between two looks at processes that were killed and live on."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import psutil
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.settings.option_types import UNFORKABLE
 from pytest_accel.settings.options import LAUNCHER, PRELOAD, environment_variable

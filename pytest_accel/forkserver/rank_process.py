@@ -24,14 +24,14 @@ from traceback import print_exc
 from typing import NoReturn
 from zlib import crc32
 
+from pytest_accel.compat.torch_variables import is_read_later
 from pytest_accel.core import prctl
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.role import Role, StorePort
-from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.signals import STACK_SIGNAL, block_flight_signal
-from pytest_accel.core.torch_variables import is_read_later
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_messages import ContinueRank, file_with, read_file
+from pytest_accel.messages.role import Role, StorePort
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.world_spec import WorldSpec
 
 
 def fork_rank(

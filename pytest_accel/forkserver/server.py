@@ -25,15 +25,12 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from pytest_accel.core import log, prctl, session_folder, unix_sockets
+from pytest_accel.core import log, prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import published_plugins
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.unix_sockets import Connection
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
 from pytest_accel.forkserver.preload import (
     RANK_MODULES,
@@ -55,6 +52,10 @@ from pytest_accel.forkserver.server_messages import (
     file_with,
     read_file,
 )
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.messages.world_spec import WorldSpec
 
 _PARENT_CHECK_INTERVAL = 0.5
 """Seconds between two checks that the parent still runs, while nobody reads the connection."""

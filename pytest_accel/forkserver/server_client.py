@@ -17,17 +17,12 @@ from typing import Protocol
 
 from msgspec import structs
 
-from pytest_accel.core import session_folder, threads, unix_sockets
+from pytest_accel.core import session_folder, threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.fd_passing import socket_of
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import for_own_ranks
 from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.unix_sockets import Connection, is_readable
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_messages import (
     KillWorld,
     RankExited,
@@ -37,6 +32,12 @@ from pytest_accel.forkserver.server_messages import (
     WorldStarted,
     file_with,
 )
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.fd_passing import socket_of
+from pytest_accel.messages.rank_exit import exited
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.unix_sockets import Connection, is_readable
+from pytest_accel.messages.world_spec import WorldSpec
 
 _STOP_TIMEOUT = 10.0
 """Seconds that a stopped server has to exit before it is killed."""

@@ -18,9 +18,9 @@ from typing import IO, Any
 from msgspec import Struct
 
 from pytest_accel.core.kill import Survivor
-from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.world_spec import WorldSpec
 
 # To a new process
 

@@ -20,7 +20,7 @@ from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
 
 if TYPE_CHECKING:
-    from pytest_accel.core.held_devices import HeldDevices
+    from pytest_accel.hardware.held_devices import HeldDevices
 
 
 @dataclass(frozen=True, slots=True)

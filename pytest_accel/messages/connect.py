@@ -6,10 +6,10 @@ from socket import socket
 
 from msgspec import Struct
 
-from pytest_accel.core import unix_sockets
 from pytest_accel.core.paths import agent_path, socket_path
-from pytest_accel.core.struct_messages import encode, frame
-from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.struct_messages import encode, frame
+from pytest_accel.messages.world_spec import WorldSpec
 
 
 class ServerTarget(Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ import sys
 from socket import socket
 from typing import NamedTuple
 
-from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.messages.world_spec import WorldSpec
 
 LOOPBACK = "127.0.0.1"
 

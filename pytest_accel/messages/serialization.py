@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
+from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 
 
 def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, field
 
 from pytest_accel.core.device import Device, Share
-from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.messages.worker_input import WorkerInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,8 @@ from typing import NamedTuple, Protocol
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
-from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.record_events import Recorder
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.worker_input import WorkerInput
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.diagnosis import Examiner, Progress
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.hardware.inventory import Machine
@@ -26,6 +22,10 @@ from pytest_accel.leases.broker import BrokerError
 from pytest_accel.leases.demand import LostMachineError, RemoteDevicesError, WorldDemand
 from pytest_accel.leases.idle_policy import KEPT_RANKS, WANTED, IdleWorld, Wanted, to_retire
 from pytest_accel.leases.shared_folder import LockFolderError
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.worker_input import WorkerInput
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place, PlaceError, Seat

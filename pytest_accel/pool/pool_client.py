@@ -12,8 +12,8 @@ from traceback import format_exc
 from typing import Any, Protocol
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.pool.pool_messages import (
     CancelRequest,
     DriverMessage,

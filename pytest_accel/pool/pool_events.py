@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_accel.core.device import Device, Share
-from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.messages.world_spec import WorldSpec
 
 
 def device_found(device: Device, machine: int) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.world_spec import WorldSpec
 
 
 class PoolError(Exception):

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import Survivor
-from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
 from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.placement import Place

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import Device
 from pytest_accel.core.kill import Survivor
-from pytest_accel.core.rank_exit import RankExit, exited
-from pytest_accel.core.rank_messages import FAILED_BY_HOOK, When
 from pytest_accel.core.truncation import LAST_OUTPUT
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted, OutsideError, RankProblem
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
+from pytest_accel.messages.rank_exit import RankExit, exited
+from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, When
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
 
 

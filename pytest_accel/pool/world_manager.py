@@ -15,18 +15,12 @@ from typing import Protocol
 
 from pytest_accel.core import session_folder
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.rank_exit import ExitCause, RankExit
-from pytest_accel.core.rank_messages import RETIRED, Retire
 from pytest_accel.core.record_events import Recorder
-from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.threads import NoThreadError
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.truncation import tail
-from pytest_accel.core.unix_sockets import Connection
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks, Spawn
 from pytest_accel.forkserver.server_messages import (
@@ -39,6 +33,12 @@ from pytest_accel.forkserver.server_messages import (
     Survivors,
     WorldStarted,
 )
+from pytest_accel.messages.connect import call_rank
+from pytest_accel.messages.rank_exit import ExitCause, RankExit
+from pytest_accel.messages.rank_messages import RETIRED, Retire
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pooled_world import QUIET_TIMEOUT, RETIRE_TIMEOUT, PooledWorld, WorldRequest, WorldState
 from pytest_accel.pool.summary import PoolSummary
 

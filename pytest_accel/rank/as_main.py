@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.plugin_roles import package_of
-from pytest_accel.core.worker_input import VARIABLES
+from pytest_accel.messages.worker_input import VARIABLES
 
 _PACKAGES = frozenset(
     {

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference, without_parameters
-from pytest_accel.core.rank_messages import RunTest, TornDown
-from pytest_accel.core.serialization import exception_text, sketch
-from pytest_accel.core.shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.core.source_files import SourceState, changed
 from pytest_accel.core.truncation import cut_end
+from pytest_accel.messages.rank_messages import RunTest, TornDown
+from pytest_accel.messages.serialization import exception_text, sketch
 from pytest_accel.rank.late_variables import LateVariables
 
 _MOST_NAMES = 5

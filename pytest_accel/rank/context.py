@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.core.rank_messages import Announced
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.hardware import shares
 from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.messages.rank_messages import Announced
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.rank.pending_work import PendingWork
 from pytest_accel.rank.point_to_point import PointToPointCounter
 from pytest_accel.rank.raised_errors import RaisedErrors

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import TerminalRequest, TerminalReturned
-from pytest_accel.core.shims import ask_before_debugging, set_terminal_file, terminal_file
+from pytest_accel.compat.pytest_shims import ask_before_debugging, set_terminal_file, terminal_file
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.rank_messages import TerminalRequest, TerminalReturned
 from pytest_accel.rank.driver_connection import DriverConnection
 
 

@@ -8,9 +8,9 @@ from gc import collect
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from pytest_accel.core import torch_api
-from pytest_accel.core.rank_messages import Leak, LeakKind
-from pytest_accel.core.shims import forget_failures
+from pytest_accel.compat import torch_api
+from pytest_accel.compat.pytest_shims import forget_failures
+from pytest_accel.messages.rank_messages import Leak, LeakKind
 from pytest_accel.rank import torch_devices
 
 if TYPE_CHECKING:

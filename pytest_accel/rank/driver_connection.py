@@ -9,8 +9,8 @@ from socket import socket
 
 import pytest
 
-from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import (
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.rank_messages import (
     CollectFile,
     ForkReturned,
     Prepare,
@@ -20,7 +20,7 @@ from pytest_accel.core.rank_messages import (
     SkipCall,
     TearDown,
 )
-from pytest_accel.core.unix_sockets import Connection
+from pytest_accel.messages.unix_sockets import Connection
 
 
 class DriverConnection:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
-from pytest_accel.core import torch_api
-from pytest_accel.core.rank_messages import Channel
+from pytest_accel.compat import torch_api
 from pytest_accel.core.rank_names import DEFAULT_GROUP
+from pytest_accel.messages.rank_messages import Channel
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

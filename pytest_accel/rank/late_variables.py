@@ -13,8 +13,8 @@ from os.path import relpath
 from pathlib import Path
 
 from pytest_accel import PreloadWarning
-from pytest_accel.core.rank_messages import WarningSketch
-from pytest_accel.core.torch_variables import READ_AT_IMPORT
+from pytest_accel.compat.torch_variables import READ_AT_IMPORT
+from pytest_accel.messages.rank_messages import WarningSketch
 
 
 class LateVariables:

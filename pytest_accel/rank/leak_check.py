@@ -12,9 +12,9 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_accel.core import torch_api
-from pytest_accel.core.rank_messages import Leak, LeakKind
-from pytest_accel.core.shims import is_fixture_of_tool, requested_fixtures
+from pytest_accel.compat import torch_api
+from pytest_accel.compat.pytest_shims import is_fixture_of_tool, requested_fixtures
+from pytest_accel.messages.rank_messages import Leak, LeakKind
 from pytest_accel.rank import group_state, process_state
 from pytest_accel.rank.device_memory import allocated_memory, grown_memory
 from pytest_accel.rank.leftovers import Spawned, find, left_groups, left_running

@@ -21,9 +21,9 @@ import psutil
 from pytest_accel.core.at_work import is_at_work, is_thread_at_work
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import SHM_MANAGER, children_of, resource_tracker_pid
-from pytest_accel.core.rank_messages import Leak, LeakKind
 from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.truncation import cut_end
+from pytest_accel.messages.rank_messages import Leak, LeakKind
 from pytest_accel.rank import group_state
 
 _INTERVAL = 0.005

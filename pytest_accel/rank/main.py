@@ -17,16 +17,17 @@ from typing import IO
 import msgspec
 import pytest
 
-from pytest_accel.core import log, plugin_roles, prctl, worker_input
-from pytest_accel.core.held_devices import HELD, HeldDevices
+from pytest_accel.core import log, plugin_roles, prctl
 from pytest_accel.core.paths import inner_lock_folder, stack_path
-from pytest_accel.core.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
-from pytest_accel.core.role import Role, StorePort
-from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.signals import INTERRUPT_SIGNAL, STACK_SIGNAL, block_flight_signal
 from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware.cpu_limits import threads_beside_ccl
+from pytest_accel.hardware.held_devices import HELD, HeldDevices
 from pytest_accel.leases.shared_folder import default_folder
+from pytest_accel.messages import worker_input
+from pytest_accel.messages.rank_messages import FAILED_BY_HOOK, RETIRED, CannotRun
+from pytest_accel.messages.role import Role, StorePort
+from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.rank import coverage, process_state, rank_environment, rank_plugin, torch_devices
 from pytest_accel.rank.async_tasks import write_stacks
 from pytest_accel.rank.context import RankContext

@@ -19,9 +19,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.rank_messages import CallSite, UnawaitedCollective
+from pytest_accel.messages.rank_messages import CallSite, UnawaitedCollective
 from pytest_accel.rank.point_to_point import PointToPointCounter, find_place, replace_method
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from pytest_accel.core import torch_api
-from pytest_accel.core.flight_record import COLLECTIVES
-from pytest_accel.core.rank_messages import Channel
+from pytest_accel.compat import torch_api
+from pytest_accel.messages.flight_record import COLLECTIVES
+from pytest_accel.messages.rank_messages import Channel
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType

@@ -15,10 +15,10 @@ from signal import ITIMER_REAL, Signals, getitimer, getsignal, setitimer, signal
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
+from pytest_accel.compat.pytest_shims import raw_environment
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.rank_messages import Leak, LeakKind
-from pytest_accel.core.shims import raw_environment
+from pytest_accel.messages.rank_messages import Leak, LeakKind
 
 _SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM")
 """The signals that suites handle. A look at all 64 takes six times as long, in each test."""

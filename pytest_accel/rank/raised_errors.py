@@ -8,7 +8,7 @@ from functools import wraps
 from sys import modules
 from typing import Any
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 
 
 class RaisedErrors:

@@ -35,6 +35,13 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import (
+    capture_with,
+    captured_log,
+    hide_names_of_tests,
+    log_file_handler,
+    set_terminal_file,
+)
 from pytest_accel.core.node_refs import NodeRef
 from pytest_accel.core.paths import (
     HEADING,
@@ -45,13 +52,6 @@ from pytest_accel.core.paths import (
     terminal_path,
 )
 from pytest_accel.core.rank_names import line_prefix
-from pytest_accel.core.shims import (
-    capture_with,
-    captured_log,
-    hide_names_of_tests,
-    log_file_handler,
-    set_terminal_file,
-)
 from pytest_accel.core.truncation import read_end
 from pytest_accel.rank.context import RankContext
 

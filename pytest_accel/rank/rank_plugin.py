@@ -20,10 +20,10 @@ import pytest
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.paths import current_folder
-from pytest_accel.core.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
-from pytest_accel.core.role import StorePort
 from pytest_accel.core.stash_keys import RANK_PLUGIN
-from pytest_accel.core.worker_input import RankInput
+from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
+from pytest_accel.messages.role import StorePort
+from pytest_accel.messages.worker_input import RankInput
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collector import RankCollector

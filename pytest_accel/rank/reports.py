@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pytest_accel.core import rank_data, torch_api, torch_errors
+from pytest_accel.compat import torch_api, torch_errors
+from pytest_accel.compat.pytest_shims import filter_frames, report_to_data
+from pytest_accel.compat.torch_errors import Explanation
 from pytest_accel.core.frames import failure_place, folders_of, is_library
 from pytest_accel.core.missing_mark import name_place
-from pytest_accel.core.rank_messages import ExceptionSketch
-from pytest_accel.core.serialization import plain_properties, sketch, travels
-from pytest_accel.core.shims import filter_frames, report_to_data
-from pytest_accel.core.torch_errors import Explanation
 from pytest_accel.core.truncation import cut, cut_failure
+from pytest_accel.messages import rank_data
+from pytest_accel.messages.rank_messages import ExceptionSketch
+from pytest_accel.messages.serialization import plain_properties, sketch, travels
 from pytest_accel.rank.context import RankContext
 
 _WRAPPERS = re.compile(r"torch\.(distributed\.c10d_logger|utils\._contextlib|_compile)$")

@@ -16,11 +16,17 @@ import pytest
 from msgspec import structs
 
 from pytest_accel import PreloadWarning, features
-from pytest_accel.core import rank_data, torch_errors
+from pytest_accel.compat import torch_errors
+from pytest_accel.compat.pytest_shims import forget_sections, is_subtest, rename
+from pytest_accel.compat.torch_errors import Explanation
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.node_refs import NodeRef
-from pytest_accel.core.rank_messages import (
+from pytest_accel.core.record_events import CollectiveCall
+from pytest_accel.core.signals import INTERRUPT_SIGNAL
+from pytest_accel.core.stash_keys import OWNERS
+from pytest_accel.messages import rank_data
+from pytest_accel.messages.rank_messages import (
     Announced,
     CannotRun,
     Collected,
@@ -33,12 +39,7 @@ from pytest_accel.core.rank_messages import (
     WarningSketch,
     When,
 )
-from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.core.serialization import sketch_warning
-from pytest_accel.core.shims import forget_sections, is_subtest, rename
-from pytest_accel.core.signals import INTERRUPT_SIGNAL
-from pytest_accel.core.stash_keys import OWNERS
-from pytest_accel.core.torch_errors import Explanation
+from pytest_accel.messages.serialization import sketch_warning
 from pytest_accel.rank import device_memory, flight_recorder, group_state, torch_devices
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector, TestNotFound
 from pytest_accel.rank.context import RankContext

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_accel.core.held_devices import held_here
 from pytest_accel.hardware.device_order import parse_order
+from pytest_accel.hardware.held_devices import held_here
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.settings.options import Settings
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, ExpectedEnd, Finished
 from pytest_accel.diagnostics.rank_state import RankEvent, RankOutcome, RankState
 from pytest_accel.diagnostics.waiting_limits import Grace
+from pytest_accel.messages.rank_exit import exited
+from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, ExpectedEnd, Finished
 from pytest_accel.verdict.causes import error_consequence
 from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
 

@@ -19,18 +19,18 @@ from typing import Any, Literal
 
 from msgspec import Struct, field, structs
 
-from pytest_accel.core import rank_data
+from pytest_accel.compat.pytest_shims import reason_of_skip
 from pytest_accel.core.frames import Folders
-from pytest_accel.core.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
-from pytest_accel.core.shims import reason_of_skip
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.diagnostics.collectives import waiting_in
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
+from pytest_accel.messages import rank_data
+from pytest_accel.messages.rank_messages import UNEVEN_COLLECTIVES, Announced, ExceptionSketch, Finished, When
 from pytest_accel.verdict import expected_ends, sentences
 from pytest_accel.verdict.causes import Cause, CauseKind, cause_of, is_consequence, wrong_outcomes
 from pytest_accel.verdict.mismatches import (

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from pytest_accel.core.rank_messages import ExtraReport, PhaseReport
 from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.messages.rank_messages import ExtraReport, PhaseReport
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.judgement import Phase, judge
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from pytest_accel.core.rank_messages import CallSite, Channel, Finished
 from pytest_accel.core.rank_names import DEFAULT_GROUP
+from pytest_accel.messages.rank_messages import CallSite, Channel, Finished
 
 
 class UnequalCollectives(Struct, frozen=True):

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import pytest
 from msgspec import Struct, field
 
-from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
+from pytest_accel.compat.pytest_shims import report_from_data
 from pytest_accel.core.record_events import RankPhase
-from pytest_accel.core.shims import report_from_data
 from pytest_accel.core.stash_keys import CAUSE
+from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.causes import Cause
 from pytest_accel.verdict.remote_exceptions import RAISED, RankError

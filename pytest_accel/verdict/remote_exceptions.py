@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_accel import LeftoverWarning, PreloadWarning
-from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
-from pytest_accel.core.serialization import stand_in_type
+from pytest_accel.messages.rank_messages import ExceptionSketch, WarningSketch
+from pytest_accel.messages.serialization import stand_in_type
 from pytest_accel.verdict.causes import CauseKind
 
 

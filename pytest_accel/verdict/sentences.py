@@ -12,10 +12,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_accel.core.flight_record import RankWait
+from pytest_accel.compat.pytest_shims import reason_of_skip
 from pytest_accel.core.frames import PACKAGE, Folders
-from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.core.rank_messages import (
+from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
+from pytest_accel.core.signals import signal_name
+from pytest_accel.core.truncation import cut_end, cut_gloo
+from pytest_accel.diagnostics.collectives import Collective, Difference, Record, waiting_in, waits
+from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.diagnostics.source_lines import stack_text, threads_text
+from pytest_accel.messages.flight_record import RankWait
+from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.messages.rank_messages import (
     CallSite,
     ExceptionSketch,
     ExitRequest,
@@ -25,15 +34,6 @@ from pytest_accel.core.rank_messages import (
     LeakKind,
     When,
 )
-from pytest_accel.core.rank_names import DEFAULT_GROUP, group_label, ranks_text
-from pytest_accel.core.shims import reason_of_skip
-from pytest_accel.core.signals import signal_name
-from pytest_accel.core.truncation import cut_end, cut_gloo
-from pytest_accel.diagnostics.collectives import Collective, Difference, Record, waiting_in, waits
-from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
-from pytest_accel.diagnostics.python_stacks import frames_of_rank, has_finished, where
-from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
-from pytest_accel.diagnostics.source_lines import stack_text, threads_text
 from pytest_accel.verdict.causes import Consequence, consequence
 from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.shims import is_subtest
+from pytest_accel.compat.pytest_shims import is_subtest
 
 
 class OwnReport(pytest.TestReport):

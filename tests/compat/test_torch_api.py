@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 from tests.torch_release import needs_torch
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.torch_errors import add_hint, explain
+from pytest_accel.compat.torch_errors import add_hint, explain
 
 _NO_GROUP = ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
 _NO_RANK = ValueError(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.truncation import tail
+from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 
 Start = Callable[[Path, str], "subprocess.Popen[str]"]
 

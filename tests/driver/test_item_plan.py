@@ -10,10 +10,10 @@ import pytest
 from pytest_accel.core.device import Device, DeviceNeed, Share
 from pytest_accel.core.marks import MarkError
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.driver.item_plan import Resources, needs_of, plan_item
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.settings.options import Settings
 from tests.plans import TWO_NODES, devices, distributed, marks, plan, resources
 

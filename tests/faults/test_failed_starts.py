@@ -16,7 +16,7 @@ _STEPS = (
     "driver.rank_connection:RankConnection.open",
     "driver.rank_connection:call_rank",
     "core.prctl:end_of",
-    "core.unix_sockets:limit_reads",
+    "messages.unix_sockets:limit_reads",
     "driver.world:World.start",
     "pool.pool:Pool._start",
     "pool.pool:Pool._placed",

@@ -14,7 +14,7 @@ def test_a_stopped_rank_does_not_block_the_driver_that_sends_it_a_long_message(s
         """
         import os, signal
         from pathlib import Path
-        from pytest_accel.core import unix_sockets
+        from pytest_accel.messages import unix_sockets
 
         unix_sockets.WRITE_TIMEOUT = 1
 

@@ -6,7 +6,7 @@ import re
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite

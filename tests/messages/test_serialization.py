@@ -7,7 +7,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from pytest_accel.core.serialization import stand_in_type
+from pytest_accel.messages.serialization import stand_in_type
 
 
 def test_a_stand_in_has_the_type_and_text_of_the_error_but_not_its_attributes() -> None:

@@ -17,14 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core import session_folder, unix_sockets
-from pytest_accel.core.connect import RankTarget, call_agent
+from pytest_accel.core import session_folder
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.core.struct_messages import encode
 from pytest_accel.features.launchers import local_rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.connect import RankTarget, call_agent
+from pytest_accel.messages.struct_messages import encode
 from tests.deadline import eventually
 from tests.features.launchers.links import link_pair
 

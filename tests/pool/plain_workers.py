@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_accel.core.worker_input import WorkerInput
+from pytest_accel.messages.worker_input import WorkerInput
 
 
 class PlainWorkers:

@@ -17,9 +17,7 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.node_refs import NodeRef, places
-from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.record_events import Recorders
-from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.rank_state import PHASES
 from pytest_accel.diagnostics.waiting_limits import PhaseLimit
@@ -29,6 +27,8 @@ from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.shared_folder import default_folder
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pool_service import client_here

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.pool_messages import Answer, CancelRequest, ReleaseWorld, WorldGrant
 

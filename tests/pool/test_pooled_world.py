@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.demand import LeaseSource, MachineDemand, WorldDemand
 from pytest_accel.leases.holder import Holder
+from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.pool.lease_request import MachineLease
 from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_accel.core.rank_messages import LeakKind
+from pytest_accel.messages.rank_messages import LeakKind
 from pytest_accel.rank import leftovers
 
 _COMPUTES = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.torch_variables import READ_AT_IMPORT, is_read_later
+from pytest_accel.compat.torch_variables import READ_AT_IMPORT, is_read_later
 
 _GETENV = """
 #define _GNU_SOURCE

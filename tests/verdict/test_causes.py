@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.core.rank_messages import ExceptionSketch
 from pytest_accel.diagnostics.rank_state import RankEvent, RankOutcome
+from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.messages.rank_messages import ExceptionSketch
 from pytest_accel.verdict.causes import (
     Cause,
     CauseKind,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pytest_accel.core.rank_messages import ExceptionSketch, Finished, Leak, LeakKind, When
 from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.stash_keys import REPLACED
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.messages.rank_messages import ExceptionSketch, Finished, Leak, LeakKind, When
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import Cause, CauseKind
 from pytest_accel.verdict.judgement import properties, text_longrepr

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.rank_messages import ExtraReport, PhaseReport
 from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
+from pytest_accel.messages.rank_messages import ExtraReport, PhaseReport
 from pytest_accel.verdict.judgement import Phase, text_longrepr
 from pytest_accel.verdict.merged_subtests import failed_numbers, merge
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pytest_accel.core.rank_messages import Finished
+from pytest_accel.messages.rank_messages import Finished
 from pytest_accel.verdict.mismatches import (
     UnequalCollectives,
     compare_collectives,

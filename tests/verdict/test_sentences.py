@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import PACKAGE
-from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.core.rank_messages import CallSite, Finished, Leak, LeakKind
 from pytest_accel.core.rank_names import DEFAULT_GROUP, ranks_text
 from pytest_accel.diagnostics.collectives import Record
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
+from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.messages.rank_messages import CallSite, Finished, Leak, LeakKind
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
 from tests.flight_records import entry, record

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from pytest_accel.core.rank_messages import Finished, Leak, LeakKind
 from pytest_accel.core.rank_names import DEFAULT_GROUP
 from pytest_accel.diagnostics.collectives import Collective
 from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import RankEvent
+from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind
 from tests.verdict.phases import STACK, died, failed, hung, judged, passed, skipped, terminated
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 
 _OPERATIONS = {
     **dict.fromkeys(("allreduce", "allreduce_coalesced", "all_reduce", "all_reduce_coalesced"), "all_reduce"),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core import launcher_env, reserved_port
+from pytest_accel import reserved_port
+from pytest_accel.core import launcher_env
 from pytest_accel.core.kinds import OWN_KINDS
-from pytest_accel.core.role import loopback_interface
 from pytest_accel.core.stash_keys import LAUNCHED_RANKS
 from pytest_accel.core.units import parse_time
 from pytest_accel.features.launch.launch_commands import LAUNCHERS, Job, missing, plan
@@ -20,6 +20,7 @@ from pytest_accel.features.launch.launch_result import LaunchError, LaunchResult
 from pytest_accel.features.launch.launched_process import run
 from pytest_accel.hardware.cpu_limits import affinity
 from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.messages.role import loopback_interface
 from pytest_accel.rank.context import RANK
 from pytest_accel.rank.device_memory import empty_cache
 from pytest_accel.settings import options

@@ -10,7 +10,7 @@ How a session starts, if ``accel_launcher`` is on: `core/launcher_env.py` reads 
 machines) or a Unix socket. Each process writes what it waits for to the log of ``--accel-log``. Both ways of meeting
 have a timeout, after which an error names the missing ranks.
 
-The conversations, each of frozen structs (`core/struct_messages.py`):
+The conversations, each of frozen structs (`messages/struct_messages.py`):
 
 - the greeting, with which the processes meet: over a Unix socket on rank 0's machine (`local_rendezvous`), else over
   TCP after both ends have proved that they know a secret (`tcp_rendezvous`, `greeting`, `authentication`);

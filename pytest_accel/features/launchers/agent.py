@@ -25,11 +25,11 @@ from pytest_accel.core import prctl, session_folder, threads
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_marked
 from pytest_accel.core.log import step
 from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launchers.agent_messages import End, KillServer, ServerEnded, StartServer
 from pytest_accel.features.launchers.lease_agent import LeaseAgent
 from pytest_accel.forkserver.server_client import OwnServer
+from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.settings.machine import machine_for
 
 _DRIVER_LOST = 1

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from pytest_accel.core import threads
 from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.features.launchers.agent_messages import End, Hello, KillServer, ServerEnded, StartServer
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.forkserver.server_client import ServerProcess
+from pytest_accel.messages.session_spec import SessionSpec
 
 
 class ClientTransport(Protocol):

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.features.launchers.lease_messages import (
     InventoryReply,
     InventoryRequest,
@@ -22,6 +20,8 @@ from pytest_accel.features.launchers.lease_messages import (
     UseSettings,
 )
 from pytest_accel.features.launchers.suite_code import SuiteCode
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import decode, encode
 
 # The greeting
 

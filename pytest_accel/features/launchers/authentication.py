@@ -25,8 +25,8 @@ import struct
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_accel.core.struct_messages import LENGTH, frame
 from pytest_accel.features.launchers.handshakes import Handshake, Refused
+from pytest_accel.messages.struct_messages import LENGTH, frame
 
 VARIABLE = "PYTEST_ACCEL_SECRET"
 FILE = "~/.pytest-accel-secret"

@@ -11,10 +11,10 @@ from typing import TypeVar
 import psutil
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.features.launchers.agent_messages import ClockReading, Hello, Meeting
 from pytest_accel.features.launchers.authentication import SealedFrames, admit_caller, prove_caller
 from pytest_accel.features.launchers.handshakes import Handshake, Refused
+from pytest_accel.messages.struct_messages import decode, encode
 
 Greeting = TypeVar("Greeting", Hello, ClockReading, Meeting)
 _ROUNDS = 5

@@ -15,7 +15,6 @@ from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.features.launchers import agent, local_rendezvous, tcp_rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, ClientTransport, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
@@ -33,6 +32,7 @@ from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.leases.demand import RemoteDevicesError
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
 
 _LOSS_TIMEOUT = 0.5

@@ -9,18 +9,18 @@ import socket
 import time
 from collections.abc import Collection, Sequence
 
-from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.core.struct_messages import LENGTH, encode, frame
-from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.features.launchers import greeting
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.leases.shared_folder import VARIABLE
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.struct_messages import LENGTH, encode, frame
+from pytest_accel.messages.unix_sockets import Connection
 
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""

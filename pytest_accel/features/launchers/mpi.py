@@ -21,18 +21,14 @@ from traceback import format_exc
 import psutil
 from msgspec import Struct, structs
 
-from pytest_accel.core import prctl, session_folder, threads, unix_sockets
+from pytest_accel.core import prctl, session_folder, threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
-from pytest_accel.core.rank_exit import ExitCause, RankExit
-from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.core.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.truncation import tail
-from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks
@@ -45,6 +41,11 @@ from pytest_accel.forkserver.server_messages import (
     file_with,
     read_file,
 )
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.rank_exit import ExitCause, RankExit
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
+from pytest_accel.messages.world_spec import WorldSpec
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""

@@ -28,11 +28,11 @@ from typing import NamedTuple
 
 from msgspec import Struct, msgpack
 
-from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.struct_messages import LENGTH
 from pytest_accel.features.launchers.authentication import ForgedFrame
 from pytest_accel.features.launchers.greeting import AuthenticatedLink
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.struct_messages import LENGTH
 
 SILENCE = 10.0
 """Seconds after which a machine that does not answer counts as lost."""

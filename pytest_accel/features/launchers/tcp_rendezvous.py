@@ -31,13 +31,13 @@ from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.core.struct_messages import decode, encode
 from pytest_accel.features.launchers import authentication, greeting
 from pytest_accel.features.launchers.agent_messages import Hello, Meeting
 from pytest_accel.features.launchers.authentication import SealedFrames, WrongSecret
 from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
 from pytest_accel.features.launchers.handshakes import PENDING, Handshake, Handshakes, Refused, perform
 from pytest_accel.features.launchers.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks, still_waits
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 
 _RETRY_INTERVAL = 0.1

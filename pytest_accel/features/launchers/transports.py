@@ -16,15 +16,16 @@ from multiprocessing.connection import wait
 
 from msgspec import structs
 
-from pytest_accel.core import fd_passing, prctl, threads, unix_sockets
-from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget, Target
+from pytest_accel.core import prctl, threads
 from pytest_accel.core.paths import agent_path, socket_path
-from pytest_accel.core.struct_messages import decode, encode
-from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.features.launchers.agent_messages import StartServer, ToAgent, ToDriver
 from pytest_accel.features.launchers.greeting import AuthenticatedLink
 from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
+from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages.connect import InspectorTarget, RankTarget, ServerTarget, Target
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 
 
 class _LocalTransport:

@@ -47,9 +47,9 @@ def pytest_accel_collection_finished(session: AccelSession, items: list[pytest.I
     They arrive before xdist's list of the tests, which follows on the same connection.
     """
     if session.is_worker:
-        from pytest_accel.core.shims import pass_over_hints
-        from pytest_accel.core.struct_messages import encode
+        from pytest_accel.compat.xdist_shims import pass_over_hints
         from pytest_accel.features.order.tasks import CHANNEL, need_of, planned
+        from pytest_accel.messages.struct_messages import encode
 
         needs = [need_of(item, plan, session.machine) for item, plan in planned(items)]
         channel = (session.worker_input or {}).get(CHANNEL)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.struct_messages import decode
 from pytest_accel.features.order import stored_durations
 from pytest_accel.features.order.tasks import CHANNEL, Need, Task, add_load, seconds_of, size, tasks_of
+from pytest_accel.messages.struct_messages import decode
 
 URGENT = 0.7
 """A test is urgent if it takes at least this fraction of the least time in which the waiting tests could end."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pytest
 
 from pytest_accel.core.plugin_roles import with_default_roles
-from pytest_accel.core.rank_data import OWN_PREFIX, OwnData
 from pytest_accel.core.terminal_lines import warn
 from pytest_accel.features.plugins import refusals
 from pytest_accel.features.plugins.rows import ROWS, UNKNOWN_RELEASE
+from pytest_accel.messages.rank_data import OWN_PREFIX, OwnData
 from pytest_accel.rank.context import RANK
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.shims import forget_junit_log, junit_log, make_junit_log
+from pytest_accel.compat.pytest_shims import forget_junit_log, junit_log, make_junit_log
 from pytest_accel.rank.context import RANK
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_accel.core.shims import base_temporary_directory
+from pytest_accel.compat.pytest_shims import base_temporary_directory
 from pytest_accel.features.plugins.rows import named
 from pytest_accel.rank.context import RANK
 

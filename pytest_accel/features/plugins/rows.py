@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_accel.core.rank_data import PLAIN_TYPES
+from pytest_accel.messages.rank_data import PLAIN_TYPES
 from pytest_accel.rank.context import RANK
 
 UNKNOWN_RELEASE = (AttributeError, ImportError, LookupError, TypeError, ValueError)

@@ -18,12 +18,10 @@ from operator import itemgetter
 from traceback import format_exc
 from typing import BinaryIO, Protocol
 
-from pytest_accel.core import threads, unix_sockets
+from pytest_accel.core import threads
 from pytest_accel.core.interpreter import python_command, unmeasured
 from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.signals import signal_name
-from pytest_accel.core.struct_messages import decode, encode
-from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_messages import Invitation
 from pytest_accel.features.ray.ray_messages import (
@@ -44,6 +42,9 @@ from pytest_accel.features.ray.ray_messages import (
     ToController,
 )
 from pytest_accel.features.ray.ray_resources import RayDemand, RayNode, demand_of
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.pool.placement import Place, PlaceError
 
 _JOIN_TIMEOUT = 120.0

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import log, prctl
 from pytest_accel.core.log import step
-from pytest_accel.core.struct_messages import decode, encode
-from pytest_accel.core.unix_sockets import Connection
 from pytest_accel.features.ray.ray_messages import (
     Connect,
     Connected,
@@ -30,6 +28,8 @@ from pytest_accel.features.ray.ray_messages import (
     StopAgent,
     ToHelper,
 )
+from pytest_accel.messages.struct_messages import decode, encode
+from pytest_accel.messages.unix_sockets import Connection
 
 if TYPE_CHECKING:
     from pytest_accel.features.ray.ray_places import Places

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import is_subtest
+from pytest_accel.compat.xdist_shims import worker_of_starting_test
 from pytest_accel.core import threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of, raised_in_suite
-from pytest_accel.core.shims import is_subtest, worker_of_starting_test
 from pytest_accel.core.units import count_text
 from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.features.record.terminal_file import TerminalFile

@@ -17,9 +17,10 @@ import msgspec
 import pytest
 
 from pytest_accel import __version__
+from pytest_accel.compat.pytest_shims import is_subtest, reason_of_skip
+from pytest_accel.compat.xdist_shims import worker_of_starting_test
 from pytest_accel.core import whole_file
 from pytest_accel.core.frames import Folders, failure_place, folders_of, is_library
-from pytest_accel.core.shims import is_subtest, reason_of_skip, worker_of_starting_test
 from pytest_accel.core.stash_keys import MARKED, RECORDERS, VARIANT
 from pytest_accel.core.truncation import cut
 from pytest_accel.features.record.commands import check_report, make

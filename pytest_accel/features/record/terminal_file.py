@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import set_terminal_file, terminal_file
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.shims import set_terminal_file, terminal_file
 
 
 class TerminalFile:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.compat.pytest_shims import copy_item, count_more_items
 from pytest_accel.core.marks import MarkError, MarkFinder, check, own_world_size
 from pytest_accel.core.node_refs import give_new_stash, reference
-from pytest_accel.core.shims import copy_item, count_more_items
 from pytest_accel.core.stash_keys import OWNERS, VARIANT
 from pytest_accel.driver.item_plan import ItemPlan, Resources
 from pytest_accel.hardware.shares import WHOLE, parts

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.core.kinds import KindFacts
 from pytest_accel.hardware.device_order import by_figures

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS, kinds
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
@@ -22,7 +22,7 @@ _OF_OTHER_KINDS = {package for kind in KINDS.values() for package in (kind.packa
 """Top-level packages of entry points that belong to other kinds."""
 _ASK = """
 import torch
-from pytest_accel.core.torch_api import accelerator
+from pytest_accel.compat.torch_api import accelerator
 
 kind, count = accelerator() or ("", 0)
 names = []

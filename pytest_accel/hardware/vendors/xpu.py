@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_accel.core import torch_api
+from pytest_accel.compat import torch_api
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.hardware.device_order import by_pci

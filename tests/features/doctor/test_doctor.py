@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core import launcher_env, reserved_port
+from pytest_accel import reserved_port
+from pytest_accel.core import launcher_env
 from pytest_accel.features.doctor.checks import _nvidia_cards, try_forks
 from pytest_accel.leases.shared_folder import VARIABLE
 from tests.features.launchers.machines import NAMES, machines

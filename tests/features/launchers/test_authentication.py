@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from pytest_accel.core.struct_messages import LENGTH, frame
 from pytest_accel.features.launchers.authentication import (
     ForgedFrame,
     Peer,
@@ -16,6 +15,7 @@ from pytest_accel.features.launchers.authentication import (
     prove_caller,
 )
 from pytest_accel.features.launchers.handshakes import Refused
+from pytest_accel.messages.struct_messages import LENGTH, frame
 from tests.features.launchers.links import frames_pair
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core import launcher_env, worker_input
+from pytest_accel.core import launcher_env
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
 from pytest_accel.features.launchers import tcp_rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
@@ -23,6 +23,7 @@ from pytest_accel.features.launchers.greeting import AuthenticatedLink
 from pytest_accel.features.launchers.launched_session import find_difference
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous, read_rendezvous
+from pytest_accel.messages import worker_input
 from tests.deadline import eventually
 from tests.peers import read_all
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from msgspec import msgpack
 
-from pytest_accel.core import prctl, unix_sockets
-from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget, call_agent
-from pytest_accel.core.struct_messages import LENGTH, encode
+from pytest_accel.core import prctl
 from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.connect import InspectorTarget, RankTarget, ServerTarget, call_agent
+from pytest_accel.messages.struct_messages import LENGTH, encode
 from tests.deadline import eventually
 from tests.features.launchers.links import link_pair
 from tests.peers import read_all
