@@ -147,13 +147,11 @@ def test_harnesses_of_torch_and_of_a_pool_run_as_documented(
     for name, page in (("torch", "test-classes"), ("process-pool", "process-pool")):
         before, *_ = blocks(pages[page], "python before")
         (pytester.path / f"test_{name.replace('-', '_')}.py").write_text(before, encoding="utf-8")
-    pytester.runpytest_subprocess().assert_outcomes(passed=2)
-
     (settings,) = blocks(pages["test-classes"], "ini")
     pytester.makeini(settings)
-    adopted = pytester.runpytest_subprocess("-p", "accel", "-p", "xdist", "--accel", "sim:2", "test_torch.py")
-    adopted.assert_outcomes(passed=1)
-    adopted.stdout.fnmatch_lines(["accel: sim, 2 devices*"])  # Only a session with marked tests shows this.
+    run = pytester.runpytest_subprocess("-p", "accel", "-p", "xdist", "--accel", "sim:2")
+    run.assert_outcomes(passed=2)
+    run.stdout.fnmatch_lines(["accel: sim, 2 devices*"])  # Only a session with marked tests shows this.
 
 
 _ATTRIBUTES = """

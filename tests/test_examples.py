@@ -96,7 +96,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
     pytest.importorskip("bokeh")
     (tmp_path / "test_more.py").write_text(_DEATH_AND_WAITS)
     run(
-        *("examples/test_model_split.py", "examples/test_sampler.py", "examples/failing", str(tmp_path)),
+        *("examples/test_model_split.py", "examples/failing", str(tmp_path)),
         *("-n2", "--accel", "sim:4", f"--junitxml={tmp_path}/junit.xml"),
         *(f"--accel-report={tmp_path}/report.html", f"--accel-record={tmp_path}/record.jsonl"),
         status=1,

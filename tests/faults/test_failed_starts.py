@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.background_suite import BackgroundSuite
 
 _STEPS = (
@@ -72,9 +70,7 @@ _CONFTEST = f"""
 """
 
 
-@pytest.mark.long(except_for="1")
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundSuite, workers: str) -> None:
+def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_wait = 5\n")
     suite.write("conftest.py", _CONFTEST)
     suite.write(
@@ -90,7 +86,7 @@ def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundS
         def test_next(): pass
         """,
     )
-    run = suite.run("-n", workers)
+    run = suite.run("-n1")
     steps = {f"test_broken[{step}]": "ERROR" for step in _STEPS}
     run.expect({**steps, "test_next": "PASSED"})
     for step in _STEPS:

@@ -106,7 +106,6 @@ def start_waiting_session(suite: BackgroundSuite, *args: str, in_teardown: bool 
     ("workers", "send"),
     [
         pytest.param([], os.killpg, id="plain"),  # A terminal sends the signal to the process group.
-        pytest.param(["-n2"], os.killpg, id="xdist"),
         pytest.param(["-n2"], os.kill, id="xdist controller"),
     ],
 )

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.background_suite import PYTEST, TORCHRUN
 from tests.run import CAUSES
 
 if TYPE_CHECKING:
@@ -234,20 +231,9 @@ NEW_RANKS = {
 }
 
 
-@pytest.mark.long(except_for="alone")
-@pytest.mark.parametrize(
-    ("options", "program"),
-    [
-        pytest.param((), PYTEST, id="alone"),
-        pytest.param(("-n", "2", "--dist", "loadscope"), PYTEST, id="workers"),
-        pytest.param((), TORCHRUN, id="torchrun"),
-    ],
-)
-def test_no_test_receives_a_message_of_another_one(
-    suite: BackgroundSuite, options: tuple[str, ...], program: tuple[str, ...]
-) -> None:
+def test_no_test_receives_a_message_of_another_one(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", SUITE)
-    run = suite.start("--accel", "none", "-p", "no:randomly", CAUSES, *options, program=program).finish()
+    run = suite.run("--accel", "none", "-p", "no:randomly", CAUSES)
     tests = re.findall(r"def (test_\w+)", SUITE.replace("test_sends_without_waiting", ""))
     tests += [f"test_sends_without_waiting[{count}]" for count in range(3)]
     run.expect(

@@ -51,6 +51,17 @@ def test_a_stopped_rank_does_not_block_the_driver_that_sends_it_a_long_message(s
 def test_a_stopped_fork_server_is_replaced_and_does_not_delay_the_end_for_long(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:1,shared\naccel_wait = 100\n")
     suite.write(
+        "conftest.py",
+        """
+        from pytest_accel.forkserver import server_client
+        from pytest_accel.pool import world_manager
+
+        # Each server of this session is stopped, so nothing that these timeouts wait for comes.
+        world_manager._ANSWER_TICKS = 3
+        world_manager.RETIRE_TIMEOUT = world_manager._REPORTING_TIMEOUT = server_client._STOP_TIMEOUT = 1.0
+        """,
+    )
+    suite.write(
         "test_it.py",
         """
         import os, pytest, signal, subprocess, time

@@ -173,6 +173,7 @@ def test_pdb_opens_in_the_first_rank_that_fails_and_quitting_it_ends_the_session
 
 @pytest.mark.long
 def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
+    """It opens in the chosen rank only. After `continue`, the session goes on with the next test."""
     suite.write(
         "mine.py",
         """
@@ -185,33 +186,21 @@ def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
                 self.prompt = "(Mine) "
         """,
     )
-    terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "-k", "test_fail or short")
-    terminal.wait_for("(Mine) ")
-    terminal.type("p value.upper()")
-    terminal.wait_for("'VALUE OF 1'")
+    terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "--accel-pdb-rank=1", "-k", "both or short")
+    assert "printed before" in terminal.wait_for("(Mine) ")
+    terminal.type("p 'rank', rank")
+    terminal.wait_for("('rank', 1)")
     terminal.wait_for("(Mine) ")
     terminal.type("c")
-    assert "1 failed, 1 passed" in terminal.finish()
+    rest = terminal.finish()
+    assert "(Mine)" not in rest
+    assert "1 failed, 1 passed" in rest
     assert terminal.child.exitstatus == 1
 
 
 @pytest.mark.long
-def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite) -> None:
-    terminal = Terminal(suite, "--pdb", "-k", "both", "--accel-pdb-rank", "1")
-    assert "printed before" in terminal.wait_for("(Pdb) ")
-    terminal.type("p 'rank', rank")
-    terminal.wait_for("('rank', 1)")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    rest = terminal.finish()
-    assert "(Pdb)" not in rest
-    assert "1 failed" in rest
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("options", [(), ("-s",)])
-def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
-    terminal = Terminal(suite, "-k", "break and not everywhere", *options)
+def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite) -> None:
+    terminal = Terminal(suite, "-k", "break and not everywhere")
     terminal.wait_for("PDB set_trace")
     terminal.wait_for("(Pdb) ")
     for _ in range(2 if sys.version_info >= (3, 13) else 1):  # pdb of 3.13 first stops at the call itself.
@@ -233,7 +222,7 @@ def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite, options: 
 
 @pytest.mark.long
 def test_a_breakpoint_that_is_set_in_the_debugger_works_and_other_ranks_skip_theirs(suite: Suite) -> None:
-    terminal = Terminal(suite, "-k", "break", "--accel-pdb-rank=1")
+    terminal = Terminal(suite, "-s", "-k", "break", "--accel-pdb-rank=1")
     terminal.wait_for("(Pdb) ")
     line = (suite.path / "test_x.py").read_text().splitlines().index('        value += " and more"') + 2
     terminal.type(f"b {line}")
@@ -307,10 +296,9 @@ def test_the_debugger_works_under_a_launcher(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["no-xdist", "xdist"])
-def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[str, ...]) -> None:
+def test_a_line_shows_the_progress_of_a_long_test(suite: Suite) -> None:
     suite.write("conftest.py", _PROGRESS_WHEN_RANK_0_WAITS)
-    terminal = Terminal(suite, "-k", "test_waits", *workers)
+    terminal = Terminal(suite, "-k", "test_waits", "-n1")
     terminal.wait_for("accel: test_x.py::test_waits has been in its call phase for ")
     line = terminal.wait_for("\n")
     for text in (

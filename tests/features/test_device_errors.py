@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -77,13 +75,9 @@ def _write(suite: Suite, tests: str = _TESTS) -> None:
     suite.ini("pythonpath = .")
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("-n1",), marks=pytest.mark.long)], ids=["plain", "workers"])
-def test_later_tests_of_the_process_say_which_test_has_left_the_device_unusable(
-    suite: Suite, options: tuple[str, ...]
-) -> None:
-    pytest.importorskip("xdist")
+def test_later_tests_of_the_process_say_which_test_has_left_the_device_unusable(suite: Suite) -> None:
     _write(suite, _TESTS + _MARKED_TESTS)
-    run = suite.run(*options)
+    run = suite.run()
     passed = {f"test_unmarked[{number}]" for number in range(4)} | {f"test_marked[{number}]" for number in range(3)}
     failed = [f"test_unmarked[{number}]" for number in range(4, 12)]
     run.expect(dict.fromkeys(passed, "PASSED") | dict.fromkeys(failed, "FAILED"))

@@ -78,9 +78,8 @@ def test_passes_beside_it(accel):
 """
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["plain", "xdist"])
 def test_memory_in_use_by_living_processes_never_takes_a_card_away(
-    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = InstalledPackages(tmp_path / "packages", monkeypatch)
     packages.install_vendor("card", "card = card_vendor:make", "card_vendor", VENDOR)
@@ -88,15 +87,13 @@ def test_memory_in_use_by_living_processes_never_takes_a_card_away(
     monkeypatch.setenv("CARD_USERS", str(users))
     monkeypatch.setenv("OTHER_PROGRAM", "1")
     suite.write("test_it.py", TESTS)
-    run = suite.run("--accel=card", "--accel-wait=20", *options)
+    run = suite.run("--accel=card", "--accel-wait=20")
     assert run.count() == {"FAILED": 2, "PASSED": 2}, run.text
     assert run.result("test_passes") == run.result("test_passes_beside_it") == "PASSED"
     assert "set aside" not in run.text
     [summary] = [line for line in run.text.splitlines() if line.startswith("sim-0: ")]
     assert "of its memory were still in use after its processes were killed, by pid " in summary
     assert "A conftest or test file that uses a device when it is imported keeps memory" in run.text
-    # The files of tests are imported by the main process, or by xdist's workers.
-    assert summary.count("in which code of the suite has used the device, 524 MiB)") == (2 if options else 1)
-    if not options:
-        assert "(this session's main process, " in summary
-        assert summary.endswith(", 6 GiB)")
+    assert summary.count("in which code of the suite has used the device, 524 MiB)") == 1
+    assert "(this session's main process, " in summary
+    assert summary.endswith(", 6 GiB)")

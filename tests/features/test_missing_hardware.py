@@ -331,17 +331,14 @@ _NAMED_KIND = """
 
 @pytest.mark.parametrize(
     "source",
-    ["strict", *(pytest.param(name, marks=pytest.mark.long) for name in ("option", "variable", "ini", "masked"))],
+    ["strict", *(pytest.param(name, marks=pytest.mark.long) for name in ("ini", "masked"))],
 )
 def test_ranks_do_not_run_on_the_cpu_in_place_of_a_kind_that_was_asked_for_by_name(
     suite: Suite, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite.write("test_it.py", _NAMED_KIND)
     options, kind, header = ["--accel=mlu"], "mlu", "accel: mlu, no devices"
-    if source == "variable":
-        options = []
-        monkeypatch.setenv("PYTEST_ACCEL", "mlu")
-    elif source == "ini":
+    if source == "ini":
         options = ["-o", "accel=mlu"]
     elif source == "masked":
         options, kind, header = (

@@ -489,8 +489,7 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite, method: str) -> None:
+def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite) -> None:
     suite.write("harness.py", _HARNESS)
     suite.write(
         "test_pool.py",
@@ -508,9 +507,9 @@ def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite, method:
             return total()
 
 
-        @pytest.fixture(scope="session")
-        def pool():
-            with torch.multiprocessing.get_context("METHOD").Pool(2) as pool:
+        @pytest.fixture(scope="session", params=["fork", "forkserver"])
+        def pool(request):
+            with torch.multiprocessing.get_context(request.param).Pool(2) as pool:
                 with socket.socket() as asking:
                     asking.bind(("127.0.0.1", 0))
                     port = asking.getsockname()[1]
@@ -522,9 +521,9 @@ def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite, method:
         @pytest.mark.parametrize("number", range(2))
         def test_total(pool, number):
             assert pool.map(add_up, range(2), 1) == [2, 2]
-        """.replace("METHOD", method),
+        """,
     )
-    assert suite.run().count() == {"PASSED": 2}
+    assert suite.run().count() == {"PASSED": 4}
 
 
 _DEVICES = """

@@ -57,11 +57,11 @@ def _commands(text: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", ["auto", "long", "line", "no"])
+@pytest.mark.parametrize("style", ["auto", "line", "no"])
 def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)
-    options = ["--show-capture=no"] if style == "long" else []
-    run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5", *options)
+    workers = ["-n1"] if style == "auto" else []
+    run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5", *workers)
     commands = _commands(run.text)
     if style == "no":
         assert not commands
@@ -73,8 +73,8 @@ def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str)
         "below/test_x.py::test_of[it's]",
     ]
     assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-ids") == 1 for command in commands)
-    if style in ("auto", "long"):
-        # The command comes last, after the captured output if that is shown.
+    if style == "auto":
+        # The command comes last, after the captured output.
         assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
 
 
@@ -97,9 +97,3 @@ def test_the_command_repeats_the_test_on_the_same_devices_and_is_in_junit_files(
     assert list(again.results) == ["test_x.py::test_of[it's]"]
     assert [line for line in again.text.splitlines() if line.startswith("seen ")] == seen
     assert _commands(again.text) == [command]
-
-
-@pytest.mark.long
-def test_the_command_is_shown_under_xdist(suite: Suite) -> None:
-    suite.write("test_x.py", _TESTS)
-    assert len(_commands(suite.run("-k", "test_end", "-n", "1").text)) == 1

@@ -45,23 +45,7 @@ def waiting_tests(mark: str) -> str:
     ("mark", "options"),
     [
         ("@pytest.mark.devices(share=0.5)", ()),
-        pytest.param('@pytest.mark.devices(share="8GiB")', (), marks=pytest.mark.long),
-        pytest.param(
-            "@pytest.mark.devices",
-            (
-                "-o",
-                "accel_share=8GiB",
-            ),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "@pytest.mark.distributed(1)",
-            (
-                "-o",
-                "accel_share=0.5",
-            ),
-            marks=pytest.mark.long,
-        ),
+        pytest.param("@pytest.mark.devices", ("-o", "accel_share=8GiB"), marks=pytest.mark.long),
     ],
 )
 def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, options: tuple[str, ...]) -> None:

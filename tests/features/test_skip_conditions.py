@@ -197,7 +197,6 @@ _FILES = {
     "options",
     [
         pytest.param((), id="plain"),
-        pytest.param(("--accel-strict",), id="strict", marks=pytest.mark.long),
         pytest.param(("--accel-strict", "-n1"), id="worker", marks=pytest.mark.long),
     ],
 )

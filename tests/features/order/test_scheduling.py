@@ -179,7 +179,7 @@ def test_a_replaced_worker_that_collects_other_tests_ends_the_session(suite: Sui
 @pytest.mark.long
 def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
-    suite.all_plugins()
+    suite.plugin("rerunfailures")
     _write_suite(
         suite,
         """

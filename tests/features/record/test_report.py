@@ -215,11 +215,8 @@ def _check_table(page: Page) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", _SIZES, ids=str)
-def test_the_page_follows_the_colour_scheme_and_fits(
-    two_workers: Recorded, browser: Browser, size: tuple[int, int]
-) -> None:
-    for scheme in ("light", "dark"):
+def test_the_page_follows_the_colour_scheme_and_fits(two_workers: Recorded, browser: Browser) -> None:
+    for size, scheme in zip(_SIZES, ("light", "dark"), strict=True):
         with _open_page(browser, two_workers.folder / "report.html", size, scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") == size[0]
             drawn = page.evaluate(_BACKGROUND)
