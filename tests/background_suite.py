@@ -33,10 +33,6 @@ def torchrun(processes: int) -> tuple[str, ...]:
     return (*PYTEST[:2], *launcher, *PYTEST[1:])
 
 
-TORCHRUN = (*torchrun(3), "--accel-launcher=on")
-"""The command that runs pytest under torchrun, in three processes which are one session."""
-
-
 class BackgroundSession:
     """A running pytest session."""
 

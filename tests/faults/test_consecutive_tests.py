@@ -305,7 +305,7 @@ def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(
 
 
         @pytest.mark.distributed(2)
-        @pytest.mark.parametrize("number", range(2))
+        @pytest.mark.parametrize("number", range(5))
         def test_writes(number, rank):
             path = OUTPUTS / f"{Path(__file__).name}.{number}.{rank}"
             path.write_text(str(number))

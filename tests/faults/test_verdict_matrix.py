@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.rank_names import ranks_text
-from tests.background_suite import PYTEST, TORCHRUN
+from tests.background_suite import PYTEST
 from tests.core_verdicts import TESTS, VERDICTS
 from tests.run import CAUSES, Run, without_subtests
 
@@ -88,7 +88,7 @@ def mine():
     return int(os.environ.get("RANK", "-1")) in WHO or "RANK" not in os.environ and PLAIN
 
 
-pytestmark = pytest.mark.distributed(SIZE)
+pytestmark = pytest.mark.distributed(SIZE, init=GROUP)
 """
 SITES = {
     "setup": """
@@ -154,8 +154,12 @@ _PHASES = ("setup", "call", "teardown")
 def suite_files(
     size: int, acting_ranks: frozenset[int], *, plain: bool, sites: Sequence[str] = _ALL_SITES
 ) -> dict[str, str]:
-    """Return the text of each test file by its name. Only `acting_ranks` have the outcomes, at these `sites`."""
+    """Return the text of each test file by its name. Only `acting_ranks` have the outcomes, at these `sites`.
+
+    The ranks have a process group only if the tests are of all sites: to form it takes the time of several tests.
+    """
     head = HEAD.replace("WHO", repr(set(acting_ranks))).replace("SIZE", str(size)).replace("PLAIN", str(plain))
+    head = head.replace("GROUP", str(sites == _ALL_SITES))
     shared_file, single_files = [head], {}
     for name, outcome in OUTCOMES.items():
         if plain and outcome.dies:
@@ -279,14 +283,13 @@ _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
     ("options", "program"),
     [
         pytest.param(("-n2",), PYTEST, id="workers"),
-        pytest.param((), TORCHRUN, id="torchrun"),
         pytest.param(("--accel-launcher=on",), (*_MPIRUN, *PYTEST), id="mpirun"),
     ],
 )
 def test_the_core_rows_have_one_verdict_over_each_transport(
     suite: BackgroundSuite, options: tuple[str, ...], program: tuple[str, ...]
 ) -> None:
-    """`tests/features/ray` has the same rows on a Ray cluster, and `test_several_machines.py` under torchrun on two."""
+    """`tests/features/ray` has the same rows on a Ray cluster, and `test_several_machines.py` under torchrun."""
     if shutil.which(program[0]) is None:
         pytest.skip(f"there is no {program[0]} here")
     suite.write("test_it.py", TESTS)

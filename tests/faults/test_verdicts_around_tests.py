@@ -35,7 +35,7 @@ if int(os.environ.get("RANK", "-1")) in {WHO}:
 TEST = """
 import pytest
 
-pytestmark = pytest.mark.distributed(2)
+pytestmark = pytest.mark.distributed(2, init=False)
 
 def test_{SITE}_{WAY}():
     pass

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -197,12 +195,10 @@ _TEXTS = {
 """The texts of the failures that are not `_ADDED`."""
 
 
-@pytest.mark.long(except_for="alone")
-@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="xdist")])
-def test_marks_that_change_after_collection_fail_their_tests(suite: Suite, options: tuple[str, ...]) -> None:
+def test_marks_that_change_after_collection_fail_their_tests(suite: Suite) -> None:
     suite.write("conftest.py", _CONFTEST)
     path = suite.write("test_late.py", _TESTS)
-    run = suite.run("--deselect", "test_late.py::test_left_out", *options)
+    run = suite.run("--deselect", "test_late.py::test_left_out")
     before, late, unchanged = (
         re.findall(r"def (test_\w+)", part)
         for part in re.split("# Too late.|# The mark changes nothing.", path.read_text())

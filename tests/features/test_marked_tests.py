@@ -241,16 +241,11 @@ _ERRORS = {
 }
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param((), id="plain"), pytest.param(("-n2",), id="xdist", marks=pytest.mark.long)]
-)
-def test_a_test_with_a_wrong_mark_fails_and_the_others_run(
-    suite: Suite, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_with_a_wrong_mark_fails_and_the_others_run(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     suite.ini('accel_rules = test_wrong.py::test_by_rule: distributed(4, backend="fake")')
     suite.write("test_wrong.py", _WRONG_MARKS)
-    run = suite.run(*options, "-Wignore::pytest.PytestUnknownMarkWarning")
+    run = suite.run("-Wignore::pytest.PytestUnknownMarkWarning")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     names = [name.rpartition(".")[2] for name in _ERRORS]
     run.expect({**dict.fromkeys(names, "ERROR"), "test_right": "PASSED", "test_unmarked": "PASSED"})

@@ -67,10 +67,9 @@ def _logged_names(suite: Suite) -> list[str]:
     return [line.split()[0] for line in suite.read("order")]
 
 
-@pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.long)])
-def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
+def test_tests_with_many_devices_run_first(suite: Suite) -> None:
     _write_suite(suite, _MIXED)
-    run = suite.run("-n3", f"--dist={dist}")
+    run = suite.run("-n3")
     assert run.count() == {"PASSED": 12, "SKIPPED": 1}
     order = _logged_names(suite)
     assert Counter(order) == {"plain": 4, "one": 4, "two": 3, "four": 1}

@@ -223,7 +223,8 @@ def test_afterwards():
     meet()
 """,
     )
-    suite.all_plugins()
+    suite.plugin("asyncio")
+    suite.ini("asyncio_default_fixture_loop_scope = function")
     run = suite.run("-n2")
     failed = ("test_fails_before_a_collective", "test_asyncio", "TestCase.test_unittest")
     outcomes = {name.rpartition(".")[2]: "FAILED" for name in failed}
