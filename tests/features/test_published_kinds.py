@@ -53,8 +53,10 @@ def acme(packages: InstalledPackages, tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_the_kind_in_the_documentation_works(suite: Suite, acme: InstalledPackages, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", TESTS)
-    run = suite.run(*options)
-    assert run.count() == {"PASSED": 2}, run.text
+    suite.write("test_four.py", "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_four(): ...")
+    run = suite.run("-rs", *options)
+    assert run.count() == {"PASSED": 2, "SKIPPED": 1}, run.text
+    assert "needs 4 acme devices; there are 3: 3 x Acme One" in run.text
     assert "accel: acme, 3 devices: 3 x Acme One" in run.text
 
 
@@ -72,14 +74,6 @@ def test_auto_finds_a_published_kind_and_its_mask(
     assert run.count() == {"PASSED": 1}, run.text
     assert "accel: acme, 2 devices: 2 x Acme One" in run.text
     assert "ACME_VISIBLE_DEVICES=2,0 leaves 2 of 3" in run.text
-
-
-@pytest.mark.long
-def test_too_few_devices_of_a_published_kind_skip_the_test(suite: Suite, acme: InstalledPackages) -> None:
-    suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_it(): ...")
-    run = suite.run("-rs")
-    assert run.count() == {"SKIPPED": 1}, run.text
-    assert "needs 4 acme devices; there are 3: 3 x Acme One" in run.text
 
 
 def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme: InstalledPackages) -> None:

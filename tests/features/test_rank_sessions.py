@@ -219,16 +219,13 @@ def _write_scopes_suite(suite: Suite) -> None:
         suite.write(name, _SCOPES[text] if text else "")
 
 
-@pytest.mark.parametrize("mode", [pytest.param("prepend", marks=pytest.mark.long), "importlib"])
-def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     _write_scopes_suite(suite)
-    plain = suite.run(f"--import-mode={mode}")
+    plain = suite.run("--import-mode=importlib")
     expected = suite.read("rank.log")
     assert len(expected) == 60
     monkeypatch.setenv("MARKED", "1")
-    marked = suite.run(f"--import-mode={mode}")
+    marked = suite.run("--import-mode=importlib")
     assert plain.count() == marked.count() == {"PASSED": 13}
     assert suite.read("rank.log") == expected  # The driver has set up no fixture.
     assert suite.read("rank0.log") == expected
