@@ -60,7 +60,7 @@ ENDLESS_TESTS = """
         threading.Event().wait()
 
 
-    @pytest.mark.distributed(2, init=False)
+    @pytest.mark.distributed(2)
     def test_passes(rank):
         pass
 
@@ -76,12 +76,12 @@ ENDLESS_TESTS = """
         wait_for_ever(rank)
 
 
-    @pytest.mark.distributed(2, init=False)
+    @pytest.mark.distributed(2)
     def test_endless(rank):
         wait_for_ever(rank)
 
 
-    @pytest.mark.distributed(2, init=False)
+    @pytest.mark.distributed(2)
     def test_next():
         pass
 """
@@ -95,7 +95,7 @@ def start_waiting_session(suite: BackgroundSuite, *args: str, in_teardown: bool 
             "test_endless(rank):\n        wait_for_ever(rank)", "test_endless(ends_late):\n        pass"
         )
     suite.write("test_it.py", tests)
-    session = suite.start(*args, environment={"PYTEST_ACCEL_PRELOAD": "none"})  # The tests do not need torch.
+    session = suite.start(*args)
     for rank in range(2):
         suite.read(f"rank-{rank}")
     return session
