@@ -441,7 +441,7 @@ def test_functions_that_the_suite_replaces_in_the_driver_do_not_affect_it(
                 kept[:] = [attribute in vars(place), getattr(place, attribute)]
                 setattr(place, attribute, replacement)
 
-            @pytest.mark.distributed(2, fresh=True, init=False)
+            @pytest.mark.distributed(1, fresh=True, init=False)
             def test_in_ranks(self, name):
                 assert kept == []
 

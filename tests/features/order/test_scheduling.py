@@ -209,33 +209,6 @@ def test_a_crashed_test_is_rerun(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_exitfirst_ends_the_session_at_the_first_failure(suite: Suite) -> None:
-    _write_suite(
-        suite,
-        """
-        import pytest
-        from log import note
-
-
-        @pytest.mark.devices(2)
-        def test_fails():
-            note("fails")
-            assert False
-
-
-        @pytest.mark.parametrize("number", range(30))
-        @pytest.mark.devices(4)
-        def test_waits(number):
-            note(number)
-        """,
-    )
-    run = suite.run("-n2", "-x")
-    assert run.ret == pytest.ExitCode.INTERRUPTED
-    assert "stopping after 1 failures" in run.text
-    assert len(_logged_names(suite)) < 10
-
-
-@pytest.mark.long
 def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite) -> None:
     """This also holds if a worker has received tests that it does not run."""
     suite.write("log.py", _LOG)
