@@ -24,6 +24,7 @@ class Machines:
     """Two network namespaces that simulate machines. `machines` makes and deletes them."""
 
     def __init__(self, tag: str, folder: Path) -> None:
+        self.folder = folder
         self._hosts = folder / f"hosts-{tag}"
         hosts = zip(ADDRESSES, NAMES, strict=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in hosts)]

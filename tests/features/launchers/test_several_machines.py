@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -41,8 +40,10 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]
 
 @pytest.fixture
 def two_machines(suite: BackgroundSuite, tmp_path: Path) -> Iterator[Machines]:
-    """Yield two machines. The test fails if a process is left on one of them."""
+    """Yield two machines, with the secret in their folder. The test fails if a process is left on one of them."""
     with machines(tmp_path) as made:
+        (tmp_path / ".pytest-accel-secret").touch(0o600)
+        (tmp_path / ".pytest-accel-secret").write_text(f"{SECRET}\n")
         yield made
         eventually("all processes of both machines to end", lambda: not made.pids(), timeout=15)
 
@@ -70,7 +71,7 @@ def srun(
     *,
     private: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return a program that starts one process on each machine, as srun would.
+    """Return a program that starts one process on each machine, as srun would, with the secret in the home folder.
 
     The far machine does not share the folders `private`.
     """
@@ -78,7 +79,7 @@ def srun(
     def task(rank: int) -> str:
         variables = ["SLURM_JOB_ID=71", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=1,1"]
         variables += [f"SLURM_NODEID={rank}", f"SLURM_PROCID={rank}", "SLURM_LOCALID=0"]
-        variables += [f"PYTEST_ACCEL_SECRET={SECRET}", f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"]
+        variables += [f"HOME={two_machines.folder}", f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"]
         return shlex.join([*two_machines.on(rank, private=private if rank else ()), "env", *variables, *PYTEST])
 
     return run_both(task(1), task(0))
@@ -151,17 +152,6 @@ TWO_MACHINE_RESULTS = {
 }
 
 
-def expect_two_machine_session(suite: BackgroundSuite, run: Run, launcher: str) -> None:
-    """Check that `TWO_MACHINE_TESTS` have run in one session, which has reported everything once."""
-    run.expect(TWO_MACHINE_RESULTS)
-    assert run.text.count("test session starts") == 1
-    assert f"accel: {launcher}, 2 ranks on 2 machines: near-node (rank 0), far-node (rank 1)\n" in run.text
-    assert f"needs 3 ranks; {launcher} has started 2" in run.text
-    assert run.ret == 0
-    cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")
-    assert sorted(str(case.get("name")) for case in cases) == sorted(TWO_MACHINE_RESULTS)
-
-
 @pytest.mark.long
 def test_torchrun_starts_one_session_on_two_machines(suite: BackgroundSuite, two_machines: Machines) -> None:
     """Failures on the remote machine are reported like local ones."""
@@ -203,6 +193,8 @@ def test_torchrun_starts_one_session_on_two_machines(suite: BackgroundSuite, two
     }
     run.expect({**VERDICTS, **own, **TWO_MACHINE_RESULTS})
     assert "accel: torchrun, 2 ranks on 2 machines: near-node (rank 0), far-node (rank 1)\n" in run.text
+    assert run.text.count("test session starts") == 1
+    assert "needs 3 ranks; torchrun has started 2" in run.text
     assert "a last word of rank 1" in run.failure("test_dies")
     hang = run.failure("test_hangs_on_one_rank")
     assert ("rank 1 has not reached barrier" in hang) is RECORDS_COLLECTIVES
@@ -210,10 +202,8 @@ def test_torchrun_starts_one_session_on_two_machines(suite: BackgroundSuite, two
     assert run.ret == 1
 
 
-def mpirun(
-    two_machines: Machines, folder: Path, flavour: str, variables: Mapping[str, str], size: int = 2
-) -> tuple[str, ...]:
-    """Return a program that starts pytest with `variables` in `size` processes; skip the test without this MPI.
+def mpirun(two_machines: Machines, folder: Path, flavour: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a program that starts pytest with `variables` in four processes; skip the test without this MPI.
 
     `folder` is for the files of mpirun.
     """
@@ -222,33 +212,18 @@ def mpirun(
         pytest.skip(f"there is no mpirun.{flavour} here")
     shell = str(two_machines.remote_shell(folder / "shell"))
     hosts = folder / "hosts"
-    each = size // 2
-    hosts.write_text("".join(f"{name}{f':{each}' if flavour == 'mpich' else f' slots={each}'}\n" for name in NAMES))
+    hosts.write_text("".join(f"{name}{':2' if flavour == 'mpich' else ' slots=2'}\n" for name in NAMES))
     if flavour == "mpich":
-        flags = ["-launcher", "ssh", "-launcher-exec", shell, "-f", str(hosts), "-ppn", str(each)]
+        flags = ["-launcher", "ssh", "-launcher-exec", shell, "-f", str(hosts), "-ppn", "2"]
         flags += [word for name, value in variables.items() for word in ("-genv", name, value)]
     else:
-        flags = ["--mca", "plm_rsh_agent", shell, "--hostfile", str(hosts), "-npernode", str(each)]
+        flags = ["--mca", "plm_rsh_agent", shell, "--hostfile", str(hosts), "-npernode", "2"]
         flags += [word for name, value in variables.items() for word in ("-x", f"{name}={value}")]
-    return (*two_machines.on(0), program, *flags, "-n", str(size), *PYTEST)
+    return (*two_machines.on(0), program, *flags, "-n", "4", *PYTEST)
 
 
-RENDEZVOUS = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
 OF_MPIRUN = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
 """The environment of mpirun itself."""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
-def test_mpirun_starts_one_session_on_two_machines(
-    suite: BackgroundSuite, two_machines: Machines, tmp_path: Path, flavour: str
-) -> None:
-    command = mpirun(two_machines, tmp_path, flavour, RENDEZVOUS)
-    suite.write("test_it.py", TWO_MACHINE_TESTS)
-
-    run = suite.start("--junitxml=report.xml", program=command, environment=OF_MPIRUN).finish()
-
-    expect_two_machine_session(suite, run, "mpirun")
 
 
 def steps_of(log: Path, role: str) -> list[str]:
@@ -266,22 +241,45 @@ def wait_for_steps(log: Path, role: str, count: int) -> list[str]:
 
 @pytest.mark.long(except_for="openmpi")
 @pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
-def test_the_log_shows_why_processes_on_another_machine_do_not_join(
+def test_mpirun_starts_one_session_on_two_machines_and_the_log_shows_why_processes_do_not_join(
     suite: BackgroundSuite, two_machines: Machines, tmp_path: Path, flavour: str
 ) -> None:
     """MASTER_ADDR is the address of an interface that the far machine does not reach, until it gets a route."""
     log, address = suite.temporary / "steps.log", "10.78.0.1"
-    variables = {**RENDEZVOUS, "MASTER_ADDR": address, "PYTEST_ACCEL_LOG": str(log)}
-    command = mpirun(two_machines, tmp_path, flavour, variables, size=4)
+    variables = {"MASTER_ADDR": address, "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
+    command = mpirun(two_machines, tmp_path, flavour, {**variables, "PYTEST_ACCEL_LOG": str(log)})
     two_machines.add_unreachable_address(address)
     suite.write(
         "test_it.py",
         """
+        import os
+        import socket
+
         import pytest
 
-        @pytest.mark.distributed(4, init=False)
-        def test_all():
-            pass
+
+        @pytest.mark.distributed(4)
+        def test_all(rank, local_rank, node_rank, gather):
+            import torch
+            import torch.distributed as dist
+
+            values = torch.ones(1)
+            dist.all_reduce(values)
+            assert values.item() == 4
+            assert gather((socket.gethostname(), node_rank, local_rank)) == [
+                ("near-node", 0, 0), ("near-node", 0, 1), ("far-node", 1, 0), ("far-node", 1, 1)
+            ]
+            assert os.environ["LOCAL_WORLD_SIZE"] == "2"
+
+
+        @pytest.mark.distributed(2)
+        def test_as_few_nodes_as_do(gather):
+            assert gather(socket.gethostname()) == ["near-node", "near-node"]
+
+
+        @pytest.mark.distributed(2, nodes=2)
+        def test_one_on_each(gather):
+            assert gather(socket.gethostname()) == ["near-node", "far-node"]
         """,
     )
 
@@ -302,7 +300,11 @@ def test_the_log_shows_why_processes_on_another_machine_do_not_join(
     assert joined == "near-node rank 1 on near-node has connected; still waits for ranks 2-3"
 
     two_machines.add_route(address)
-    session.finish().expect({"test_all": "PASSED"})
+    run = session.finish()
+    run.expect(dict.fromkeys(("test_all", "test_as_few_nodes_as_do", "test_one_on_each"), "PASSED"))
+    assert run.text.count("test session starts") == 1
+    assert "accel: mpirun, 4 ranks on 2 machines: near-node (ranks 0-1), far-node (ranks 2-3)\n" in run.text
+    assert run.ret == 0
     agent = steps_of(log, "process 2 of mpirun")
     assert agent[3:5] == [
         f"far-node is connected to rank 0 at {address}, port 29511",
@@ -310,34 +312,6 @@ def test_the_log_shows_why_processes_on_another_machine_do_not_join(
     ]
     assert agent[-1] == "far-node ends"
     assert "far-node ends with status 0" in steps_of(log, "fork server 2")
-
-
-@pytest.mark.long
-def test_srun_starts_one_session_on_two_machines(
-    suite: BackgroundSuite, two_machines: Machines, tmp_path: Path
-) -> None:
-    nodes = [slurm.SlurmNode(*fields) for fields in zip(NAMES, ADDRESSES, map(two_machines.on, range(2)), strict=True)]
-    suite.write("test_it.py", TWO_MACHINE_TESTS)
-    home = tmp_path / "home"
-    home.mkdir()
-    secret = home / ".pytest-accel-secret"
-    secret.touch(0o600)
-    secret.write_text(f"{SECRET}\n")
-
-    with slurm.cluster(nodes, tmp_path) as running:
-        rendezvous = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
-        environment = {**running.environment, **rendezvous, "HOME": str(home)}
-        command = (
-            *running.enter,
-            "srun",
-            "--distribution=arbitrary",
-            f"--nodelist={','.join(NAMES)}",
-            "--ntasks=2",
-            *PYTEST,
-        )
-        run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
-
-    expect_two_machine_session(suite, run, "srun")
 
 
 @pytest.mark.long
@@ -384,57 +358,6 @@ def test_slurm_accepts_the_example_batch_files(suite: BackgroundSuite, two_machi
     run = Run(submitted.ret, output.read_text(encoding="utf-8"))
     run.expect({"test_both": "PASSED"})
     assert "accel: srun, 2 ranks on 2 machines: " in run.text
-    assert run.ret == 0
-
-
-@pytest.mark.long
-def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: BackgroundSuite, two_machines: Machines) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import os
-        import socket
-
-        import pytest
-
-
-        @pytest.mark.distributed(4)
-        def test_all(rank, local_rank, node_rank, gather):
-            import torch
-            import torch.distributed as dist
-
-            values = torch.ones(1)
-            dist.all_reduce(values)
-            assert values.item() == 4
-            assert gather((socket.gethostname(), node_rank, local_rank)) == [
-                ("near-node", 0, 0), ("near-node", 0, 1), ("far-node", 1, 0), ("far-node", 1, 1)
-            ]
-            assert os.environ["LOCAL_WORLD_SIZE"] == "2"
-
-
-        @pytest.mark.distributed(2)
-        def test_as_few_nodes_as_do(gather):
-            assert gather(socket.gethostname()) == ["near-node", "near-node"]
-
-
-        @pytest.mark.distributed(2, nodes=2)
-        def test_one_on_each(gather):
-            assert gather(socket.gethostname()) == ["near-node", "far-node"]
-
-        """,
-    )
-
-    # The processes also have the secret in the store of torchrun's agents.
-    run = suite.start(program=torchrun(two_machines, 2), environment={"PYTEST_ACCEL_SECRET": SECRET}).finish()
-
-    run.expect(
-        {
-            "test_all": "PASSED",
-            "test_as_few_nodes_as_do": "PASSED",
-            "test_one_on_each": "PASSED",
-        }
-    )
-    assert "accel: torchrun, 4 ranks on 2 machines: near-node (ranks 0-1), far-node (ranks 2-3)\n" in run.text
     assert run.ret == 0
 
 
@@ -495,17 +418,6 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
 
 
 @pytest.mark.long
-def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: BackgroundSuite, two_machines: Machines) -> None:
-    suite.write("test_it.py", TWO_MACHINE_TESTS)
-
-    run = suite.start("-k", "both or folder", program=srun(two_machines, private=[str(suite.temporary)])).finish()
-
-    run.expect({"test_both": "PASSED", "test_a_folder": "ERROR"})
-    assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
-    assert run.ret == 1
-
-
-@pytest.mark.long
 def test_output_and_logs_of_remote_ranks_are_shown_and_their_breakpoints_are_skipped(
     suite: BackgroundSuite, two_machines: Machines
 ) -> None:
@@ -530,17 +442,18 @@ def test_output_and_logs_of_remote_ranks_are_shown_and_their_breakpoints_are_ski
 
     options = ("-s", "--log-file=run.log", "--log-file-format=%(message)s", f"--basetemp={suite.path / 'tmp'}")
     program = srun(two_machines, private=[str(suite.temporary)])
-    run = suite.start(*options, "-k", "writes or both or folder", program=program).finish()
+    run = suite.start(*options, "-k", "writes or folder", program=program).finish()
 
     assert sorted((suite.path / "run.log").read_text().splitlines()) == ["[rank 0] logged", "[rank 1] logged"]
     assert "[rank 0] from rank 0\n" in run.text
     assert "[rank 1] from rank 1\n" in run.text
-    assert "3 passed" in run.text
+    assert "2 passed" in run.text
     assert run.ret == 0
 
 
 @pytest.mark.long
 def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machines: Machines) -> None:
+    """The machines share no folder for temporary files, so `shared_tmp_path` is an error."""
     suite.write(
         "test_it.py",
         """
@@ -581,6 +494,11 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
             pass
 
 
+        @pytest.mark.distributed(2, nodes=2)
+        def test_a_folder(shared_tmp_path):
+            pass
+
+
         @pytest.mark.devices(1)
         @pytest.mark.parametrize("number", range(2))
         def test_near(number):
@@ -597,9 +515,11 @@ def test_each_machine_leases_its_own_devices(suite: BackgroundSuite, two_machine
             "test_all_of_each": "PASSED",
             "test_own_only": "PASSED",
             "test_too_many": "SKIPPED",
+            "test_a_folder": "ERROR",
             "test_near[0]": "PASSED",
             "test_near[1]": "PASSED",
         }
     )
     assert "needs 5 sim devices; there are 4: 4 x sim (on near-node)" in run.text
-    assert run.ret == 0
+    assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
+    assert run.ret == 1
