@@ -150,18 +150,23 @@ def test_a_launcher_that_is_not_there(
 
         def test_argument(launch):
             launch("trainer.py", launcher="srun")
+
+        @pytest.mark.distributed(2, launcher="mpirun", kind="cpu")
+        def test_mark():
+            pass
         """
     )
     result = session("--accel", "sim:1")
-    result.assert_outcomes(passed=1, skipped=3)
+    result.assert_outcomes(passed=1, skipped=4)
     result.stdout.fnmatch_lines(
         [
             "SKIPPED * test_*_is_not_there.py:*: launcher 'srun': there is no srun beside Python or on PATH",
             "SKIPPED * launcher 'mpirun': there is no mpirun beside Python or on PATH",
+            "SKIPPED * launcher 'mpirun': there is no mpirun beside Python or on PATH",
         ],
         consecutive=False,
     )
-    session("--accel", "sim:1", "--accel-strict").assert_outcomes(passed=1, failed=3)
+    session("--accel", "sim:1", "--accel-strict").assert_outcomes(passed=1, failed=3, errors=1)
 
 
 def read_pid(file: Path) -> int:
