@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.background_suite import PYTEST, BackgroundSuite
+from tests.deadline import eventually
 from tests.features.launchers import slurm
-from tests.features.launchers.launcher_sessions import RANKS, expect_one_session, suites
+from tests.features.launchers.launcher_sessions import RANKS, expect_one_session, launched_process, suites
 
 ACCELERATE = (
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),
@@ -28,12 +31,9 @@ DEEPSPEED = (
 )
 
 
-def srun(variables: str, *, rank_1_args: str = "") -> tuple[str, ...]:
-    """Return a program that starts two processes with `variables`, as srun would.
-
-    Rank 1 gets the additional arguments `rank_1_args`.
-    """
-    common = f"env SLURM_JOB_ID=71 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 {variables}"
+def srun(rank_1_args: str = "") -> tuple[str, ...]:
+    """Return a program that starts two processes as srun would; rank 1 gets the additional arguments `rank_1_args`."""
+    common = "env SLURM_JOB_ID=71 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2"
     script = (
         f'{common} SLURM_PROCID=1 SLURM_LOCALID=1 "$@" {rank_1_args} & '
         f'{common} SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?; wait; exit $code'
@@ -41,19 +41,14 @@ def srun(variables: str, *, rank_1_args: str = "") -> tuple[str, ...]:
     return ("/bin/sh", "-c", script, "srun", *PYTEST)
 
 
+SRUN = srun()
+
+
 @pytest.fixture
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundSuite]:
     """Yield an empty suite."""
     with suites(tmp_path_factory) as made:
         yield made
-
-
-def mpirun(flavour: str, *flags: str) -> tuple[str, ...]:
-    """Return a program that starts two processes; skip the test if `flavour` is not installed."""
-    program = shutil.which(f"mpirun.{flavour}")
-    if program is None:
-        pytest.skip(f"there is no mpirun.{flavour} here")
-    return (program, *flags, "-n", "2", *PYTEST)
 
 
 def skip_without(package: str) -> None:
@@ -82,16 +77,12 @@ def test_deepspeed_starts_one_session(suite: BackgroundSuite) -> None:
 
 
 @pytest.mark.long
-def test_open_mpi_starts_one_session(suite: BackgroundSuite) -> None:
-    program = mpirun("openmpi", "--host", "localhost:2")
-    # Open MPI gives the ranks a terminal, so pytest would write colors.
-    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
-    check_session(suite, "mpirun", program, environment)
-
-
-@pytest.mark.long
 def test_mpich_starts_one_session(suite: BackgroundSuite) -> None:
-    check_session(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
+    """Open MPI has such sessions in `test_several_machines.py` and `tests/faults/test_verdict_matrix.py`."""
+    if shutil.which("mpirun.mpich") is None:
+        pytest.skip("there is no mpirun.mpich here")
+    program = ("mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTEST)
+    check_session(suite, "mpirun", program, {})
 
 
 @pytest.mark.long
@@ -101,10 +92,21 @@ def test_srun_starts_one_session(suite: BackgroundSuite, tmp_path: Path) -> None
 
 
 @pytest.mark.long
+def test_xdist_is_refused(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", "[pytest]\n")
+    suite.write("test_it.py", RANKS)
+
+    run = suite.start("-n", "2", program=SRUN, environment={"PYTEST_ACCEL_LAUNCHER": "on"}).finish()
+
+    assert run.text.count("ERROR: -n 2 under srun: use only one of the two.") == 1
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.long
 def test_processes_with_different_arguments_are_refused(suite: BackgroundSuite) -> None:
     suite.write("test_it.py", RANKS)
 
-    run = suite.start(program=srun("SLURM_STEP_TASKS_PER_NODE='2'", rank_1_args="-k test_both")).finish()
+    run = suite.start(program=srun("-k test_both")).finish()
 
     assert run.text.count("ERROR: the processes that srun has started differ in their arguments: rank 0 has -v ") == 1
     assert "rank 1 has -v -p accel -p xdist -p no:cacheprovider -k test_both" in run.text
@@ -113,11 +115,103 @@ def test_processes_with_different_arguments_are_refused(suite: BackgroundSuite) 
 
 def test_a_conftest_that_cannot_be_imported_ends_all_processes_with_the_same_status(suite: BackgroundSuite) -> None:
     suite.write("conftest.py", "import no_such_module\n")
-    program = srun("SLURM_STEP_TASKS_PER_NODE='2'")
-    program = (*program[:2], program[2].replace("wait;", "wait $!; echo rank 1 ended with $?;"), *program[3:])
+    program = (*SRUN[:2], SRUN[2].replace("wait;", "wait $!; echo rank 1 ended with $?;"), *SRUN[3:])
 
     run = suite.start(program=program).finish()
 
     assert run.text.count("No module named 'no_such_module'") == 1
     assert "rank 1 ended with 4\n" in run.text
     assert run.ret == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.long
+def test_device_tests_take_turns_and_what_the_processes_do_not_share_are_errors(suite: BackgroundSuite) -> None:
+    """Device tests run on all launched processes in turn. Tests that only a rank has collected are errors.
+
+    In a strict session, tests without a mark are errors, too.
+    """
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        from pathlib import Path
+
+        import pytest
+
+
+        def test_without_mark():
+            pass
+
+
+        @pytest.mark.skip
+        def test_skipped():
+            pass
+
+
+        @pytest.mark.distributed(2)
+        def test_marked(gather):
+            assert gather(1) == [1, 1]
+
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("word", ["a", "b"] if os.environ.get("RANK", "0") == "0" else ["a"])
+        def test_collected_otherwise(word):
+            pass
+
+
+        @pytest.mark.parametrize("number", range(4))
+        @pytest.mark.devices(1)
+        def test_turn(number):
+            Path(__file__).with_name(f"server-{number}").write_text(f"{os.getppid()}\\n")
+        """,
+    )
+
+    run = suite.start("--accel-strict", "--accel-launcher=spread", program=SRUN).finish()
+
+    errors = ("test_without_mark", "test_collected_otherwise[a]", "test_collected_otherwise[b]")
+    turns = {f"test_turn[{number}]": "PASSED" for number in range(4)}
+    run.expect({**dict.fromkeys(errors, "ERROR"), **turns, "test_skipped": "SKIPPED", "test_marked": "PASSED"})
+    first, second, third, fourth = (suite.read(f"server-{number}") for number in range(4))
+    assert first != second
+    assert (first, second) == (third, fourth)
+    assert "has collected 1 of test_collected_otherwise, and the driver 2" in run.failure("test_collected_otherwise[b]")
+    text = "so it would run once, not in the 2 processes that srun has started (--accel-strict)"
+    assert text in run.failure("test_without_mark")
+    assert "ran once, not in" not in run.text
+    assert run.text.count("5 passed, 1 skipped, 3 errors") == 1
+    assert run.ret == 1
+
+
+@pytest.mark.long
+def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite: BackgroundSuite) -> None:
+    """The ranks of the stopped process continue. The driver ends without an answer from the process."""
+    suite.write(
+        "test_it.py",
+        """
+        import time
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_waits(rank):
+            here = Path(__file__)
+            here.with_name(f"rank-{rank}").write_text("here\\n")
+            while not here.with_name("go").exists():
+                time.sleep(0.01)
+        """,
+    )
+    session = suite.start(program=SRUN)
+    suite.read("rank-1")
+    agent = launched_process(suite, "SLURM_PROCID", "1")
+    driver = launched_process(suite, "SLURM_PROCID", "0")
+    agent.send_signal(signal.SIGSTOP)
+
+    suite.write("go", "")
+    eventually("the driver to end", lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
+    agent.send_signal(signal.SIGCONT)
+    run = session.finish()
+
+    run.expect({"test_waits": "PASSED"})
+    assert run.ret == 0

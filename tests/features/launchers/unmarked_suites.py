@@ -324,18 +324,17 @@ _OPTIONS = {
             assert os.environ.get("LOCAL_RANK") in (None, "0")
     """,
 }
-_PRINT = """
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    assert total.item() == 2
-    dist.destroy_process_group()
-"""
 _TORCHRUN = {
-    "script.py": _PRINT,
+    "script.py": """
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 2
+        dist.destroy_process_group()
+    """,
     "test_torchrun.py": """
         import subprocess
         import sys
@@ -347,33 +346,6 @@ _TORCHRUN = {
         def test_script():
             script = Path(__file__).with_name("script.py")
             subprocess.run([sys.executable, *LAUNCHER, str(script)], check=True, timeout=120)
-    """,
-}
-_ACCELERATE = {
-    "script.py": """
-        from accelerate import Accelerator
-
-        accelerator = Accelerator(cpu=True)
-        assert accelerator.num_processes == 2
-        accelerator.wait_for_everyone()
-    """,
-    "test_accelerate.py": """
-        import os
-        import subprocess
-        import sys
-        from pathlib import Path
-
-        LAUNCHER = (
-            *("-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--multi_gpu"),
-            *("--mixed_precision", "no", "--dynamo_backend", "no", "--gpu_ids", "all", "--main_process_port", "0"),
-        )
-        VARIABLES = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
-
-
-        def test_script():
-            script = Path(__file__).with_name("script.py")
-            environment = {**os.environ, **VARIABLES}
-            subprocess.run([sys.executable, *LAUNCHER, str(script)], check=True, timeout=120, env=environment)
     """,
 }
 _SPAWN = {
@@ -433,7 +405,6 @@ QUICK = {
 }
 """The files of each suite that starts no processes, by the name of its folder."""
 STARTING = {
-    "accelerate_": _ACCELERATE,
     "spawn": _SPAWN,
     "torch_harness": _TORCH_HARNESS,
     "torchrun": _TORCHRUN,
