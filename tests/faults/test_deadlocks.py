@@ -119,7 +119,7 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
                 faults.expect_exit(1, status=3)
         """,
     )
-    run = suite.run("-n2", CAUSES)
+    run = suite.start("-n2", CAUSES).finish(timeout=240)  # Each of the tests is looked at for several seconds.
     run.expect(
         {
             "test_one_rank_has_finished": "FAILED hung: deadlock; rank 0",
