@@ -125,14 +125,6 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
                 pass
 
 
-        @impatient
-        def test_all_wait_for_a_collective_of_nobody(rank):
-            import torch
-            import torch.distributed as dist
-
-            dist.recv(torch.zeros(1), src=1 - rank)
-
-
         def meet():
             import torch.distributed as dist
 
@@ -185,7 +177,6 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
             "test_stopped": "FAILED hung: phase timeout; rank 1",
             "test_deaf_to_signals": "FAILED hung: phase timeout; rank 1",
             "test_ignores_signals": "FAILED hung: phase timeout; rank 1",
-            "test_all_wait_for_a_collective_of_nobody": "FAILED hung: phase timeout; ranks 0-1",
             "test_fails_while_another_waits": "FAILED failed: AssertionError; rank 1",
             "test_raises_while_another_computes": "FAILED failed: ValueError; rank 1",
             "test_fails_before_another_waits_in_its_teardown": "FAILED failed: AssertionError; rank 1",
@@ -197,7 +188,6 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
         "test_busy_in_setup": "    def busy_rank_0(rank):",
         "test_teardown": "    def endless_teardown(rank):",
         "test_native_call_holds_the_interpreter": "    def test_native_call_holds_the_interpreter",
-        "test_all_wait_for_a_collective_of_nobody": "    def test_all_wait_for_a_collective_of_nobody",
         "test_fails_while_another_waits": "still running at test_hangs.py:",
     }
     for test, text in shown.items():
