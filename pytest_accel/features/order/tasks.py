@@ -52,7 +52,10 @@ def missing(item: pytest.Item, plan: ItemPlan | None) -> str | None:
 
 
 def need_of(item: pytest.Item, plan: ItemPlan | None, machine: Machine) -> Need:
-    """Return what `item` takes of the machine, nothing if it cannot run. A cluster may lack devices now, and grow."""
+    """Return what `item` takes of the machine, nothing if it cannot run.
+
+    Tests of a cluster without devices do not wait for each other: it may add devices for all of them.
+    """
     takes = []
     keys = (() if plan is None else (plan.key,)) + item.stash.get(DRIVER_LEASES, DriverLeases(())).keys
     for key in () if missing(item, plan) else keys:
@@ -61,7 +64,7 @@ def need_of(item: pytest.Item, plan: ItemPlan | None, machine: Machine) -> Need:
         else:
             need, devices = key.need, machine.of(key.kind).devices
             wanted = need.count * max((fraction(need.share, device) for device in devices), default=1.0)
-            takes.append((key.kind, need.count, min(1.0, wanted / max(1, len(devices)))))
+            takes.append((key.kind, need.count, min(1.0, wanted / len(devices)) if devices else 0.0))
     return tuple(takes)
 
 
