@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from os import write
+from signal import siginterrupt
 from sys import modules
 from types import FrameType
 from typing import IO, Any
@@ -21,6 +22,7 @@ def write_stacks(file: IO[str], number: int, frame: FrameType | None) -> None:
     This is a handler of signals: the main thread runs `frame`. The test's task comes last, as the main thread does in
     a dump. This does nothing unless an event loop waits: the code of a task that runs is on the thread's stack.
     """
+    siginterrupt(number, False)  # faulthandler undoes this when it has called this handler before.
     asyncio: Any = modules.get("asyncio")  # Importing it takes long.
     with suppress(Exception):  # No event loop runs. No other error may fail the test, which may go on.
         if asyncio is None or asyncio.current_task() is not None:
