@@ -21,7 +21,7 @@ CHANNEL = "accel_order"
 SLOTS = "CPU slot"
 """The kind of ranks that run on the CPU."""
 Need = tuple[tuple[str, int, float], ...]
-"""What a test takes, for its world and each lease of its driver: the kind, the number, and the part of all of the kind.
+"""The needs of a test, for its world and each lease of its driver: the kind, the number, and the part of all devices.
 Only the pool knows which devices are free, and which have what a test asks for."""
 Planned = Sequence[tuple[pytest.Item, ItemPlan | None]]
 """Tests with their plans; None for tests without marks."""
@@ -63,8 +63,8 @@ def need_of(item: pytest.Item, plan: ItemPlan | None, machine: Machine) -> Need:
             takes.append((SLOTS, min(key.ranks, machine.slots), min(1.0, key.ranks / machine.slots)))
         else:
             need, devices = key.need, machine.of(key.kind).devices
-            wanted = need.count * max((fraction(need.share, device) for device in devices), default=1.0)
-            takes.append((key.kind, need.count, min(1.0, wanted / len(devices)) if devices else 0.0))
+            wanted = need.count * max((fraction(need.share, device) for device in devices), default=0.0)
+            takes.append((key.kind, need.count, min(1.0, wanted / max(1, len(devices)))))
     return tuple(takes)
 
 

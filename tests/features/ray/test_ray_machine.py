@@ -127,6 +127,20 @@ def test_the_schedule_has_a_worker_wait_for_devices_that_an_autoscaler_may_add(
     assert list(order.started()) == [("gw0", 0)]
 
 
+def test_tests_of_a_cluster_that_has_no_devices_yet_start_at_once(request: pytest.FixtureRequest) -> None:
+    """The autoscaler must learn what all of them need; the second would otherwise wait for the end of the first."""
+    growing = machine("sim:4", NODES[:1], can_scale=True)
+    plans = [
+        plan_item(Marks(distributed=pytest.mark.distributed(size).mark), {}, resources(growing)) for size in (2, 4)
+    ]
+    tasks = [
+        Task(f"test_it.py::test_{number}", need_of(request.node, plan, growing)) for number, plan in enumerate(plans)
+    ]
+    order = RunOrder(tasks, 2)
+    order.idle += ["gw0", "gw1"]
+    assert sorted(index for _, index in order.started()) == [0, 1]
+
+
 def test_kinds_that_torch_cannot_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BaseVendor, "lacking", lambda vendor: f"torch is not built for {vendor.kind}")
     text = describe(machine("auto").session)
