@@ -277,7 +277,7 @@ def hide_names_of_tests(config: pytest.Config) -> None:
     show: Any = runner.show_test_item
 
     def show_other_test(item: pytest.Item, **options: bool) -> None:
-        if item.config is not config:  # Of a session inside a test.
+        if item.config is not config:  # The item belongs to a session inside a test.
             show(item, **options)
 
     runner.show_test_item = show_other_test

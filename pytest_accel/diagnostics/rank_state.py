@@ -77,7 +77,7 @@ class RankOutcome(NamedTuple):
     stack: str = ""
     """The stacks of the threads of a rank that hung, or that died of a fatal error; see `python_stacks`."""
     sections: tuple[tuple[str, str], ...] = ()
-    """For a rank that did not report: headlines and texts of its output."""
+    """Headlines and texts of the output of a rank that did not report."""
     later: RankOutcome | None = None
     """The end of the rank in a later phase of the test; None if it did not end, or that is not known yet."""
     exit: RankExit | None = None

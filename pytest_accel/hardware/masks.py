@@ -18,7 +18,7 @@ def write_numbers(devices: Sequence[Device]) -> str:
 
 
 def read_list(text: str, known: Container[str]) -> list[str] | None:
-    """Return the entries of a list of different names, all of which are in `known`; none for an empty text and ``-1``.
+    """Return the entries of a list of different names that are all in `known`; none for an empty text and ``-1``.
 
     Return None if `text` is no such list. What it leaves then, only the runtime knows: runtimes differ in what they
     make of a part of an id, a wrong entry or a repetition.

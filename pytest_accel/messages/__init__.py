@@ -1,4 +1,4 @@
-"""What the processes of a session send to each other, in which form, and over which connections.
+"""The messages between the processes of a session, their form, and the connections for them.
 
 There is one module for each conversation, although each has only two ends. The ends are in different packages, as
 driver and rank are, and the lower one must not import the upper one. If each message were in the package that sends it,

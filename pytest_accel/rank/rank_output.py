@@ -75,7 +75,7 @@ class RankOutput:
         self._terminal = _AppendedFile(terminal_path(directory, world, rank))
         self._is_one = session.streams or session.logs is not None
         if session.logs is not None:
-            with suppress(OSError):  # Of another machine: the session itself has made the folder.
+            with suppress(OSError):  # On another machine than the session's, the folder may be missing.
                 _make_kept(kept_log_path(session.logs, world, rank), self._stdout)
         null = open_descriptor(devnull, O_RDONLY)
         dup2(null, 0)

@@ -226,7 +226,7 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
 
 @pytest.mark.parametrize("options", _MODES)
 def test_failures_without_ranks_name_the_setting(suite: Suite, options: tuple[str, ...]) -> None:
-    """Of a suite that is written for the plugin and lists its mark, a test must not pass without ranks unnoticed."""
+    """A suite that is written for the plugin may list its mark: no test that needs ranks passes without them."""
     suite.ini("markers = distributed: in ranks")
     suite.write(
         "test_it.py",

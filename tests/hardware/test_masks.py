@@ -49,7 +49,7 @@ def test_cuda_is_asked_for_the_meaning_of_other_masks(text: str) -> None:
         return ("b", "3", "unknown")
 
     environ = {"CUDA_VISIBLE_DEVICES": text, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    # Of a card in MIG mode, CUDA names the instance that a process would get.
+    # CUDA names the instance of a card in MIG mode that a process would get.
     seen = "MIG-b,GPU-3" if text.startswith("MIG-") else "MIG-a,MIG-b,GPU-3"
     assert write_mask(Cuda(answer).visible(SLICED, environ)) == seen
     assert asked == [environ]
