@@ -16,7 +16,7 @@ _MODES = [
 ]
 
 # What a project does with marks of its own. Tests that pytest-accel runs would see variables of ranks.
-_OWN_MARKS_CONFTEST = """
+_OWN_MARKS_PLUGIN = """
     import os
 
     import pytest
@@ -63,9 +63,10 @@ _OWN_MARKS_TESTS = """
 
 @pytest.mark.parametrize("options", _MODES)
 def test_marks_that_the_project_registers_are_left_alone(suite: Suite, options: tuple[str, ...]) -> None:
-    """One is in the ini file, the other in the conftest."""
+    """One is registered in the ini file, the other by a plugin that the conftest names."""
     suite.ini("markers = distributed: run this only with several GPUs")
-    suite.write("conftest.py", _OWN_MARKS_CONFTEST)
+    suite.write("theirs.py", _OWN_MARKS_PLUGIN)
+    suite.write("conftest.py", 'pytest_plugins = ["theirs"]\n')
     suite.write("test_it.py", _OWN_MARKS_TESTS)
     run = suite.run("--strict-markers", *options)
     assert run.count() == {"PASSED": 4}
@@ -87,7 +88,7 @@ def test_options_and_rules_do_not_see_marks_of_the_project(suite: Suite) -> None
             test_rule.py::test_sizes: distributed([1, 2], kind="cpu")
         """
     )
-    suite.write("conftest.py", _OWN_MARKS_CONFTEST)
+    suite.write("conftest.py", _OWN_MARKS_PLUGIN)
     suite.write("test_it.py", _OWN_MARKS_TESTS)
     suite.write("test_rule.py", _ADOPTED)
     run = suite.run("--accel-select=not marked")
@@ -129,11 +130,10 @@ _ADOPTED = """
     """
 
 
-@pytest.mark.parametrize("options", _MODES)
-def test_marks_of_the_project_can_be_handed_over(suite: Suite, options: tuple[str, ...]) -> None:
+def test_marks_of_the_project_can_be_handed_over(suite: Suite) -> None:
     """Each mark by itself: the tests of the other stay those of the project."""
     suite.ini("markers = distributed: several ranks\naccel_marks = distributed:own")
-    suite.write("conftest.py", _OWN_MARKS_CONFTEST.replace("no_rank", "no_device").replace("RANK", "ACCEL"))
+    suite.write("conftest.py", _OWN_MARKS_PLUGIN.replace("no_rank", "no_device").replace("RANK", "ACCEL"))
     suite.write(
         "test_it.py",
         """
@@ -158,7 +158,7 @@ def test_marks_of_the_project_can_be_handed_over(suite: Suite, options: tuple[st
             pass
         """,
     )
-    run = suite.run("--strict-markers", *options)
+    run = suite.run("--strict-markers", "-n2")
     assert run.outcomes() == {"test_in_ranks": "PASSED", "test_devices": "PASSED", "test_arguments": "ERROR"}
     assert sorted(suite.read("ranks")) == ["0", "1"]
     (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]
@@ -179,8 +179,7 @@ def test_a_copy_of_the_signature_is_no_registration(suite: Suite) -> None:
     assert "the mark `distributed` of its own" in line
 
 
-@pytest.mark.parametrize("options", [pytest.param((), id="plain"), pytest.param(("-n1",), id="xdist")])
-def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Suite, options: tuple[str, ...]) -> None:
+def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Suite) -> None:
     """The project does not register its marks, which is allowed without ``--strict-markers``."""
     suite.write(
         "test_it.py",
@@ -208,7 +207,7 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
             pass
         """,
     )
-    run = suite.run("--accel-shard=1/1", *options)
+    run = suite.run("--accel-shard=1/1", "-n1")
     expected = {"test_keyword": "ERROR", "test_several": "ERROR", "test_list": "ERROR", "test_plain": "PASSED"}
     assert run.outcomes() == expected
     assert run.ret == pytest.ExitCode.TESTS_FAILED
@@ -220,12 +219,11 @@ def test_arguments_that_the_plugin_does_not_know_fail_only_their_tests(suite: Su
         assert text in run.text
     assert "if the mark is the project's own, set accel_marks = distributed:project" in run.text
 
-    own = suite.run("-Wignore::pytest.PytestUnknownMarkWarning", "-o", "accel_marks=project", *options).outcomes()
+    own = suite.run("-Wignore::pytest.PytestUnknownMarkWarning", "-o", "accel_marks=project").outcomes()
     assert (own["test_keyword"], own["test_list"]) == ("PASSED", "PASSED")
 
 
-@pytest.mark.parametrize("options", _MODES)
-def test_failures_without_ranks_name_the_setting(suite: Suite, options: tuple[str, ...]) -> None:
+def test_failures_without_ranks_name_the_setting(suite: Suite) -> None:
     """A suite that is written for the plugin may list its mark: no test that needs ranks passes without them."""
     suite.ini("markers = distributed: in ranks")
     suite.write(
@@ -254,94 +252,13 @@ def test_failures_without_ranks_name_the_setting(suite: Suite, options: tuple[st
             raise ValueError("Default process group has not been initialized, please make sure to call init")
         """,
     )
-    run = suite.run(*options)
+    run = suite.run("-n2")
     assert run.count() == {"FAILED": 2, "ERROR": 1}
     text = "the mark `distributed` of this test is the project's own, so pytest-accel ran it without ranks and devices"
     assert run.text.count(f"{text}: `accel_marks = distributed:own` hands the mark over") == 3
     assert "this test has no @pytest.mark.distributed" not in run.text
 
 
-# vLLM: the mark selects tests, which a decorator skips without the GPUs, and runs in a child process.
-_VLLM = {
-    "pyproject.toml": """
-        [tool.pytest.ini_options]
-        markers = [
-            "slow_test",
-            "distributed: run this test only in distributed GPU tests",
-            "optional: optional tests that are automatically skipped",
-        ]
-        """,
-    "tests/utils.py": """
-        import functools
-        import os
-
-        import pytest
-
-
-        def multi_gpu_test(*, num_gpus):
-            def decorate(function):
-                @functools.wraps(function)
-                def forked(*args, **kwargs):
-                    pid = os.fork()
-                    if pid == 0:
-                        try:
-                            function(*args, **kwargs)
-                        except BaseException:
-                            os._exit(1)
-                        os._exit(0)
-                    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-                select = pytest.mark.distributed(num_gpus=num_gpus)
-                return select(pytest.mark.skipif(num_gpus > 2, reason="GPUs")(forked))
-
-            return decorate
-        """,
-    "tests/conftest.py": """
-        import pytest
-
-
-        def pytest_addoption(parser):
-            parser.addoption("--optional", action="store_true", default=False)
-
-
-        def pytest_collection_modifyitems(config, items):
-            for item in items:
-                if "optional" in item.keywords and not config.getoption("--optional"):
-                    item.add_marker(pytest.mark.skip(reason="need --optional option to run"))
-
-
-        @pytest.fixture(params=["cuda:0", "cuda:1"])
-        def device(request):
-            return request.param
-        """,
-    "tests/test_it.py": """
-        import pytest
-
-        from utils import multi_gpu_test
-
-
-        @multi_gpu_test(num_gpus=2)
-        def test_two():
-            pass
-
-
-        @multi_gpu_test(num_gpus=4)
-        def test_four():
-            raise AssertionError("ran")
-
-
-        @pytest.mark.distributed(num_gpus=2)
-        @pytest.mark.optional
-        def test_optional():
-            raise AssertionError("ran")
-
-
-        @pytest.mark.parametrize("world_size", [1, 2])
-        @pytest.mark.distributed(num_gpus=2)
-        def test_devices(device, world_size):
-            assert device.startswith("cuda:")
-        """,
-}
 # A project whose conftest runs the marked tests in processes of its own. The arguments are those of the plugin, too.
 _OWN_HARNESS = {
     "tests/conftest.py": """
@@ -397,63 +314,16 @@ _OWN_HARNESS = {
             pass
         """,
 }
-# substrax: a plugin that the conftest names has the mark `devices`, which skips tests.
-_PLUGIN_WITH_THE_MARK = {
-    "jaxtesting.py": """
-        import pytest
-
-
-        def pytest_configure(config):
-            config.addinivalue_line("markers", "devices(count, kind=None): skip unless `count` devices are visible")
-
-
-        def pytest_runtest_setup(item):
-            for mark in item.iter_markers("devices"):
-                (count,) = mark.args
-                if count > 1:
-                    pytest.skip(f"needs {count} device(s); visible: 1 cpu")
-        """,
-    "conftest.py": 'pytest_plugins = ["jaxtesting"]',
-    "tests/test_it.py": """
-        import pytest
-
-
-        @pytest.mark.devices(2)
-        def test_two():
-            raise AssertionError("ran")
-
-
-        @pytest.mark.devices(1, kind="cpu")
-        def test_one():
-            pass
-        """,
-}
-
-
 @pytest.mark.parametrize("options", _MODES)
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        pytest.param(_VLLM, {"PASSED": 5, "SKIPPED": 2}, id="vLLM"),
-        pytest.param(_OWN_HARNESS, {"PASSED": 2}, id="own-harness"),
-        pytest.param(_PLUGIN_WITH_THE_MARK, {"PASSED": 1, "SKIPPED": 1}, id="substrax"),
-    ],
-)
-def test_suites_with_marks_of_their_own_run_as_without_the_plugin(
-    suite: Suite, files: dict[str, str], expected: dict[str, int], options: tuple[str, ...]
+def test_a_suite_with_a_mark_and_a_harness_of_its_own_runs_as_without_the_plugin(
+    suite: Suite, options: tuple[str, ...]
 ) -> None:
-    for name, text in files.items():
+    for name, text in _OWN_HARNESS.items():
         suite.write(name, text)
-    own_ini = ["-c", "pyproject.toml"] if "pyproject.toml" in files else []
-    outcomes = []
-    for plugin in (("-p", "no:accel"), ("--accel=none",)):
-        run = suite.run(*own_ini, *(("-p", "no:accel", "-o", "accel=x") if "no:accel" in plugin else plugin), *options)
-        assert run.count() == expected
-        outcomes.append(run.results)
-    assert outcomes[0] == outcomes[1]
+    run = suite.run("--accel=none", *options)
+    run.expect({"test_ranks": "PASSED", "test_default": "PASSED"})
     assert _HEADER in run.text
-    if files is _OWN_HARNESS:
-        assert suite.read("ranks") == ["True"] * 6
+    assert suite.read("ranks") == ["True"] * 3
 
 
 def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
@@ -490,17 +360,10 @@ def test_fixtures_of_the_suite_and_of_other_plugins_win(suite: Suite) -> None:
     suite.ini("addopts = -p other")
     run = suite.run()
     assert run.count() == {"PASSED": 2, "FAILED": 2}
+    assert _HEADER not in run.text
     where = f"({suite.path / 'conftest.py'}:4), not that of pytest-accel, which has the same name"
     assert run.text.count(f"the fixture 'rank' of this test is that of the suite {where}") == 1
     assert run.text.count("the fixture 'device' of this test is that of ") == 1
-
-
-@pytest.mark.long
-def test_the_marks_of_the_plugin_are_not_reported_as_a_clash(suite: Suite) -> None:
-    suite.write("test_it.py", "def test_plain(): pass")
-    run = suite.run("--accel", "none")
-    assert run.count() == {"PASSED": 1}
-    assert "of its own" not in run.text
 
 
 @pytest.mark.long
