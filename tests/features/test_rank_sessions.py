@@ -318,32 +318,15 @@ _LATE_ERRORS = """
 
 
 @pytest.mark.long
-def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test(suite: Suite) -> None:
+def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test_or_fail_the_session(suite: Suite) -> None:
     suite.write("test_a.py", _LATE_ERRORS)
-    suite.write(
-        "test_b.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_last():
-            pass
-        """,
-    )
+    suite.write("test_b.py", "import pytest\n\n\n@pytest.mark.distributed(2)\ndef test_last():\n    pass\n")
     run = suite.run()
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert run.result("test_a.py::test_begins") == "PASSED"
-    assert run.result("test_a.py::test_goes_on") == "PASSED ERROR"
-    assert run.result("test_b.py::test_last") == "PASSED ERROR"
+    run.expect({"test_begins": "PASSED", "test_goes_on": "PASSED ERROR", "test_last": "PASSED ERROR"})
     assert "the module's end" in run.failure("test_goes_on")
     assert "the session's end" in run.failure("test_last")
-    assert "ERROR test_b.py::test_last - rank 1: RuntimeError: the session's end" in run.text
 
-
-@pytest.mark.long
-def test_errors_at_the_end_of_a_rank_session_fail_the_session_if_no_test_is_left(suite: Suite) -> None:
-    suite.write("test_a.py", _LATE_ERRORS)
     run = suite.run("-n1", "-k", "test_begins")  # A worker does not know that this test is the last one.
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "the module's end" in run.text
@@ -387,7 +370,7 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
 
 @pytest.mark.long
 def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> None:
-    suite.ini("log_level = INFO\nmarkers = mine: a mark of the suite")
+    suite.ini("log_level = INFO")
     suite.write(
         "test_builtin.py",
         """
@@ -395,7 +378,6 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
         import os
         import sys
         import unittest
-        import warnings
         from pathlib import Path
 
         import pytest
@@ -432,13 +414,10 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
 
         def test_monkeypatch(monkeypatch, rank):
             monkeypatch.setenv("PATCHED", str(rank))
-            monkeypatch.setattr(os, "sep", "patched")
-            assert os.environ["PATCHED"] == str(rank)
 
 
         def test_monkeypatch_is_undone():
             assert "PATCHED" not in os.environ
-            assert os.sep != "patched"
 
 
         def test_caplog(caplog, rank):
@@ -446,20 +425,10 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
             assert caplog.messages == [f"rank {rank}"]
 
 
-        def test_capsys(capsys, rank):
-            print("rank", rank)
-            assert capsys.readouterr().out == f"rank {rank}\\n"
-
-
         def test_capfd(capfd, rank):
             os.write(2, b"direct")
             os.system("echo child")
             assert capfd.readouterr() == ("child\\n", "direct")
-
-
-        def test_recwarn(recwarn):
-            warnings.warn("mine", UserWarning)
-            assert len(recwarn) == 1
 
 
         def test_request(request, rank, pytestconfig):
@@ -469,11 +438,6 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
             assert pytestconfig.getoption("verbose") >= 0
 
 
-        @pytest.mark.mine
-        def test_own_mark(request):
-            assert request.node.get_closest_marker("mine")
-
-
         def test_addmarker(request):
             request.node.add_marker(pytest.mark.xfail(reason="added late"))
             raise AssertionError
@@ -481,10 +445,6 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
 
         def test_cache(pytestconfig):
             assert pytestconfig.cache is not None
-
-
-        def test_getfixturevalue(request):
-            assert request.getfixturevalue("world_size") == 2
 
 
         def test_stdin_is_empty():
@@ -599,8 +559,10 @@ def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pyt
 
 
         @pytest.mark.distributed(2)
-        def verify_options(request, pytestconfig):
+        def verify_options(request, pytestconfig, tmp_path):
             assert mine.VALUE == 5
+            assert pytestconfig.args == ["check_options.py::verify_options"]
+            assert str(tmp_path).startswith(str(pytestconfig.option.basetemp))
             assert request.node.reached
             assert pytestconfig.getoption("--color-of") == "red"
             assert pytestconfig.getini("weight") == 7
@@ -610,7 +572,7 @@ def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pyt
         """,
     )
     monkeypatch.chdir(suite.path / "checks")
-    run = suite.run("--color-of=red", "-o", "weight=7", "check_options.py::verify_options")
+    run = suite.run("--color-of=red", "-o", "weight=7", "--", "check_options.py::verify_options")
     assert run.count() == {"PASSED": 1}
 
 
@@ -636,23 +598,6 @@ def test_no_file_is_opened_without_an_encoding(suite: Suite, monkeypatch: pytest
     run = suite.run("--accel-record=record.jsonl", "--accel-output=logs")
     run.expect({"test_device": "PASSED", "test_two": "PASSED"})
     assert "EncodingWarning" not in run.text
-
-
-@pytest.mark.long
-def test_the_options_of_a_rank_are_inserted_before_a_double_dash(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2)
-        def test_folder(tmp_path, request):
-            assert request.config.args == ["test_it.py"]
-            assert str(tmp_path).startswith(str(request.config.option.basetemp))
-        """,
-    )
-    assert suite.run("-s", "--", "test_it.py").count() == {"PASSED": 1}
 
 
 def test_a_hook_that_makes_a_session_of_ranks_fail_is_reported(suite: Suite) -> None:
@@ -687,21 +632,17 @@ def test_a_hook_that_makes_a_session_of_ranks_fail_is_reported(suite: Suite) -> 
                 record("unexpected")
 
 
-        @pytest.mark.distributed(2, kind="cpu", fresh=True)
+        @pytest.mark.distributed(3, kind="cpu", fresh=True)
         def test_records_and_fails(record):
             record("unexpected")
             assert 0
         """,
     )
-    run = suite.run("-k", "not fails")
-    assert (run.ret, run.count()) == (1, {"PASSED": 1}), run.text
+    run = suite.run()
+    run.expect({"test_records": "PASSED", "test_records_and_fails": "FAILED"})
     error = (
         "rank 1 of a world of 2 has ended its session with a failing exit status although no test had failed in it: "
         "a hook has set it (session.exitstatus in pytest_sessionfinish)"
     )
     assert "accel: errors outside of any test" in run.text
     assert run.text.count(error) == run.text.count("failing exit status") == 1, run.text
-
-    run = suite.run("-k", "fails")
-    assert (run.ret, run.count()) == (1, {"FAILED": 1}), run.text
-    assert "errors outside of any test" not in run.text
