@@ -286,18 +286,6 @@ def test_a_parameter_that_repeats_the_mark() -> None:
     assert read(Marks(None, distributed(3)), world_size=3) == ({}, {"world_size": 3})
 
 
-def test_registration_lines_give_the_signatures() -> None:
-    devices_line, distributed_line = MARKER_LINES
-    assert devices_line.startswith(
-        "devices(n=1, *, at_least=1, kind=None, memory=None, capability=None, name=None, share=None, near=None, "
-        "fresh=False): "
-    )
-    assert distributed_line.startswith(
-        "distributed(world_size=2, *, at_least=1, nodes=None, backend=None, kind=None, devices_per_rank=1, init=True, "
-        "timeout=None, fresh=False, visible='world', env=None, launcher=None): "
-    )
-
-
 CONFTEST = """
 import pytest
 from pytest_accel.core.marks import MARKER_LINES
@@ -367,87 +355,6 @@ def test_of_module_again(): pass
         "test_of_inner_class": (3, 4),
         "test_of_module_again": (1, None),
     }
-
-
-def test_a_class_is_closer_than_its_bases(pytester: pytest.Pytester) -> None:
-    tests = """
-@pytest.mark.devices(1)
-@pytest.mark.distributed(2)
-class Base: pass
-
-@pytest.mark.devices(2)
-class TestDerived(Base):
-    def test_it(self): pass
-"""
-    assert first_arguments(pytester, tests) == {"test_it": (2, 2)}
-
-
-def test_a_parameter_is_closer_than_its_function(pytester: pytest.Pytester) -> None:
-    tests = """
-@pytest.mark.devices(1)
-@pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.devices(4))])
-@pytest.mark.distributed(2)
-def test_it(x): pass
-"""
-    assert first_arguments(pytester, tests) == {"test_it[1]": (1, 2), "test_it[2]": (4, 2)}
-
-
-def test_the_lowest_decorator_counts(pytester: pytest.Pytester) -> None:
-    tests = """
-@pytest.mark.devices(2)
-@pytest.mark.devices(1)
-def test_it(): pass
-"""
-    assert first_arguments(pytester, tests) == {"test_it": (1, None)}
-
-
-def test_marks_of_a_unittest_case_are_found(pytester: pytest.Pytester) -> None:
-    tests = """
-@pytest.mark.distributed(2)
-class TestCase(unittest.TestCase):
-    def test_of_class(self): pass
-
-    @pytest.mark.distributed(3)
-    @pytest.mark.devices(1)
-    def test_of_method(self): pass
-"""
-    assert first_arguments(pytester, tests) == {"test_of_class": (None, 2), "test_of_method": (1, 3)}
-
-
-def test_marks_that_hooks_add_are_found(pytester: pytest.Pytester) -> None:
-    tests = """
-def test_plain(): pass
-
-@pytest.mark.devices(1)
-def test_marked(): pass
-"""
-    hooks = """
-def pytest_itemcollected(item):
-    item.add_marker(pytest.mark.distributed(2))
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        item.add_marker(pytest.mark.devices(5))
-        item.add_marker(pytest.mark.distributed(3), append=False)
-        item.parent.add_marker(pytest.mark.devices(6))
-"""
-    assert first_arguments(pytester, tests, hooks) == {"test_plain": (5, 3), "test_marked": (1, 3)}
-
-
-def test_a_mark_that_a_hook_adds_late_is_found(pytester: pytest.Pytester) -> None:
-    (item,) = collect(pytester, "def test_it(): pass")
-    finder = MarkFinder()
-    assert finder.find(item) == Marks()
-    item.add_marker(pytest.mark.devices(2))
-    assert finder.find(item) == Marks(devices(2))
-
-
-def test_pytest_shows_the_marks(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(CONFTEST)
-    shown = pytester.runpytest_inprocess("--markers").stdout.str()
-    for line in MARKER_LINES:
-        signature, sentence = line.split(": ", 1)
-        assert f"@pytest.mark.{signature}: {sentence}\n" in shown
 
 
 def test_the_examples_of_the_reference(pytester: pytest.Pytester) -> None:

@@ -433,43 +433,6 @@ def test_code_that_runs_between_tests_uses_directly_imported_functions() -> None
     assert wrong == []
 
 
-def test_the_list_of_imports_is_complete() -> None:
-    """The tests above depend on a complete list of imports."""
-    source = """
-import torch.distributed as dist
-from . import sibling
-from .sub import name
-from ..leases import broker
-if TYPE_CHECKING:
-    import typed
-else:
-    import untyped
-class C:
-    import at_class
-    def method(self):
-        if True:
-            from deep import down
-        importlib.import_module("dynamic.one")
-try:
-    import tried
-except ImportError:
-    __import__("fallback")
-"""
-    assert [(i.name, i.deferred, i.typing_only) for i in imports(source, "pytest_accel.pool")] == [
-        ("torch.distributed", False, False),
-        ("pytest_accel.pool.sibling", False, False),
-        ("pytest_accel.pool.sub.name", False, False),
-        ("pytest_accel.leases.broker", False, False),
-        ("typed", False, True),
-        ("untyped", False, False),
-        ("at_class", False, False),
-        ("deep.down", True, False),
-        ("dynamic.one", True, False),
-        ("tried", False, False),
-        ("fallback", False, False),
-    ]
-
-
 def unpickles(source: str) -> bool:
     """Return whether the module `source` unpickles, by itself or with `multiprocessing.connection.Connection.recv`."""
     for node in ast.walk(ast.parse(source)):

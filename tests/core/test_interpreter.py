@@ -39,16 +39,3 @@ def test_programs_beside_the_interpreter_come_before_those_on_path(
     assert find_program("tool") == str(tmp_path / "venv" / "tool")
     assert find_program("other") == str(tmp_path / "path" / "other")
     assert find_program("absent") is None
-
-
-def test_a_process_has_the_flags_of_this_one() -> None:
-    print_flags = "import sys; print(sys.flags.optimize, sys.warnoptions, sorted(sys._xoptions.items()))"
-    flags = ["-O", "-Wignore::ImportWarning", "-Xint_max_str_digits=5000", "-Xpycache_prefix=cache", "-Xdev"]
-    source = (
-        "from pytest_accel.core.interpreter import python_command; import subprocess, sys; "
-        f"exec({print_flags!r}); sys.stdout.flush(); subprocess.run(python_command({print_flags!r}, path=sys.path))"
-    )
-    done = subprocess.run([sys.executable, *flags, "-c", source], capture_output=True, text=True, check=True)
-    own, started = done.stdout.splitlines()
-    assert own == started
-    assert "'int_max_str_digits', '5000'" in own

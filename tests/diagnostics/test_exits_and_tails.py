@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.truncation import tail
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
-
-Start = Callable[[Path, str], "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Provide a function that starts a program and waits until it is ready.
-
-    The program's arguments are the path of the file for its stacks and the number of the signal.
-    """
-    started: list[subprocess.Popen[str]] = []
-
-    def run(stacks: Path, code: str) -> subprocess.Popen[str]:
-        stacks.touch()
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, stacks, str(STACK_SIGNAL)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.parametrize(("status", "crash"), [(-signal.SIGSEGV, True), (-signal.SIGKILL, False), (11, False)])

@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_accel.core.device import Device, DeviceNeed, Share
+from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.marks import MarkError
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.item_plan import Resources, needs_of, plan_item
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.messages.world_spec import WorldSpec
 from pytest_accel.settings.options import Settings
 from tests.plans import TWO_NODES, devices, distributed, marks, plan, resources
 
@@ -23,11 +22,6 @@ QUARTER = Share(fraction=0.25)
 def key(*decorators: pytest.MarkDecorator, session: str | None = "sim") -> WorldKey:
     """Return the world key of a test with `decorators` in a session with devices of the kind `session`."""
     return plan(*decorators, of=resources(session)).key
-
-
-def test_the_devices_mark_alone_means_one_process() -> None:
-    assert key(devices(2)) == WorldKey("sim", DeviceNeed(2), 1, grouped=False, devices_per_rank=2)
-    assert key(devices(2)).about == "sim"
 
 
 def test_the_devices_mark_leases_devices_of_any_kind() -> None:
@@ -66,10 +60,6 @@ def test_both_marks_together_describe_each_rank() -> None:
     assert (found.ranks, found.devices_per_rank, found.backend, found.visible) == (3, 2, "gloo", "rank")
 
 
-def test_cpu_devices_are_leased_for_ranks_if_the_devices_mark_asks_for_them() -> None:
-    assert key(devices(1, kind="cpu"), distributed(2)).need == DeviceNeed(2, kind="cpu")
-
-
 OTHER_KEYS: tuple[Callable[[], WorldKey], ...] = (
     lambda: key(distributed(3)),
     lambda: key(distributed(2), session=None),
@@ -90,31 +80,11 @@ def test_tests_with_different_needs_have_different_world_keys(other: Callable[[]
     assert hash(other()) == hash(other())
 
 
-def test_the_timeout_is_not_part_of_the_world_key() -> None:
-    assert key(distributed(2, timeout=5)) == key(distributed(2))
-
-
 def test_fresh_may_be_set_by_a_mark_or_the_settings() -> None:
     assert key(distributed(fresh=True)).fresh
     assert key(devices(fresh=True)).fresh
     assert plan(distributed(2), of=resources(settings=Settings(fresh=True))).key.fresh
     assert not key(distributed(2)).fresh
-
-
-def test_each_rank_of_a_world_owns_its_part_of_the_devices() -> None:
-    found = key(distributed(2, devices_per_rank=2, backend="gloo", env={"A": "1"}, init=False))
-    leased = tuple(Device("sim", f"sim-{number}", number, "sim") for number in range(4))
-    spec = WorldSpec(7, found, "8", leased)
-    assert (spec.ranks, spec.grouped, spec.share) == (2, True, None)
-    assert (found.backend, found.init, found.env) == ("gloo", False, (("A", "1"),))
-    assert [spec.devices_of(rank) for rank in range(2)] == [leased[:2], leased[2:]]
-    assert spec.seen_by(1) == leased
-
-
-def test_a_rank_sees_its_own_devices_only_if_visible_is_rank() -> None:
-    leased = tuple(Device("sim", f"sim-{number}", number, "sim") for number in range(2))
-    spec = WorldSpec(1, key(distributed(2, visible="rank")), None, leased)
-    assert [spec.seen_by(rank) for rank in range(2)] == [leased[:1], leased[1:]]
 
 
 def test_ranks_use_a_kind_without_a_process_group_backend_only_on_request() -> None:
@@ -214,16 +184,6 @@ def test_the_devices_mark_does_not_fit_a_fake_group() -> None:
     )
     with pytest.raises(MarkError, match=re.escape(text)):
         plan(devices(1, kind="cpu"), distributed(8, backend="fake"))
-
-
-def test_the_timeout_is_part_of_the_plan() -> None:
-    assert plan(distributed(2, timeout=5)).timeout == 5
-    assert plan(distributed(2)).timeout is None
-
-
-def test_planning_raises_an_error_for_wrong_marks() -> None:
-    with pytest.raises(MarkError, match="got 4"):
-        plan_item(marks(distributed(2)), {"world_size": 4}, resources())
 
 
 def test_hypothetical_devices_match_every_filter() -> None:

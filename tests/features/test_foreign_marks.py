@@ -314,6 +314,8 @@ _OWN_HARNESS = {
             pass
         """,
 }
+
+
 @pytest.mark.parametrize("options", _MODES)
 def test_a_suite_with_a_mark_and_a_harness_of_its_own_runs_as_without_the_plugin(
     suite: Suite, options: tuple[str, ...]

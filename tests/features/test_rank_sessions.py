@@ -576,30 +576,6 @@ def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pyt
     assert run.count() == {"PASSED": 1}
 
 
-def test_no_file_is_opened_without_an_encoding(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite's ini file turns all warnings into errors, in this process and in ranks."""
-    monkeypatch.setenv("PYTHONWARNDEFAULTENCODING", "1")
-    suite.new_interpreters()
-    suite.write(
-        "test_it.py",
-        """
-        import sys
-        import pytest
-
-        @pytest.mark.devices(1)
-        def test_device():
-            assert sys.flags.warn_default_encoding
-
-        @pytest.mark.distributed(2)
-        def test_two(rank, gather):
-            assert gather(rank) == [0, 1]
-        """,
-    )
-    run = suite.run("--accel-record=record.jsonl", "--accel-output=logs")
-    run.expect({"test_device": "PASSED", "test_two": "PASSED"})
-    assert "EncodingWarning" not in run.text
-
-
 def test_a_hook_that_makes_a_session_of_ranks_fail_is_reported(suite: Suite) -> None:
     """As under ``torchrun -m pytest``, where the exit status of each rank counts."""
     suite.write(

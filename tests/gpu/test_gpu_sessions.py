@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-import statistics
 import xml.etree.ElementTree
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -138,38 +136,6 @@ def test_an_inherited_mask_is_kept(
             assert re.search(r"accel: 1 skipped for missing hardware.*\n\s+1  needs 1 ", run.text), run.text
 
 
-def test_two_workers_on_one_gpu_take_turns(inner: Inner) -> None:
-    tests = """
-        import os
-        from pathlib import Path
-
-        import pytest
-        import torch
-
-        def note(word, number):
-            with Path(__file__).with_name("log").open("a") as log:
-                log.write(f"{word} {number} {os.getpid()}\\n")
-
-        @pytest.mark.devices(kind="cuda")
-        @pytest.mark.parametrize("number", range(4))
-        def test_alone(number, device):
-            note("start", number)
-            matrix = torch.rand(1024, 1024, device=device)
-            for _ in range(20):
-                matrix = torch.nn.functional.normalize(matrix @ matrix)
-            torch.cuda.synchronize(device)
-            note("end", number)
-    """
-    inner.write(test_first=tests, test_second=tests)
-    result = inner.run("-n2", "--dist=loadfile")
-    result.assert_outcomes(passed=8)
-    assert set(re.findall(r"\[(gw\d)\].* PASSED", result.stdout.str())) == {"gw0", "gw1"}
-    lines = [line.split(maxsplit=1) for line in (inner.path / "log").read_text().splitlines()]
-    assert [word for word, _ in lines] == ["start", "end"] * 8
-    starts, ends = lines[::2], lines[1::2]
-    assert [test for _, test in starts] == [test for _, test in ends]
-
-
 def test_each_test_has_its_own_memory_peak(inner: Inner) -> None:
     inner.write(
         test_it=f"""
@@ -196,56 +162,3 @@ def test_each_test_has_its_own_memory_peak(inner: Inner) -> None:
     assert set(peaks) == {"test_much", "test_little"}
     assert 256 * MIB <= peaks["test_much"] < 512 * MIB
     assert MIB <= peaks["test_little"] < 256 * MIB
-
-
-TIMES = """
-    import json
-    import time
-
-    ENDS = []
-
-    def pytest_runtest_logfinish():
-        ENDS.append(time.perf_counter())
-
-    def pytest_sessionfinish(session):
-        if session.config.pluginmanager.hasplugin("terminalreporter"):  # Ranks have none.
-            (session.config.rootpath / "times.json").write_text(json.dumps(ENDS))
-    """
-TESTS = 300
-
-
-def _milliseconds(inner: Inner) -> float:
-    """Return the median time between the ends of two tests, without the first third of the tests."""
-    ends: list[float] = json.loads((inner.path / "times.json").read_text())
-    assert len(ends) == TESTS
-    late = ends[TESTS // 3 :]
-    return 1000 * statistics.median(after - before for before, after in itertools.pairwise(late))
-
-
-def test_a_warm_test_is_fast(inner: Inner, record_property: Any) -> None:
-    inner.write(
-        conftest=TIMES,
-        test_plain=f"""
-            import pytest
-            import torch
-
-            @pytest.mark.parametrize("number", range({TESTS}))
-            def test_sum(number):
-                assert torch.ones(8, device="cuda").sum().item() == 8
-        """,
-        test_marked=f"""
-            import pytest
-            import torch
-
-            @pytest.mark.devices(kind="cuda")
-            @pytest.mark.parametrize("number", range({TESTS}))
-            def test_sum(number, device):
-                assert torch.ones(8, device=device).sum().item() == 8
-        """,
-    )
-    inner.run("-q", "-p", "no:accel", "test_plain.py").assert_outcomes(passed=TESTS)
-    plain = _milliseconds(inner)
-    inner.run("-q", "test_marked.py").assert_outcomes(passed=TESTS)
-    warm = _milliseconds(inner)
-    print(f"a plain CUDA test {plain:.2f} ms, a warm devices(1) test {warm:.2f} ms, {warm / plain:.2f} times as long")
-    record_property("gpu_test_ms", {"plain": round(plain, 3), "warm": round(warm, 3), "ratio": round(warm / plain, 2)})

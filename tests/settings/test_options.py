@@ -23,10 +23,6 @@ WITHOUT_FLAG = {
 }
 """The settings that have no option of their own: they are about a suite."""
 MOST_FLAGS, MOST_INI = 20, 21
-OLD_OPTIONS = (
-    *("devices", "debug", "leaks", "schedule", "reorder", "spread", "ci", "marks"),
-    *("within", "logs", "trace", "census", "share", "fresh", "check-collectives"),
-)
 KINDS = ", ".join(kinds())
 REQUIRE = f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {KINDS}"
 SWITCH = "on or off"
@@ -285,11 +281,6 @@ def test_bad_values_end_a_run_as_a_usage_error(
     result = pytester.runpytest_inprocess(*probe_options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(f"ERROR: environment variable PYTEST_ACCEL_TIMEOUT: must be a time > 0 {TIME}, got '0'")
-
-
-def test_a_name_of_an_earlier_release_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    for name in OLD_OPTIONS:
-        assert f"error: unrecognized arguments: --accel-{name}=1" in usage_error(pytester, f"--accel-{name}=1")
 
 
 def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import signal
 from collections.abc import Mapping
@@ -71,14 +70,6 @@ def test_a_failure_has_the_message_and_traceback_of_its_rank() -> None:
         "all ranks",
         ["rank 1: failed at test_it.py:7", "rank 0: passed"],
     )
-
-
-def test_the_report_of_a_rank_is_not_changed() -> None:
-    outcome = failed(1)
-    assert outcome.report is not None
-    before = copy.deepcopy(outcome.report.report)
-    judged(passed(0), outcome)
-    assert outcome.report.report == before
 
 
 def test_failures_of_which_all_frames_are_hidden_are_told_apart_by_their_exceptions() -> None:
