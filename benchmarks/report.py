@@ -6,10 +6,10 @@ import shutil
 import time
 from pathlib import Path
 
+from benchmarks.large_record import write_record
 from benchmarks.measure import Effort, Figure, middle
 from pytest_accel import read_record
 from pytest_accel.features.record.timeline import sessions_of
-from tests.large_record import write_record
 
 _TESTS = 5_000
 _DEVICES = 64

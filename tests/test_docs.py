@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -22,10 +21,6 @@ PAGES = [
 MIGRATION = sorted(page for page in (ROOT / "docs" / "how-to" / "migrate").glob("*.md") if page.name != "index.md")
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-test.md"
 L4 = ("name NVIDIA L4", f"memory {45 * 2**29} {22 * 2**30}", "capability 8 9")
-MEASURING_PYTEST = (
-    *("pytest", "-p", "accel", "-p", "xdist", "-p", "pytest_cov"),
-    *("--cov", "--cov-report=term-missing", "--accel", "none"),
-)
 
 
 def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
@@ -220,72 +215,6 @@ def test_each_plugin_in_the_table_has_a_test() -> None:
         functions = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else ()
         found = {node.name for node in functions if isinstance(node, ast.FunctionDef)}
         assert test in found, f"{name}: {file} has no {test}"
-
-
-@pytest.fixture
-def coverage_settings(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Write the documented settings of coverage to the folder, and return the pytester."""
-    pytest.importorskip("pytest_cov")
-    # A test run that is itself measured, or distributed by xdist, sets such variables for its child processes.
-    for name in [name for name in os.environ if name.startswith(("COV", "PYTEST_XDIST"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    (settings,) = blocks(ROOT / "docs" / "reference" / "plugins.md", "ini")
-    pytester.path.joinpath(".coveragerc").write_text(settings, encoding="utf-8")
-    return pytester
-
-
-_WORK = """\
-def work(rank):
-    if rank == 0:
-        return "zero"
-    return "more"
-
-
-def rest():
-    return 1
-"""
-"""A module whose lines two ranks run, all but the last one."""
-_MEASURED_TESTS = """
-import pytest
-import torch.distributed as dist
-from mypackage import replaced, work
-
-pytestmark = pytest.mark.distributed(2)
-
-
-def test_work(rank):
-    assert work.work(rank)
-
-
-def test_damages_its_ranks():
-    replaced.work()
-    dist.destroy_process_group()
-
-
-def test_next():
-    pass
-"""
-
-
-@pytest.mark.long(except_for="alone")
-@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "1"), id="xdist")])
-def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, options: tuple[str, ...]) -> None:
-    """Ranks are measured, and ranks that are replaced because a passed test has damaged them."""
-    folder = coverage_settings.path
-    package = folder / "mypackage"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "work.py").write_text(_WORK)
-    (package / "replaced.py").write_text("def work():\n    return 1\n")
-    (folder / "test_work.py").write_text(_MEASURED_TESTS)
-
-    result = coverage_settings.run(sys.executable, "-m", *MEASURING_PYTEST, *options)
-
-    result.assert_outcomes(passed=3)
-    result.stdout.re_match_lines([r"mypackage/replaced\.py +2 +0 +100%", r"mypackage/work\.py +6 +1 +83% +8"])
-    left = {path.name for path in folder.glob(".coverage*")}
-    assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
 
 
 def test_links_have_targets() -> None:

@@ -35,6 +35,11 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
             dist.barrier() if rank == 0 else dist.all_reduce(torch.ones(1))
 
 
+        @pytest.mark.distributed(2)
+        def test_other_size(rank):
+            dist.all_reduce(torch.ones(3 + rank))
+
+
         @pytest.mark.distributed(3)
         def test_circle(rank):
             groups = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])]
@@ -124,6 +129,7 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
         {
             "test_one_rank_has_finished": "FAILED hung: deadlock; rank 0",
             "test_other_operation": "FAILED hung: deadlock; ranks 0-1",
+            "test_other_size": "FAILED hung: deadlock; rank 1",
             "test_circle": "FAILED hung: deadlock; ranks 0-2",
             "test_teardown": "PASSED ERROR hung: deadlock; rank 1",
             "test_setup": "ERROR hung: deadlock; rank 0",

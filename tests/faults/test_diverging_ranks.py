@@ -13,44 +13,6 @@ if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
 
-UNLIKE = """
-    import pytest
-    import torch
-    import torch.distributed as dist
-
-
-    def unlike(rank):
-        if rank == 0:
-            dist.all_reduce(torch.ones(8))
-        else:
-            dist.broadcast(torch.ones(3), src=1)
-
-
-    @pytest.mark.distributed(2)
-    def test_of_the_option(rank):
-        unlike(rank)
-
-
-    @pytest.mark.distributed(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
-    def test_of_the_mark(rank):
-        unlike(rank)
-
-
-    @pytest.mark.distributed(2, init=False)
-    def test_of_its_own_group(rank):
-        dist.init_process_group("gloo")
-        unlike(rank)
-
-
-    @pytest.mark.distributed(2)
-    def test_alike(rank, world_size):
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor)
-        assert tensor.item() == world_size
-"""
-"""The ranks of a test call different collectives."""
-
-
 @pytest.mark.long
 def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:8\nfilterwarnings = error\n")
@@ -239,10 +201,14 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
         @pytest.mark.distributed(1, timeout=4, init=False)
         def test_without_a_group(rank):
             threading.Event().wait()
+
+
+        @pytest.mark.distributed(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+        def test_debug_mode(rank):
+            dist.broadcast(torch.ones(3), src=1) if rank else dist.all_reduce(torch.ones(8))
         """,
     )
-    suite.write("test_unlike.py", UNLIKE)
-    run = suite.run("--accel", "none", CAUSES, "test_hangs.py", "test_unlike.py::test_of_the_mark")
+    run = suite.run("--accel", "none", CAUSES)
     run.expect(
         {
             "test_one_is_elsewhere": "FAILED hung: phase timeout; rank 2",
@@ -250,7 +216,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
             "test_one_fails": "FAILED failed: AssertionError; rank 1",
             "test_without_collectives": "FAILED hung: phase timeout; ranks 0-1",
             "test_without_a_group": "FAILED hung: phase timeout; rank 0",
-            "test_of_the_mark": "FAILED",
+            "test_debug_mode": "FAILED",
         }
     )
     expected = {
@@ -276,7 +242,10 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
         assert "flight" not in report
     for test in ("test_without_collectives", "test_without_a_group"):
         assert " collectives " not in run.failure(test)
-    assert "Detected mismatch between collectives on ranks" in run.failure("test_of_the_mark")
+    report = run.failure("test_debug_mode")
+    assert "Detected mismatch between collectives on ranks" in report
+    assert "OpType=ALLREDUCE, TensorShape=[8]" in report
+    assert "OpType=BROADCAST, TensorShape=[3]" in report
     suite.expect_nothing_left()
 
 
@@ -374,19 +343,3 @@ def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:
             "test_inits_after_it": "PASSED",
         }
     )
-
-
-@pytest.mark.long
-def test_torch_names_collectives_that_differ_in_debug_mode(
-    suite: BackgroundSuite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite.write("test_unlike.py", UNLIKE)
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    run = suite.run()
-    failing_tests = ("test_of_the_option", "test_of_the_mark", "test_of_its_own_group")
-    run.expect(dict.fromkeys(failing_tests, "FAILED") | {"test_alike": "PASSED"})
-    for test in failing_tests:
-        report = run.failure(test)
-        assert "Detected mismatch between collectives on ranks" in report
-        assert "OpType=ALLREDUCE, TensorShape=[8]" in report
-        assert "OpType=BROADCAST, TensorShape=[3]" in report

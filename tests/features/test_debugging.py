@@ -221,29 +221,6 @@ def test_a_breakpoint_opens_a_debugger_with_line_editing(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_breakpoint_that_is_set_in_the_debugger_works_and_other_ranks_skip_theirs(suite: Suite) -> None:
-    terminal = Terminal(suite, "-s", "-k", "break", "--accel-pdb-rank=1")
-    terminal.wait_for("(Pdb) ")
-    line = (suite.path / "test_x.py").read_text().splitlines().index('        value += " and more"') + 2
-    terminal.type(f"b {line}")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("p value")
-    terminal.wait_for("'value of 1 and more'")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("p value + '!'")
-    terminal.wait_for("'value of 1!'")
-    terminal.wait_for("(Pdb) ")
-    terminal.type("c")
-    rest = terminal.finish()
-    assert "(Pdb)" not in rest
-    assert "2 passed" in rest
-
-
-@pytest.mark.long
 def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
     suite.write("conftest.py", _CLOCK_JUMPS)
     terminal = Terminal(suite, "-k", "impatient")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -141,26 +139,6 @@ def test_no_fixture_of_a_marked_test_runs_in_the_driver(suite: Suite) -> None:
         assert f"{phase}|test_plain|(9, 'test_plain[1]')|(2,)|{{'number': 1}}|Says what it does.|{fixtures}" in lines, (
             lines
         )
-
-
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("pytest_rerunfailures") is None, reason="needs pytest-rerunfailures")
-def test_no_fixture_of_a_rerun_marked_test_runs_in_the_driver(suite: Suite) -> None:
-    suite.all_plugins()
-    suite.write("conftest.py", _CONFTEST)
-    suite.write(
-        "test_fixtures.py",
-        """
-        import pytest
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_again(of_module, of_function):
-            assert False
-        """,
-    )
-    assert suite.run("--reruns=1").result("test_again") == "RERUN FAILED"
-    assert {line.split()[1] for line in suite.read("fixtures.log")} == {"rank"}
-    assert len(suite.read("items.log")) == 6
 
 
 def test_the_names_of_the_fixtures_of_a_marked_test_are_known_in_the_driver(suite: Suite) -> None:

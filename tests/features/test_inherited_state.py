@@ -142,8 +142,7 @@ _FACTS = """
     """
 
 
-@pytest.mark.parametrize("workers", [pytest.param("-n0", id="plain"), pytest.param("-n1", marks=pytest.mark.long)])
-def test_ranks_have_what_a_conftest_sets_in_the_main_process(suite: Suite, workers: str) -> None:
+def test_ranks_have_what_a_conftest_sets_in_the_main_process(suite: Suite) -> None:
     (suite.path / "work").mkdir()
     suite.write("facts.py", _FACTS)
     suite.write(
@@ -159,8 +158,7 @@ def test_ranks_have_what_a_conftest_sets_in_the_main_process(suite: Suite, worke
             if not hasattr(session.config, "workerinput"):
                 before = {name: read() for name, read in facts.FACTS.items()}
                 facts.change()
-                if not session.config.option.numprocesses:  # A worker of xdist would search its tests there.
-                    os.chdir("work")
+                os.chdir("work")
                 after = {name: read() for name, read in facts.FACTS.items()}
                 assert all(before[name] != after[name] for name in ("umask", "limits", "ignored"))
                 Path(__file__).with_name("facts.json").write_text(json.dumps(after))
@@ -182,7 +180,7 @@ def test_ranks_have_what_a_conftest_sets_in_the_main_process(suite: Suite, worke
             assert json.loads(json.dumps(facts.FACTS[name]())) == expected[name]
         """,
     )
-    run = suite.run(workers)
+    run = suite.run()
     assert set(run.outcomes().values()) == {"PASSED"}, run.text
     assert len(run.results) >= 4
 

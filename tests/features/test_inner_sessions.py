@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -163,84 +161,3 @@ def test_a_session_inside_a_test_leases_the_devices_of_the_test(suite: Suite) ->
         "needs 2 sim devices; there is 1: sim (SIM_VISIBLE_DEVICES=sim-0 leaves 1 of 3, this session runs inside "
         "test_outer.py::test_session of another session, which holds 1 sim device)" in run.text
     )
-
-
-_VARIATIONS = """
-    import os
-    import sys
-
-    import pytest
-
-    pytest_plugins = "pytester"
-    INNER = '''
-    import pytest
-
-    @pytest.mark.devices(1)
-    def test_one(): ...
-
-    @pytest.mark.devices(2)
-    def test_two(): ...
-    '''
-    MIDDLE = '''
-    import pytest
-
-    pytest_plugins = "pytester"
-
-    @pytest.mark.devices(1)
-    def test_middle(pytester):
-        pytester.copy_example("test_inner.py")
-        run = pytester.runpytest_subprocess("-p", "accel", "--accel", "sim:4,shared", "test_inner.py")
-        run.assert_outcomes(passed=1, skipped=1)
-    '''
-
-
-    def run(pytester, accel="sim:4,shared"):
-        pytester.makepyfile(test_inner=INNER)
-        return pytester.runpytest_subprocess("-p", "accel", "--accel", accel, "test_inner.py")
-
-
-    @pytest.mark.devices(2)
-    def test_inside_a_session_inside(pytester, monkeypatch):
-        pytester.makepyfile(test_inner=INNER, test_middle=MIDDLE)
-        pytester.makeini(f"[pytest]\\npytester_example_dir = {pytester.path}")
-        run = pytester.runpytest_subprocess("-p", "accel", "--accel", "sim:4,shared", "test_middle.py")
-        run.assert_outcomes(passed=1)
-
-
-    @pytest.mark.distributed(2, init=False)
-    @pytest.mark.devices(1)
-    def test_in_two_ranks_that_see_the_same_devices(pytester):
-        run(pytester).assert_outcomes(passed=2)
-
-
-    @pytest.mark.devices(2)
-    def test_under_a_launcher(pytester):
-        pytester.makepyfile(test_inner=INNER)
-        launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "pytest")
-        run = pytester.run(*launcher, "-p", "accel", "--accel-launcher=on", "--accel=sim:4,shared", "test_inner.py")
-        assert "2 passed" in run.stdout.str()
-
-
-    @pytest.mark.devices(1)
-    def test_with_another_lock_folder(pytester, accel, monkeypatch, tmp_path):
-        monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
-        run(pytester).assert_outcomes(passed=1, skipped=1)
-        assert [path.name for path in (tmp_path / "locks").iterdir()] == [f"pytest-accel-{accel.devices[0].id}.lock"]
-
-
-    @pytest.mark.devices(1)
-    def test_with_simulated_devices_of_its_own(pytester, monkeypatch):
-        monkeypatch.delenv("SIM_VISIBLE_DEVICES")
-        run(pytester, "sim:2").assert_outcomes(passed=2)
-"""
-
-
-@pytest.mark.long
-def test_sessions_inside_tests_of_all_kinds_have_the_devices_of_their_rank(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", "none")  # No test needs torch.
-    suite.write("test_variations.py", _VARIATIONS)
-    run = suite.run("--accel=sim:4,shared", "test_variations.py")
-    assert run.ret == 0, run.text
-    assert run.count() == {"PASSED": 5}, run.text

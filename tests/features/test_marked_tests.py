@@ -255,11 +255,10 @@ def test_a_test_with_a_wrong_mark_fails_and_the_others_run(suite: Suite, monkeyp
         assert f"\nERROR {nodeid} - {text}" in run.text, text
 
 
-@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["plain", "xdist"])
-def test_a_test_with_a_wrong_mark_added_after_collection_never_passes(suite: Suite, options: tuple[str, ...]) -> None:
+def test_a_test_with_a_wrong_mark_added_after_collection_never_passes(suite: Suite) -> None:
     suite.write("conftest.py", _ADD_A_LATE_MARK)
     suite.write("test_late.py", "def test_late():\n    pass\n\n\ndef test_right():\n    pass\n")
-    run = suite.run(*options)
+    run = suite.run("-n1")
     run.expect({"test_late": "ERROR", "test_right": "PASSED"})
     assert "@pytest.mark.distributed(nodes=3): nodes must be an int >= 1 and at most world_size, which is 2" in run.text
 

@@ -63,9 +63,12 @@ _FLOOD = """
 def test_lines_of_ranks_have_a_prefix_are_not_interleaved_and_survive_a_flood(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     suite.write("test_y.py", _FLOOD)
-    run = suite.run("-s")
+    run = suite.run("-s", f"--accel-output={suite.path / 'logs'}")
 
     assert "4 passed" in run.text
+    assert "===== test: " not in run.text
+    logs = [path.read_text() for path in (suite.path / "logs").iterdir()]
+    assert sum("test_c_and_no_end\npython\nfrom C\n" in text for text in logs) == 2
     before_flood, _, flood = run.text.partition("test_y.py::test_flood")
     assert "[rank 0] the end\n" in flood
     for rank in (0, 1):
@@ -188,18 +191,8 @@ def test_logs_of_ranks_are_kept(suite: Suite) -> None:
     assert "from write" not in failure
 
 
-@pytest.mark.long
-def test_logs_of_ranks_are_kept_while_output_is_also_shown(suite: Suite) -> None:
-    suite.write("test_x.py", _TESTS)
-    run = suite.run("-s", f"--accel-output={suite.path / 'logs'}", "-k", "no_end or alone")
-    assert "[rank 1] from write, unfinished\n" in run.text
-    assert "===== test: " not in run.text
-    texts = [path.read_text() for path in (suite.path / "logs").iterdir()]
-    assert sum("test_c_and_no_end\npython\nfrom C\n" in text for text in texts) == 2
-
-
 @pytest.mark.long(except_for="fd")
-@pytest.mark.parametrize("capture", ["fd", "sys", pytest.param("tee-sys", marks=pytest.mark.long)])
+@pytest.mark.parametrize("capture", ["fd", "tee-sys"])
 def test_captured_output_is_reported_also_of_ranks_that_die(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, capture: str
 ) -> None:

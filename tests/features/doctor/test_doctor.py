@@ -145,25 +145,6 @@ def test_the_address_where_processes_meet_is_tried(tmp_path: Path) -> None:
             assert (state, what.partition(": ")[2].partition(" (")[0]) == expected
 
 
-@pytest.mark.parametrize(
-    ("source", "failure"),
-    [
-        ("print('hello')", ""),
-        ("import torch\ntorch.manual_seed(7)", "the import seeds torch's generators, and each rank begins with a seed"),
-        pytest.param("raise RuntimeError('no')", "where ranks are forked: RuntimeError: no", marks=pytest.mark.long),
-        ("import os\nos.kill(os.getpid(), 6)", "importing mine: it ends the process with status -6"),
-    ],
-)
-def test_modules_that_prevent_forking_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, failure: str
-) -> None:
-    (tmp_path / "mine.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(ROOT)
-    found = try_forks(["mine"])
-    assert failure in found if failure else found == ""
-
-
 def test_a_probe_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

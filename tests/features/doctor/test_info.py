@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -17,9 +16,6 @@ import pytest
 
 from pytest_accel.features.doctor.info import look, table
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.leases.device_locks import DeviceLocks, who_holds
-from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.shared_folder import lock_path
 
 ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
@@ -197,25 +193,6 @@ def test_an_unusable_lock_folder_is_reported(folder: Path) -> None:
     (note,) = read_json("--accel", "sim:1,shared", PYTEST_ACCEL_LOCK_DIR=str(folder))["notes"]
     assert note.startswith("the holders of leases are not known: the folder for device locks cannot")
     assert f"{folder}/pytest-accel-sim-0.lock: Not a directory" in note
-
-
-def test_concurrent_calls_see_the_holder_and_not_each_other(folder: Path) -> None:
-    assert who_holds(folder, "sim-0") is None
-    locks = DeviceLocks(folder)
-    try:
-        holder = Holder.here("test")
-        assert locks.acquire("sim-0", holder)
-        assert who_holds(folder, "sim-0") == holder
-        locks.unlock("sim-0")
-        assert who_holds(folder, "sim-0") is None
-        with lock_path(folder, "sim-0").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            assert who_holds(folder, "sim-0") is None
-        lock_path(folder, "sim-1").symlink_to(lock_path(folder, "sim-0"))
-        path = lock_path(folder, "sim-1")
-        assert str(who_holds(folder, "sim-1")) == f"{path}, which is no lock file (a symbolic link)"
-    finally:
-        locks.close()
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ _CAUSES = {
     "hang": "FAILED hung: phase timeout; rank 1",
     "device": "FAILED failed: AcceleratorError; rank 1",
 }
-_QUICK = {
+_WRONG = {
     ("exit", "pass"),
     ("exit", "other"),
     ("kill", "exit"),
@@ -94,26 +94,15 @@ _QUICK = {
     ("device", "fail"),
     ("uneven", "exit"),
 }
-"""The wrong announcements whose tests end at once."""
+"""Wrong announcements whose tests end at once. `tests/verdict` has all of them."""
 
 
 def _expected(announced: str, end: str) -> str:
-    if announced == end:
-        return "PASSED"
-    if end in _CAUSES:
-        return _CAUSES[end]
-    if announced == "uneven":
-        return "PASSED ERROR failed: announced end"
-    # Collectives that differ are not reported in addition to the failure.
-    return "FAILED failed: announced end; rank 1"
+    return "PASSED" if announced == end else _CAUSES.get(end, "FAILED failed: announced end; rank 1")
 
 
-@pytest.mark.parametrize("which", ["quick", pytest.param("others", marks=pytest.mark.long)])
-def test_each_end_passes_only_if_it_was_announced(suite: Suite, which: str) -> None:
-    pairs = [(one, end) for one in _ANNOUNCED for end in _ENDS if one == end or (one, end) in _QUICK]
-    if which == "others":  # Without signals and other statuses: the quick ones show that these are compared.
-        kinds = ("exit", "hang", "device", "uneven")
-        pairs = [(one, end) for one in kinds for end in ("pass", "fail", *kinds) if (one, end) not in pairs]
+def test_each_end_passes_only_if_it_was_announced(suite: Suite) -> None:
+    pairs = [(one, end) for one in _ANNOUNCED for end in _ENDS if one == end or (one, end) in _WRONG]
     tests = [
         f"""
     @distributed(2, timeout={20 if announced == end == "hang" else 2})
@@ -131,9 +120,8 @@ def test_each_end_passes_only_if_it_was_announced(suite: Suite, which: str) -> N
     run = suite.run(CAUSES)
     others = dict.fromkeys(("test_survivors_notice_at_different_times", "test_last"), "PASSED")
     run.expect({f"test_{one}_{end}": _expected(one, end) for one, end in pairs} | others)
-    if which == "quick":
-        assert "rank 1 exited with status 8; announced: rank 1 exits with status 7" in run.text
-        assert "the test passed; announced: rank 1 hangs for 0.3 s" in run.text
+    assert "rank 1 exited with status 8; announced: rank 1 exits with status 7" in run.text
+    assert "the test passed; announced: rank 1 hangs for 0.3 s" in run.text
 
 
 _MISUSES = """

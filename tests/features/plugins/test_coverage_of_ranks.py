@@ -94,6 +94,7 @@ _KILLED = """
 
     import product
     import pytest
+    import torch.distributed as dist
 
     @pytest.mark.distributed(2, kind="cpu")
     def test_dies(rank):
@@ -102,20 +103,25 @@ _KILLED = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     @pytest.mark.distributed(2, kind="cpu")
+    def test_damages_its_ranks():
+        product.unmarked()
+        dist.destroy_process_group()
+
+    @pytest.mark.distributed(2, kind="cpu")
     def test_after(rank): product.work(0)
     """
 
 
-def test_killed_rank_loses_coverage_of_one_test_and_data_is_appended(suite: Suite) -> None:
+def test_killed_rank_loses_coverage_of_one_test_and_a_replaced_one_none(suite: Suite) -> None:
     suite.plugin("pytest_cov")
     suite.write("product.py", _PRODUCT)
     suite.write("test_product.py", _KILLED)
     suite.write("test_other.py", "import product\n\ndef test_other(): product.work(1)\n")
     assert suite.run("--cov=product", "test_other.py").count() == {"PASSED": 1}
     run = suite.run("--cov=product", "--cov-append", "test_product.py")
-    assert run.outcomes() == {"test_dies": "FAILED", "test_after": "PASSED"}
+    run.expect({"test_dies": "FAILED", "test_damages_its_ranks": "PASSED", "test_after": "PASSED"})
     found = read_lines(suite.path)
-    assert {8, 9} <= found
+    assert {8, 9, 17} <= found
     assert 21 not in found
 
 

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import read_record
 from pytest_accel.__main__ import main
-from pytest_accel.features.record.timeline import sessions_of
 from tests.features.record.conftest import VERDICTS, Recorded, ran, write_events
-from tests.large_record import write_record
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -276,27 +273,6 @@ def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
         assert "killed: the record has no end of the session" in page.locator(".session").inner_text()
         assert _counts(page) == {"failed": 1, "unfinished": 1, "skipped": 2}
         assert page.locator("img").count() == 0
-
-
-@pytest.mark.long
-def test_the_page_of_a_large_session_is_limited_in_size(tmp_path: Path, browser: Browser) -> None:
-    write_record(tmp_path / "record.jsonl", tests=5000, devices=64)
-    path = tmp_path / "report.html"
-    assert main(["report", str(tmp_path / "record.jsonl"), "-o", str(path)]) == 0
-    assert path.stat().st_size < 4e6
-    (session,) = sessions_of([read_record(tmp_path / "record.jsonl")])
-    with _open_page(browser, path, (1280, 1600)) as page:
-        bars = _bars(page)
-        assert sum(kind < 8 for kind in bars["kind"]) == sum(len(test.lanes) for test in session.tests)
-        assert bars["kind"].count(8) == sum(test.waited > 0.01 for test in session.tests if test.lanes)
-        page.get_by_text("5000 of 5000 tests").wait_for()
-        page.get_by_placeholder("part of its name").press_sequentially("[bfloat16-1499]")
-        page.get_by_text("1 of 5000 tests").wait_for()
-        page.locator(_ROWS).click()
-        page.locator("#details", has_text="test_matmul[bfloat16-1499]").wait_for()
-        page.get_by_placeholder("part of its name").fill("")
-        page.get_by_text("5000 of 5000 tests, the first 1000 are shown").wait_for()
-        assert page.locator(_ROWS).count() == 1000
 
 
 @pytest.mark.long
