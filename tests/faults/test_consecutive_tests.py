@@ -46,7 +46,7 @@ def test_every_test_runs_once_and_reports_its_own_failures(recording_suite: Back
         import pytest
 
         @pytest.mark.distributed(2)
-        @pytest.mark.parametrize("number", range(100))
+        @pytest.mark.parametrize("number", range(30))
         def test_uneven(rank, number):
             sum(range(20_000 * ((number + rank) % 3)))
         """,
@@ -96,46 +96,20 @@ def test_every_test_runs_once_and_reports_its_own_failures(recording_suite: Back
                     pytest.skip("on this rank")
         """,
     )
-    recording_suite.write(
-        "test_mismatch.py",
-        """
-        import pytest
-        import torch
-        import torch.distributed as dist
-
-        pytestmark = pytest.mark.distributed(2)
-
-
-        def test_before():
-            pass
-
-
-        def test_one_collective_too_many(rank):
-            if rank == 0:
-                dist.all_reduce(torch.ones(1), async_op=True)
-
-
-        def test_after():
-            pass
-        """,
-    )
     run = recording_suite.run("--accel-timeout", "60")
     words = {"passes_first": "PASSED", "passes_second": "PASSED", "passes_third": "PASSED"}
     words |= {"dies": "ERROR", "fails": "ERROR", "waits": "FAILED"}
     run.expect(
         {
-            **{f"test_uneven[{number}]": "PASSED" for number in range(100)},
+            **{f"test_uneven[{number}]": "PASSED" for number in range(30)},
             **{f"test_{name}[{turn}]": word for name, word in words.items() for turn in range(2)},
-            "test_before": "PASSED",
-            "test_one_collective_too_many": "PASSED ERROR",
-            "test_after": "PASSED",
         }
     )
     assert "errors outside of any test" not in run.text
     counts = start_counts(recording_suite)
     assert set(counts.values()) == {1}
     assert {test for test in counts if "uneven" in test} == {
-        f"test_uneven[{number}] {rank}" for number in range(100) for rank in range(2)
+        f"test_uneven[{number}] {rank}" for number in range(30) for rank in range(2)
     }
 
 

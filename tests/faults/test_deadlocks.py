@@ -124,7 +124,8 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
                 faults.expect_exit(1, status=3)
         """,
     )
-    run = suite.start("-n2", CAUSES).finish(timeout=240)  # Each of the tests is looked at for several seconds.
+    # Each of the tests is looked at for several seconds, in which its ranks sleep.
+    run = suite.start("-n5", "--accel=sim:12", CAUSES).finish(timeout=240)
     run.expect(
         {
             "test_one_rank_has_finished": "FAILED hung: deadlock; rank 0",
@@ -355,7 +356,7 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
                 dist.barrier()
         """,
     )
-    run = suite.start("-n2").finish(timeout=180)  # The tests take 5 seconds each.
+    run = suite.start("-n5", "--accel=sim:12").finish(timeout=180)  # The tests take 5 seconds each.
     assert "deadlock" not in run.text
     # Groups that are left, and different numbers of collectives, are errors of the test's end.
     errors = (

@@ -129,7 +129,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: BackgroundSuite) ->
             assert tensor.item() == world_size
         """,
     )
-    run = suite.run("-n2", CAUSES)
+    run = suite.run("-n4", CAUSES)  # The ranks sleep most of the time.
     run.expect(
         {
             "test_event": "FAILED hung: phase timeout; rank 1",
@@ -260,23 +260,10 @@ def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:
         pytestmark = pytest.mark.distributed(2)
 
 
-        def test_one_expects_to_fail(rank):
-            if rank == 1:
-                pytest.xfail("knows why")
-
-
         def test_one_more_collective_in_a_subgroup(rank):
             group = dist.new_group([0, 1])
             if rank == 1:
                 dist.broadcast(torch.ones(1), src=1, group=group, async_op=True)
-
-
-        def test_destroys_the_world():
-            dist.destroy_process_group()
-
-
-        def test_world_is_there_again(world_size):
-            dist.barrier()
 
 
         def test_one_rank_destroys_the_world(rank):
@@ -329,10 +316,7 @@ def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:
     run = suite.run(CAUSES)
     run.expect(
         {
-            "test_one_expects_to_fail": "FAILED disagreed: skip",
             "test_one_more_collective_in_a_subgroup": "PASSED ERROR disagreed: collectives",
-            "test_destroys_the_world": "PASSED",
-            "test_world_is_there_again": "PASSED",
             "test_one_rank_destroys_the_world": "PASSED",
             "test_world_is_there_once_more": "PASSED",
             "test_one_rank_destroys_the_world_and_fails": "FAILED failed: AssertionError; rank 1",

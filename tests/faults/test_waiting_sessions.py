@@ -231,30 +231,6 @@ def test_plain():
 
 
 @pytest.mark.long
-def test_tests_fail_with_the_traceback_of_a_thread_that_ended_with_an_error(suite: BackgroundSuite) -> None:
-    suite.write(
-        "conftest.py",
-        """
-        from pytest_accel.pool.world_manager import WorldManager
-
-
-        def broken(manager, message):
-            raise IndexError("met in a thread")
-
-
-        WorldManager._handle_message = broken
-        """,
-    )
-    suite.write("test_two.py", TWO_TESTS)
-    run = suite.run()
-    run.expect({"test_one": "ERROR", "test_two": "ERROR", "test_plain": "PASSED"})
-    for test in ("test_one", "test_two"):
-        assert "the thread that listens to the fork server has ended with an error" in run.failure(test)
-        assert "IndexError: met in a thread" in run.failure(test)
-    assert run.ret == pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.mark.long
 def test_tests_fail_with_the_reason_if_proc_is_missing(suite: BackgroundSuite) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root to hide /proc")

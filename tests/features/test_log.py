@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.background_suite import BackgroundSuite, suite, torchrun
+from tests.background_suite import BackgroundSuite, suite
 
 __all__ = ["suite"]
 
@@ -70,32 +70,6 @@ def test_the_log_has_the_steps_of_workers_fork_servers_and_ranks(suite: Backgrou
             "the driver has closed the connection",
             "ends with status 0",
         )
-
-
-def test_the_variable_adds_the_steps_of_launched_processes_that_join(suite: BackgroundSuite) -> None:
-    suite.write("test_it.py", _TESTS)
-    log = suite.temporary / "steps.log"
-    suite.start("--accel-launcher=on", program=torchrun(2), environment={"PYTEST_ACCEL_LOG": str(log)}).finish().expect(
-        {"test_ranks": "PASSED", "test_unmarked": "PASSED"}
-    )
-    steps = steps_by_role(log)
-    assert in_order(
-        steps["process 0 of torchrun"],
-        "is one of 2 processes, 2 of them on this machine",
-        "listens at ",
-        "rank 1 of this machine has connected",
-        "all processes are connected",
-    )
-    assert in_order(steps["process 1 of torchrun"], "looks for rank 0 at ", "is connected to rank 0")
-    assert in_order(
-        steps["process 1 of torchrun"],
-        "serves the driver",
-        "starts fork server 1: process ",
-        "the driver ends with status 0",
-        "the connection to the driver has ended",
-        "ends",
-    )
-    assert in_order(steps["fork server 1"], "starts; its parent is process ", "rank 1 of ", "ends with status 0")
 
 
 def test_a_log_that_cannot_be_opened_is_a_usage_error(suite: BackgroundSuite) -> None:

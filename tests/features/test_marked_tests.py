@@ -70,24 +70,6 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
             assert gather(number + rank) == [number, number + 1]
 
 
-        @pytest.mark.distributed([1, 2, 4])
-        @pytest.mark.parametrize("letter", ["a", "b"])
-        def test_sizes(world_size, letter, gather):
-            assert gather(letter) == [letter] * world_size
-
-
-        @pytest.mark.distributed([2, 3])
-        @pytest.mark.parametrize("world_size", [2, 3])
-        def test_own_parameter(request, world_size):
-            assert int(os.environ["WORLD_SIZE"]) == world_size
-
-
-        @pytest.mark.distributed([1, 3])
-        class TestSizes:
-            def test_in_class(self, world_size):
-                assert int(os.environ["WORLD_SIZE"]) == world_size
-
-
         @pytest.mark.distributed(2)
         class TestCase(unittest.TestCase):
             @classmethod
@@ -151,10 +133,6 @@ def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -
     assert "rank 1: AssertionError: 1 != 0 : only rank 0 is right" in run.text
     assert run.result("TestCase::test_skipped") == "SKIPPED"
     assert run.result("TestCase::test_expected") == "XFAIL"
-    ids = {name.rpartition("::")[2] for name in run.results}
-    assert {f"test_sizes[world_size={size}-{letter}]" for letter in "ab" for size in (1, 2, 4)} < ids
-    assert {"test_in_class[world_size=1]", "test_in_class[world_size=3]"} < ids
-    assert {"test_own_parameter[2]", "test_own_parameter[3]"} < ids
     for rank in (0, 1):
         assert {"tearDown test_in_ranks", "cleanup test_in_ranks"} < set(suite.read(f"unittest.{rank}.log"))
     assert run.count() == {"PASSED": len(run.results) - 3, "FAILED": 1, "SKIPPED": 1, "XFAIL": 1}

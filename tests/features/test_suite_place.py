@@ -39,25 +39,21 @@ CONFTEST = """
 """
 
 
-@pytest.mark.parametrize("args", [(), ("-n1",)], ids=["alone", "xdist"])
 def test_a_path_that_a_session_makes_does_not_change_its_rootdir(
-    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path of an option follows after a space, so pytest may take it for an argument once it is there."""
     monkeypatch.setenv("OUTSIDE", str(tmp_path / "outside" / "logs"))
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:doctest")
     suite.write("test_it.py", TESTS)
     suite.write("conftest.py", CONFTEST)
-    run = suite.run(*args, "--accel-output", str(tmp_path / "outside" / "logs"))
+    run = suite.run("-n1", "--accel-output", str(tmp_path / "outside" / "logs"))
     run.expect({"test_ranks": "PASSED", "test_plain": "PASSED"})
     assert set(run.results) == {"test_it.py::test_ranks", "test_it.py::test_plain"}
     assert os.listdir(tmp_path / "outside" / "logs")
 
 
-@pytest.mark.parametrize("args", [(), ("-n1",)], ids=["alone", "xdist"])
-def test_an_option_whose_value_is_a_folder_may_be_one_of_the_conftest_in_this_folder(
-    suite: Suite, args: tuple[str, ...]
-) -> None:
+def test_an_option_whose_value_is_a_folder_may_be_one_of_the_conftest_in_this_folder(suite: Suite) -> None:
     """pytest knows no such option when it looks for conftests, so it takes the value for a path."""
     suite.ini("testpaths = tests")
     suite.write("models/conftest.py", "def pytest_addoption(parser): parser.addoption('--models')")
@@ -72,5 +68,5 @@ def test_an_option_whose_value_is_a_folder_may_be_one_of_the_conftest_in_this_fo
         def test_plain(pytestconfig): assert pytestconfig.getoption("--models") == "models"
         """,
     )
-    run = suite.run(*args, "--models", "models")
+    run = suite.run("-n1", "--models", "models")
     run.expect({"test_ranks": "PASSED", "test_plain": "PASSED"})

@@ -225,14 +225,6 @@ _OUTCOMES = """
         assert wanted == 1
 
 
-    def test_collectives_differ(rank, process_group):
-        import torch
-        import torch.distributed as dist
-
-        if rank == 0:
-            dist.all_reduce(torch.ones(1), async_op=True)
-
-
     def test_after_all():
         pass
     """
@@ -282,7 +274,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "fail_without_trace": "FAILED",
         "parameters[1]": "PASSED",
         "parameters[2]": "XFAIL",
-        "collectives_differ": "PASSED ERROR",
         "after_all": "PASSED",
     }
     assert not (suite.path / "harm").exists()
@@ -311,7 +302,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
         "skip_and_fail": "failed: AssertionError; rank 0",
         "fail_without_trace": "failed: Failed; ranks 0-1",
         "parameters[2]": "failed: AssertionError; ranks 0-1",
-        "collectives_differ": "disagreed: collectives",
     }
 
     shown = run.failure("test_introspection")

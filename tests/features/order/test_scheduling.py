@@ -176,39 +176,6 @@ def test_a_replaced_worker_that_collects_other_tests_ends_the_session(suite: Sui
 
 
 @pytest.mark.long
-def test_a_crashed_test_is_rerun(suite: Suite) -> None:
-    pytest.importorskip("pytest_rerunfailures")
-    suite.plugin("rerunfailures")
-    _write_suite(
-        suite,
-        """
-        import os
-        from pathlib import Path
-
-        import pytest
-        from log import note
-
-
-        @pytest.mark.parametrize("number", range(6))
-        def test_plain(number):
-            note(f"plain{number}")
-            first = Path("first")
-            if number == 3 and not first.exists():
-                first.touch()
-                os._exit(1)
-
-
-        @pytest.mark.devices(2)
-        def test_two():
-            note("two")
-        """,
-    )
-    run = suite.run("-n2", "--reruns=1")
-    assert "7 passed, 1 rerun" in run.text
-    assert Counter(_logged_names(suite)) == {f"plain{number}": 1 + (number == 3) for number in range(6)} | {"two": 1}
-
-
-@pytest.mark.long
 def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite) -> None:
     """This also holds if a worker has received tests that it does not run."""
     suite.write("log.py", _LOG)
@@ -349,28 +316,3 @@ def test_durations_are_remembered_and_used(suite: Suite) -> None:
     suite.run("-n2")
     assert _logged_names(suite) == ["5", "4", "3", "2", "1", "0"]
     assert len(json.loads(path.read_text())["test_suite.py::test_all[0]"]) == 2
-
-
-@pytest.mark.long
-def test_without_a_cache_hooks_of_other_plugins_are_called_once_for_each_test(suite: Suite) -> None:
-    _write_suite(suite, _MIXED)
-    suite.write(
-        "conftest.py",
-        """
-        import pytest
-        from log import note
-        from pytest_accel import is_rank
-
-
-        @pytest.hookimpl(wrapper=True)
-        def pytest_runtest_protocol(item):
-            if hasattr(item.config, "workerinput") and not is_rank(item.config):
-                note(f"hears-of-{item.name}")
-            return (yield)
-        """,
-    )
-    run = suite.run("-n2", "-p", "no:cacheprovider")
-    assert run.count() == {"PASSED": 12, "SKIPPED": 1}
-    assert "AccelScheduling" in run.text
-    reported = Counter(line.split()[0] for line in suite.read("order") if line.startswith("hears-of"))
-    assert (len(reported), set(reported.values())) == (13, {1})

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from pytest_accel.__main__ import main
 from pytest_accel.features.order.stored_durations import (
     KEPT,
-    KEY,
     Entries,
     add,
     merge,
     read,
-    recall,
 )
 from pytest_accel.features.order.tasks import tasks_of
 
@@ -99,16 +97,3 @@ def test_the_expected_time_is_the_median() -> None:
     stored: Entries = {"a": list(enumerate([9.0, 1.0, 2.0])), "b": [(0.0, 4.0), (1.0, 5.0)], "c": []}
     tasks = tasks_of(["a", "b", "c", "d"], [()] * 4, stored)
     assert [task.seconds for task in tasks] == [2.0, 4.5, None, None]
-
-
-@pytest.mark.parametrize("value", [1.0, [1.0], [1.0, "soon"]], ids=str)
-def test_a_damaged_value_of_the_cache_is_ignored(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, value: object
-) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    config = pytester.parseconfigure("-p", "accel")
-    cache = getattr(config, "cache")  # noqa: B009 - pytest's class has no such attribute.
-    cache.set(KEY, {"t": [[1.0, 2.0]]})
-    assert recall(config) == {"t": [(1.0, 2.0)]}
-    cache.set(KEY, {"t": [[1.0, 2.0], value]})
-    assert recall(config) == {}

@@ -129,18 +129,6 @@ def test_the_plan_has_only_selected_tests_and_counts_those_without_devices_as_sk
     assert "makespan" not in run.text
 
 
-@pytest.mark.long
-def test_no_plan_is_shown_without_tests_or_after_an_error_of_the_collection(plan_suite: Suite) -> None:
-    run = plan_suite.run("--accel-plan", "-k", "nothing")
-    assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "accel: plan" not in run.text
-    plan_suite.write("test_broken.py", "import nowhere_to_be_found")
-    run = plan_suite.run("--accel-plan")
-    assert run.ret == pytest.ExitCode.INTERRUPTED
-    assert "nowhere_to_be_found" in run.text
-    assert "accel: plan" not in run.text
-
-
 @pytest.mark.parametrize(
     "value", ["abacus:8", "cuda:0", "cuda", "cuda:257", ":8", "cuda:", "8xcuda", "cuda:8,10min", "90s", "sim:1,cuda:1"]
 )
@@ -172,7 +160,3 @@ def test_durations_of_sessions_without_xdist_are_used(suite: Suite) -> None:
     text = suite.run("--accel-plan", "cuda:4", "-k", "one or four").text
     assert "never timed" not in text  # The times on another kind of device count.
     assert re.search(r"^ +1 +21\.0 s", text, re.MULTILINE)
-
-
-def test_help_describes_the_option(suite: Suite) -> None:
-    assert re.search(r"^  --accel-plan\b.*KIND:N", suite.run("--help").text, re.MULTILINE)

@@ -99,32 +99,6 @@ def test_tests_that_depend_on_each_other_stay_together(suite: Suite) -> None:
         assert {name.partition("[")[0].rpartition("::")[2] for name in words} in ({"test_chain"}, {"test_server"})
 
 
-def test_tests_that_a_plugin_replaces_after_the_division_are_not_divided_again(suite: Suite) -> None:
-    suite.write(
-        "conftest.py",
-        """
-        import pytest
-
-
-        def pytest_collection_finish(session):
-            session.items[:] = [
-                pytest.Function.from_parent(item.parent, name=f"{item.name}_again", callobj=item.obj)
-                for item in session.items
-            ]
-        """,
-    )
-    suite.write(
-        "test_it.py",
-        "".join(f"def test_{number}(): pass\n" for number in range(6))
-        + "import pytest\n@pytest.mark.devices(1)\ndef test_device(): pass\n",
-    )
-    runs = [suite.run("--accel-select", "fits", "--accel-shard", f"{part}/2") for part in (1, 2)]
-    assert sorted(test for run in runs for test in run.results) == [
-        *(f"test_it.py::test_{number}_again" for number in range(6)),
-        "test_it.py::test_device_again",
-    ]
-
-
 def test_a_wrong_durations_file_or_part_is_a_usage_error(suite: Suite) -> None:
     suite.write("test_it.py", "def test_it():\n    pass\n")
     suite.write("times.json", "{}")

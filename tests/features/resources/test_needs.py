@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 _RESOURCES = "accel_resources = license: 2, port-9000: 1\n    memory: 4GiB\n    cores: 3"
 
 
-@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["plain", "worker"])
-def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite, options: tuple[str, ...]) -> None:
+def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None:
     suite.ini(_RESOURCES)
     suite.ini("addopts = --strict-markers")
     suite.write(
@@ -95,7 +92,7 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite, options
             assert "torch" not in sys.modules
         """,
     )
-    run = suite.run(*options)
+    run = suite.run("-n1")
     passed = ("test_one", "test_none", "test_port", "test_both", "test_method", "test_no_process_and_no_torch")
     late = ("test_late", "test_late_itself", "test_late_more")
     run.expect({**dict.fromkeys(passed, "PASSED"), "test_skipped": "SKIPPED", **dict.fromkeys(late, "FAILED")})
@@ -165,8 +162,7 @@ def test_a_test_that_needs_more_than_there_is_is_skipped_and_counted(suite: Suit
     assert "accel: 5 failed for missing hardware" in strict.text
 
 
-@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["plain", "worker"])
-def test_a_wrong_mark_is_an_error_of_the_test(suite: Suite, options: tuple[str, ...]) -> None:
+def test_a_wrong_mark_is_an_error_of_the_test(suite: Suite) -> None:
     suite.ini(_RESOURCES)
     suite.write(
         "test_it.py",
@@ -194,7 +190,7 @@ def test_a_wrong_mark_is_an_error_of_the_test(suite: Suite, options: tuple[str, 
             pass
         """,
     )
-    run = suite.run(*options)
+    run = suite.run()
     errors = {
         "test_name": "@pytest.mark.needs('licence'): there is no resource 'licence' in accel_resources",
         "test_kind": " or None; or a name of accel_resources: license, port-9000, cores, got 'licence'",
@@ -270,53 +266,3 @@ def test_a_project_without_the_setting_may_have_a_mark_and_a_fixture_of_these_na
 def test_a_suite_without_any_mark_of_the_plugin_need_not_register_its_own_mark(suite: Suite) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.needs('docker')\ndef test_own(): pass\n")
     suite.run("-W", "ignore::pytest.PytestUnknownMarkWarning").expect({"test_own": "PASSED"})
-
-
-def test_reruns_of_a_test_keep_its_leases_and_its_wait_is_in_no_phase(suite: Suite) -> None:
-    pytest.importorskip("pytest_rerunfailures")
-    suite.plugin("rerunfailures")
-    suite.ini(_RESOURCES)
-    suite.write(
-        "conftest.py",
-        """
-        import pytest
-
-        from pytest_accel.pool.pool_client import PoolClient
-
-        acquire, phases = PoolClient.acquire, []
-
-
-        def lease_once(self, *arguments):
-            assert phases == []
-            phases.append("leased")
-            return acquire(self, *arguments)
-
-
-        @pytest.fixture
-        def phases_so_far(monkeypatch):
-            return phases
-
-
-        def pytest_runtest_logstart():
-            phases.append("logstart")
-
-
-        PoolClient.acquire = lease_once
-        """,
-    )
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-        tries = []
-
-
-        @pytest.mark.needs("license")
-        def test_flaky(accel_resources, phases_so_far):
-            tries.append(accel_resources["license"])
-            assert phases_so_far[0] == "leased"
-            assert tries == [(0,), (0,)]
-        """,
-    )
-    suite.run("--reruns=1").expect({"test_flaky": "RERUN PASSED"})

@@ -80,18 +80,12 @@ _ALONE = """
 """
 
 
-@pytest.mark.parametrize("schedule", ["on", pytest.param("off", marks=pytest.mark.long)])
-def test_workers_hold_a_license_one_after_the_other_and_run_other_tests_meanwhile(
-    suite: BackgroundSuite, schedule: str
-) -> None:
-    """With the order of tests, no worker waits for the license as long as other tests can run."""
+def test_workers_hold_a_license_one_after_the_other_and_run_other_tests_meanwhile(suite: BackgroundSuite) -> None:
+    """No worker waits for the license as long as other tests can run."""
     prepare(suite, {"test_alone.py": _ALONE})
-    if schedule == "off":  # Then xdist may give the plain test to a worker that waits.
-        (suite.path / "plain").touch()
-    run = suite.run("-n2", "-o", f"accel_schedule={schedule}")
+    run = suite.run("-n2")
     run.expect({**{f"test_alone[{number}]": "PASSED" for number in range(3)}, "test_plain": "PASSED"})
-    if schedule == "on":
-        assert "waits for" not in run.text
+    assert "waits for" not in run.text
 
 
 def test_two_sessions_never_hold_one_license_at_the_same_time(suite: BackgroundSuite) -> None:

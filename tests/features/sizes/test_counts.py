@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pytest_accel.hardware.cpu_limits import cpu_slots
 
 if TYPE_CHECKING:
@@ -56,10 +54,9 @@ _TESTS = """
     """
 
 
-@pytest.mark.parametrize("options", [pytest.param((), id="plain"), pytest.param(("-n", "2"), id="xdist")])
-def test_all_devices_of_the_session_are_used(suite: Suite, options: tuple[str, ...]) -> None:
+def test_all_devices_of_the_session_are_used(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel", "sim:4", "--accel-ids", "sim-0,sim-1,sim-3", *options)
+    run = suite.run("--accel", "sim:4", "--accel-ids", "sim-0,sim-1,sim-3", "-n", "2")
     assert run.count() == {"PASSED": 6, "SKIPPED": 1}, run.text
     numbers = ["devices 3", "ranks 3", "pairs 1", "shares 1", "shares 6", f"cores {cpu_slots()}"]
     assert sorted(suite.read("numbers.log")) == sorted(numbers)
