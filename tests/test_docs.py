@@ -132,23 +132,6 @@ def test_a_migration_page_shows_both_sides_of_each_harness(page: Path) -> None:
     assert [heading for heading in headings if heading in expected] == expected * len(before)
 
 
-@pytest.mark.long
-def test_harnesses_of_torch_and_of_a_pool_run_as_documented(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("expecttest")  # torch.testing._internal imports it.
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pages = {page.stem: page for page in MIGRATION}
-    for name, page in (("torch", "test-classes"), ("process-pool", "process-pool")):
-        before, *_ = blocks(pages[page], "python before")
-        (pytester.path / f"test_{name.replace('-', '_')}.py").write_text(before, encoding="utf-8")
-    (settings,) = blocks(pages["test-classes"], "ini")
-    pytester.makeini(settings)
-    run = pytester.runpytest_subprocess("-p", "accel", "-p", "xdist", "--accel", "sim:2")
-    run.assert_outcomes(passed=2)
-    run.stdout.fnmatch_lines(["accel: sim, 2 devices*"])  # Only a session with marked tests shows this.
-
-
 _ATTRIBUTES = """
 
 import time

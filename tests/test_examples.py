@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import runpy
@@ -16,7 +15,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_accel.__main__ import main
 from tests.torch_release import needs_torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,72 +68,6 @@ def test_folders_with_failing_tests_and_with_launchers_are_collected_only_if_nam
     """The other tests name these folders. Here, no test is left without the files in the folder `examples` itself."""
     output = run("examples", "--ignore-glob=examples/test_*", status=pytest.ExitCode.NO_TESTS_COLLECTED)
     output.fnmatch_lines(["=* no tests ran in *"])
-
-
-_DEATH_AND_WAITS = """
-import os
-
-import pytest
-
-
-@pytest.mark.distributed(2)
-def test_dies(rank):
-    if rank == 1:
-        os._exit(0)
-
-
-@pytest.mark.devices(4)
-@pytest.mark.parametrize("number", range(2))
-def test_needs_all(number):
-    pass
-"""
-
-
-@pytest.mark.long
-def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
-    pytest.importorskip("bokeh")
-    (tmp_path / "test_more.py").write_text(_DEATH_AND_WAITS)
-    run(
-        *("examples/test_model_split.py", "examples/failing", str(tmp_path)),
-        *("-n2", "--accel", "sim:4", f"--junitxml={tmp_path}/junit.xml"),
-        *(f"--accel-report={tmp_path}/report.html", f"--accel-record={tmp_path}/record.jsonl"),
-        status=1,
-        extra={"GITHUB_STEP_SUMMARY": f"{tmp_path}/summary.md"},
-    )
-    assert main(["trace", str(tmp_path / "record.jsonl"), "-o", str(tmp_path / "trace.json")]) == 0
-    junit = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
-    skipped, failed, total = (int(junit.get(name, "")) for name in ("skipped", "failures", "tests"))
-    assert (skipped, failed) == (1, 2)
-    counts = {"passed": total - skipped - failed, "skipped": skipped, "failed": failed}
-    passed = {
-        str(case.get("name"))
-        for case in junit.iter("testcase")
-        if not {child.tag for child in case} & {"failure", "skipped"}
-    }
-    assert {"test_gradients_flow_back_over_both_devices", "test_the_halves_are_on_different_devices"} <= passed
-
-    heading, *_ = (tmp_path / "summary.md").read_text(encoding="utf-8").splitlines()
-    assert heading.startswith("## pytest-accel: ")
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    shown = re.search(r'<p class="counts">(.*?)</p>', page, re.DOTALL)
-    assert shown is not None
-    for text in (heading, shown[1]):
-        assert {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", text)} == counts
-
-    trace = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
-    devices = defaultdict(set)
-    for event in trace:
-        if event["ph"] == "X" and names[event["tid"]].startswith("sim-"):
-            devices[event["name"].rpartition("::")[2]].add(names[event["tid"]])
-    by_junit = {
-        case.get("name"): set(value.split(","))
-        for case in junit.iter("testcase")
-        for one in case.iter("property")
-        if one.get("name") == "accel_devices" and (value := one.get("value"))
-    }
-    assert devices == by_junit
-    assert devices["test_needs_all[0]"] == {f"sim-{number}" for number in range(4)}
 
 
 @pytest.mark.long

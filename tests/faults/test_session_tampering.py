@@ -12,9 +12,6 @@ from tests.run import CAUSES
 if TYPE_CHECKING:
     from tests.background_suite import BackgroundSuite
 
-HAS_SUBTESTS = hasattr(pytest, "Subtests")
-"""True if pytest has subtests (pytest 9)."""
-
 
 @pytest.mark.long
 def test_reports_are_correct_when_a_test_manipulates_its_session(suite: BackgroundSuite) -> None:
@@ -100,30 +97,6 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
             monkeypatch.setattr(sys, "stdout", Stream())
 
 
-        @pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="of pytest 9")
-        class TestSubtestsOfFixtures:
-            @pytest.fixture
-            def subtest(self, request):
-                return request.getfixturevalue("subtests").test
-
-            @pytest.fixture
-            def late(self, subtest):
-                yield
-                sleep(0.5)
-                with subtest("at the end"):
-                    assert 1 == 3
-
-            @pytest.fixture
-            def early(self, subtest):
-                with subtest("at the begin"):
-                    assert 1 == 4
-                pytest.skip("then skipped")
-
-            def test_late(self, late):
-                pass
-
-            def test_early(self, early):
-                pass
         """,
     )
     suite.write(
@@ -145,10 +118,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Backgrou
     assert run.causes["test_hangs_while_the_clock_stands"] == "hung: phase timeout; rank 1"
     assert "assert 1 == 2" in run.failure("test_fails_in_the_first_world")  # Its report cannot be sent whole.
     assert "not in a rank" in run.failure("test_is_not_in_the_ranks")
-    shown = [word for word in ("at the begin", "at the end") if f"SUBFAILED[{word}] test_deceives.py::" in run.text]
-    assert len(shown) == 2 * HAS_SUBTESTS, run.text
-    words = {name: word for name, word in run.outcomes().items() if name not in ("test_late", "test_early")}
-    assert words == {
+    assert run.outcomes() == {
         "test_stops_the_clock": "PASSED",
         "test_in_another_world": "PASSED",
         "test_fails_in_the_first_world": "FAILED",

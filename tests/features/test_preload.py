@@ -174,36 +174,6 @@ def test_what_is_set_before_an_import_has_its_effect_in_ranks(
     assert warnings[0].endswith("accel_preload = none")
 
 
-def test_nothing_is_imported_before_the_fork_with_none(preload_suite: Suite) -> None:
-    preload_suite.ini("accel_preload = none")
-    preload_suite.write(
-        "test_none.py",
-        """
-        import os
-        import sys
-
-        HAS_TORCH = "torch" in sys.modules
-        os.environ["PYTORCH_JIT"] = "0"
-        import heavy
-        import pytest
-        import recording
-        import torch
-
-
-        @pytest.mark.distributed(2, kind="cpu")
-        def test_none(rank, gather):
-            assert not HAS_TORCH
-            assert not torch.jit._state._enabled.enabled
-            assert gather(rank) == [0, 1]
-            recording.record_rank()
-        """,
-    )
-    preload_suite.new_interpreters()
-    run = preload_suite.run()
-    assert run.count() == {"PASSED": 1}, run.text
-    assert [len(found) for found in _importers(preload_suite, "heavy")] == [2, 1]
-
-
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
 def test_a_new_interpreter_has_imported_torch_and_the_file_when_the_test_begins(preload_suite: Suite) -> None:
     """The time limits of a test begin after `pytest_runtest_logstart`."""
@@ -317,12 +287,6 @@ def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unk
             id="threads",
         ),
         pytest.param(
-            "neural",
-            "ranks cannot be forked from a process that has imported neural: the import imports jax (its runtime has "
-            "threads, which do not survive a fork); remove it from accel_preload, and each rank imports it itself",
-            id="jax",
-        ),
-        pytest.param(
             "seeding",
             "ranks cannot be forked from a process that has imported seeding: the import seeds torch's generators, and "
             "each rank begins with a seed of its own; remove it from accel_preload, and each rank imports it itself",
@@ -331,8 +295,6 @@ def test_named_modules_are_imported_once_except_for_a_mark_with_variables_of_unk
     ],
 )
 def test_a_named_module_that_is_not_fit_is_an_error(preload_suite: Suite, name: str, text: str) -> None:
-    preload_suite.write("site-packages/jax.py", "")
-    preload_suite.write("site-packages/neural.py", "import jax\n")
     preload_suite.write("site-packages/seeding.py", "import torch\n\ntorch.manual_seed(0)\n")
     preload_suite.ini(f"accel_preload = heavy {name}")
     preload_suite.write("test_one.py", _TEST.format(name="os") + "\n    def test_unmarked():\n        pass\n")

@@ -151,23 +151,6 @@ def test_a_conftest_may_choose_the_log_files(suite: Suite) -> None:
     )
     assert _lines(suite, "logs/test_last.log") == ["last"]
 
-    suite.write(
-        "conftest.py",
-        """
-        def pytest_configure(config):
-            if hasattr(config, "workerinput"):
-                config.option.log_file = f"{config.workerinput['workerid']}.log"
-                config.option.log_file_mode = "a"
-        """,
-    )
-    run = suite.run("-k", "two or last", "--log-file=run.log", "--log-file-level=INFO", "--log-file-format=%(message)s")
-    assert run.count() == {"PASSED": 2}
-    for rank in (0, 1):
-        assert _lines(suite, f"gw{rank}.log") == [
-            f"[rank {rank}] {line}" for line in ("set up", f"number {rank}", "is it", f"{rank}...", "torn down")
-        ]
-    assert _lines(suite) == ["last"]
-
 
 _LIVE = """
     import logging

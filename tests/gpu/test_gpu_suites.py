@@ -466,57 +466,30 @@ def test_four_workers_use_one_card(suite: BackgroundSuite, accel: Accel) -> None
     assert re.findall(r"^FAILED .* - (.*)", run.text, re.MULTILINE) == ["the test's process was killed by SIGKILL"] * 4
 
 
-LIBRARIES = {
-    "numba": """
-        import pytest
+JAX = """
+    import pytest
 
 
-        @pytest.mark.devices(1)
-        @pytest.mark.parametrize("number", [1, 2])
-        def test_numba(number):
-            numpy = pytest.importorskip("numpy")
-            from numba import cuda
+    @pytest.mark.devices(1, fresh=True)
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_jax(number):
+        import jax
 
-            @cuda.jit
-            def double(values):
-                place = cuda.grid(1)
-                if place < values.size:
-                    values[place] *= 2
-
-            if not cuda.is_available():
-                pytest.skip("numba sees no GPU")
-            values = cuda.to_device(numpy.arange(64.0))
-            double[2, 32](values)
-            assert values.copy_to_host().tolist() == [2.0 * value for value in range(64)]
-        """,
-    "jax": """
-        import pytest
+        if jax.default_backend() != "gpu":
+            pytest.skip("JAX sees no GPU")
+        assert float(jax.jit(jax.numpy.sum)(jax.numpy.arange(8.0))) == 28
+    """
 
 
-        @pytest.mark.devices(1, fresh=True)
-        @pytest.mark.parametrize("number", [1, 2])
-        def test_jax(number):
-            import jax
-
-            if jax.default_backend() != "gpu":
-                pytest.skip("JAX sees no GPU")
-            assert float(jax.jit(jax.numpy.sum)(jax.numpy.arange(8.0))) == 28
-        """,
-}
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_library_beside_torch_has_the_verdict_of_plain_pytest(
-    suite: BackgroundSuite, accel: Accel, library: str
-) -> None:
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"needs {library}")
+def test_a_library_beside_torch_has_the_verdict_of_plain_pytest(suite: BackgroundSuite, accel: Accel) -> None:
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("needs jax")
     suite.write("pytest.ini", "[pytest]\naccel = cuda\n")
-    suite.write("test_it.py", LIBRARIES[library])
+    suite.write("test_it.py", JAX)
     # JAX reserves a part of the card, as always, but not the three quarters that are its default.
     environment = {**accel.mask, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}
     without = suite.start("-p", "no:accel", "-o", "addopts=", environment=environment)
     marked = suite.start("--accel-timeout=60", environment=environment).finish(TIMEOUT)
     plain = without.finish(TIMEOUT)
-    assert list(plain.outcomes()) == [f"test_{library}[{number}]" for number in (1, 2)], plain.text
+    assert list(plain.outcomes()) == ["test_jax[1]", "test_jax[2]"], plain.text
     marked.expect(plain.outcomes())

@@ -119,15 +119,9 @@ def _linked(pairs: set[tuple[int, int]], nodes: tuple[int | None, ...]) -> tuple
     )
 
 
-def test_linked_pairs_are_adjacent() -> None:
+def test_linked_devices_and_then_those_of_one_numa_node_are_adjacent() -> None:
     assert _ids(by_nearness(_linked({(0, 2), (1, 3)}, (None,) * 4))) == "0213"
-
-
-def test_a_common_numa_node_counts_if_there_is_no_link() -> None:
     assert _ids(by_nearness(_linked(set(), (0, 1, 1, 0)))) == "0312"
-
-
-def test_a_link_counts_more_than_a_common_numa_node() -> None:
     assert _ids(by_nearness(_linked({(0, 1)}, (0, 1, 0, 1)))) == "0132"
 
 
@@ -162,14 +156,9 @@ def test_nvlinks_count_more_than_a_common_numa_node() -> None:
     assert linked(device(0), device(1)) == 0
 
 
-def test_devices_of_one_model_are_preferred_to_linked_devices() -> None:
-    devices = [device(0, "A", d1="nvlink"), device(1, "B", d0="nvlink"), device(2, "A")]
-    assert best(devices) == ("d0", "d2")
-
-
-def test_linked_devices_of_one_model_are_preferred() -> None:
-    devices = [device(0), device(1, d2="nvlink"), device(2, d1="nvlink")]
-    assert best(devices) == ("d1", "d2")
+def test_devices_of_one_model_are_preferred_and_then_linked_ones() -> None:
+    assert best([device(0, "A", d1="nvlink"), device(1, "B", d0="nvlink"), device(2, "A")]) == ("d0", "d2")
+    assert best([device(0), device(1, d2="nvlink"), device(2, d1="nvlink")]) == ("d1", "d2")
 
 
 def test_the_link_that_a_test_asks_for_counts_most() -> None:

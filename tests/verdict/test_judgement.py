@@ -21,7 +21,6 @@ from pytest_accel.verdict import sentences
 from pytest_accel.verdict.causes import Cause, CauseKind
 from pytest_accel.verdict.judgement import properties, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
-from pytest_accel.verdict.remote_exceptions import RankDied
 from tests.verdict.phases import (
     OUTPUT,
     PLACE,
@@ -362,24 +361,6 @@ def test_a_failure_may_be_plain_text(longrepr: str | None, message: str) -> None
     assert verdict.longrepr["reprcrash"]["path"] == "test_it.py"
 
 
-def test_pytest_can_deserialize_the_longrepr(pytestconfig: pytest.Config) -> None:
-    verdict = judged(passed(0), failed(1), died(2, at=3))
-    data = {
-        "$report_type": "TestReport",
-        "nodeid": "test_it.py::test_it",
-        "location": ("test_it.py", 2, "test_it"),
-        "keywords": {},
-        "outcome": "failed",
-        "when": "call",
-        "longrepr": verdict.longrepr,
-    }
-    report = pytestconfig.hook.pytest_report_from_serializable(config=pytestconfig, data=data)
-    assert report.longrepr.reprcrash.message == "rank 1: assert 0 == 1"
-    lines = report.longreprtext.splitlines()
-    assert lines[:3] == ["rank 1 of 3 on sim", "", "the traceback"]
-    assert lines[4:] == ["rank 1: failed at test_it.py:7", "rank 0: passed", "rank 2: killed by SIGSEGV"]
-
-
 def test_properties_are_labelled_by_rank_if_the_ranks_differ() -> None:
     def with_properties(rank: int, *pairs: tuple[str, object]) -> RankOutcome:
         return passed(rank, user_properties=list(pairs))
@@ -496,15 +477,3 @@ def test_a_phase_lasts_until_a_rank_that_did_not_report_has_ended() -> None:
     ends = [Finished(1, {}, properties={"peak": rank}) for rank in range(2)]
     assert at_the_end(*ends).properties == (("peak[rank 0]", 0), ("peak[rank 1]", 1))
     assert at_the_end(ends[0]).properties == (("peak", 0),)
-
-
-def test_exception_returns_the_exception_for_the_outcome() -> None:
-    assert judged(passed(0)).exception() is None
-    assert isinstance(judged(skipped(0)).exception(), pytest.skip.Exception)
-    expected = judged(skipped(0, wasxfail="reason: known")).exception()
-    assert isinstance(expected, pytest.xfail.Exception)
-    assert expected.msg == "known"
-    error = judged(passed(0), failed(1)).exception()
-    assert isinstance(error, AssertionError)
-    assert str(error) == "assert 0 == 1"
-    assert isinstance(judged(died(0)).exception(), RankDied)
