@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
 import os
 import re
 import shlex
@@ -244,21 +243,6 @@ def test_kubernetes_knows_every_field_of_the_pods_of_ray() -> None:
     cluster = load("kubernetes/rayjob.yaml")["spec"]["rayClusterSpec"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         assert models.IoK8sApiCoreV1PodTemplateSpec.from_dict(group["template"]).to_dict() == group["template"]
-
-
-def test_each_shared_memory_volume_is_mounted_in_its_place() -> None:
-    """Without the mount, /dev/shm would have Kubernetes' default of 64 MiB, without an error."""
-    for name in [name for name in FILES if name.startswith("kubernetes/") or name.endswith("values.yaml")]:
-        text = json.dumps(load(name))
-        assert '"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]' in text, name
-        assert '"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", ' in text, name
-
-
-def test_the_runner_of_gitlab_has_gpus_and_shared_memory() -> None:
-    """No schema of config.toml is published."""
-    (runner,) = load("gitlab/config.toml")["runners"]
-    assert runner["docker"]["gpus"] == "all"
-    assert runner["docker"]["shm_size"] == 8 * 2**30
 
 
 @pytest.mark.long

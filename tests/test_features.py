@@ -156,32 +156,3 @@ def test_a_test_that_needs_a_deleted_feature_says_so(
     run = suite.start(environment={"PYTHONPATH": str(folder)}).finish()
     run.expect({"test_launch": "ERROR"})
     assert "this installation of pytest-accel lacks the feature for 'launch'" in run.failure("test_launch")
-
-
-@pytest.mark.long
-def test_marks_without_one_number_are_wrong_if_their_feature_is_deleted(
-    suite: BackgroundSuite, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(backend=["gloo", "mpi"])
-        def test_list():
-            pass
-
-
-        @pytest.mark.devices("all")
-        def test_all():
-            pass
-        """,
-    )
-    folder = without(standing_on("sizes"), tmp_path_factory.mktemp("without"))
-    run = suite.start(environment={"PYTHONPATH": str(folder)}).finish()
-    assert run.outcomes() == {"test_list": "ERROR", "test_all": "ERROR"}
-    text = "@pytest.mark.distributed(backend=['gloo', 'mpi']): no test was made for each"
-    assert run.failure("test_list").startswith(text)
-    text = "this installation of pytest-accel lacks the feature for 'lists'"
-    assert run.failure("test_all").startswith(text)

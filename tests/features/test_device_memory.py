@@ -171,29 +171,6 @@ def test_finds_the_card_empty(card):
     assert not hasattr(sys, "last_value")
 
 
-def test_fails_in_a_cycle(card):
-    kept = [Block(card, 12 * GIB)]
-    with pytest.raises(MemoryError) as caught:
-        raise MemoryError("CUDA out of memory")
-    assert caught is None
-
-
-def test_finds_the_card_empty_again(card):
-    note("cycle")
-    assert (card.allocated, card.reserved) == (0, 0)
-
-
-@pytest.mark.xfail
-def test_fails_as_expected(card):
-    kept = [Block(card, 12 * GIB)]
-    raise MemoryError("CUDA out of memory")
-
-
-def test_finds_the_card_empty_still(card):
-    note("xfail")
-    assert (card.allocated, card.reserved) == (0, 0)
-
-
 def test_captures_a_graph(card):
     note("before-graph")
     card.pools.append((0, 1))
@@ -231,13 +208,11 @@ def test_at_last(card):
 def test_memory_after_a_test(fake: Suite) -> None:
     fake.write("test_it.py", _MEMORY)
     run = fake.run("--accel=fake:1", "--tb=short")
-    failed = {"test_fails_with_a_full_card", "test_fails_in_a_cycle"}
     outcomes = run.outcomes()
-    assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == failed, run.text
-    assert outcomes["test_fails_as_expected"] == "XFAIL"
+    assert [name for name, outcome in outcomes.items() if outcome == "FAILED"] == ["test_fails_with_a_full_card"]
     ranks = dict(line.split() for line in fake.read("ranks"))
     # Neither a workspace nor a failed test costs the rank.
-    names = ["backward", "nothing", "emptied", "failed", "cycle", "xfail", "before-graph"]
+    names = ["backward", "nothing", "emptied", "failed", "before-graph"]
     assert len({ranks[name] for name in names}) == 1
     assert len({ranks[name] for name in ("before-graph", "after-graph", "engine")}) == 3
     assert ranks["engine"] == ranks["last"]

@@ -29,10 +29,6 @@ _CONFTEST = """
         def pytest_collection_modifyitems(self, items):
             mark(items, "_modifyitems_trylast")
 
-        def pytest_runtest_call(self, item):
-            mark([item], "_call_hook")
-
-
     # Before the tests run: these marks apply.
 
     def pytest_itemcollected(item):
@@ -59,17 +55,6 @@ _CONFTEST = """
 
     def pytest_collection_finish(session):
         mark(session.items, "_collection_finish")
-
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(session):
-        mark(session.items, "_runtestloop")
-
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(item):
-        mark([item], "_protocol")
-        return (yield)
 
 
     @pytest.hookimpl(tryfirst=True)
@@ -112,28 +97,18 @@ _TESTS = """
     # Too late.
 
     def test_collection_finish(): pass
-    def test_runtestloop(): pass
-    def test_protocol(): pass
     def test_setup(): pass
     def test_call_wrapper(): pass
-    def test_call_hook(): pass
     def test_devices(): pass
 
     @pytest.fixture
     def add_marker(request):
         request.node.add_marker(pytest.mark.distributed(2))
 
-    @pytest.fixture
-    def applymarker(request):
-        request.applymarker(pytest.mark.distributed(2))
-
     def test_add_marker(add_marker): pass
 
-    @pytest.mark.usefixtures("applymarker")
-    def test_applymarker(): pass
-
     def test_itself(request):
-        request.node.add_marker(pytest.mark.distributed(2))
+        request.applymarker(pytest.mark.distributed(2))
 
     @pytest.fixture(scope="class")
     def mark_the_class(request):
@@ -148,9 +123,6 @@ _TESTS = """
     @pytest.mark.xfail
     def test_xfail_setup(): assert ALONE
 
-    @pytest.mark.xfail(strict=True)
-    def test_strict_xfail_setup(): assert not ALONE
-
     # Marked, and other marks later.
 
     @pytest.mark.distributed(2)
@@ -158,10 +130,6 @@ _TESTS = """
 
     @pytest.mark.distributed(2)
     def test_removed(): pass
-
-    @pytest.mark.distributed(2)
-    @pytest.mark.xfail
-    def test_xfail_closer(): assert ALONE
 
     @pytest.mark.distributed(2)
     def test_marked_devices(): pass
@@ -190,7 +158,6 @@ _TEXTS = {
     "test_marked_devices": _ADDED.replace("distributed(2)", "devices(3)"),
     "test_removed": _ADDED.replace("added", "removed").replace("add it", "remove it"),
     "test_closer": _ADDED.replace("added", "changed to distributed(4)").replace("add it", "change it"),
-    "test_xfail_closer": _ADDED.replace("added", "changed to distributed(4)").replace("add it", "change it"),
 }
 """The texts of the failures that are not `_ADDED`."""
 

@@ -207,29 +207,6 @@ def test_the_command_line_overrides_the_environment_which_overrides_the_ini_file
     assert settings(pytester, "--accel-order", "near").order == "near", "what is overridden is not checked"
 
 
-@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")
-def test_native_toml_sets_the_fields(pytester: pytest.Pytester) -> None:
-    pytester.makepyprojecttoml(
-        """
-        [tool.pytest]
-        accel = "sim:8"
-        accel_require = "sim:2,cpu:1"
-        accel_strict = true
-        accel_wait = "5"
-        accel_timeout = "2.5min"
-        accel_preload = ["numpy", "torch.nn"]
-        """
-    )
-    assert settings(pytester) == Settings(
-        accel="sim:8",
-        require=(("sim", 2), ("cpu", 1)),
-        strict=True,
-        wait=5.0,
-        timeout=150.0,
-        preload=("numpy", "torch.nn"),
-    )
-
-
 def test_a_value_that_is_not_allowed_is_an_error_that_names_its_source(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,12 +289,6 @@ def test_uneven_shapes_are_not_reported_if_the_operation_allows_them(
     assert not [line for line in wait_lines(records, {}) if "different" in line]
 
 
-def test_collectives_that_torch_does_not_record() -> None:
-    assert sentences.collective_lines({}, Findings(unrecorded_by="2.4"), FOLDERS) == [
-        "the collectives are unknown: torch 2.4 does not record them; torch 2.8 does"
-    ]
-
-
 def test_the_progress_of_a_test() -> None:
     progress = Progress({0: "test_x.py:3 in test_it"}, [1, 2], {0: OPEN})
     parts = (
@@ -304,12 +298,6 @@ def test_the_progress_of_a_test() -> None:
     line = sentences.progress_line("test_x.py::test_it", "call", 30, 300, progress, FOLDERS)
     assert line == f"accel: test_x.py::test_it has been in its call phase for 30 s (timeout: 300 s): {parts}"
     assert sentences.progress_line("test_it", "setup", 31, 60, Progress(), FOLDERS).endswith("(timeout: 60 s)")
-
-
-def test_hung_ranks_without_a_stack_do_not_respond_to_signals() -> None:
-    starting = [RankOutcome(rank, "hung", 9.0, hang=Hang(HangCause.START_TIMEOUT, 120)) for rank in (0, 1)]
-    assert judged(*starting).message == "ranks 0-1: did not become ready within 120 s; do not respond to signals"
-    assert judged(hung(0, ""), hung(1, "")).message == "timed out after 5 s: ranks 0-1 do not respond to signals"
 
 
 def test_an_interrupt_says_where_the_ranks_are() -> None:

@@ -283,12 +283,6 @@ def test_what_needs_other_ranks_fails_the_test(suite: Suite) -> None:
 
 
         @fake
-        def test_swallowed_before_a_skip():
-            swallow()
-            pytest.skip("no other ranks")
-
-
-        @fake
         def test_after_these():
             pass
 
@@ -304,24 +298,6 @@ def test_what_needs_other_ranks_fails_the_test(suite: Suite) -> None:
             dist.init_process_group("gloo")
 
 
-        @pytest.mark.distributed(64, backend="fake", init=False)
-        def test_other_backend_in_own_group():
-            dist.init_process_group("fake", rank=1, world_size=64)
-            try:
-                dist.new_group(backend="gloo")
-            except Exception:
-                pass
-
-
-        @pytest.mark.distributed(64, backend="fake", init=False)
-        @pytest.mark.parametrize("method", ["num_keys", "delete_key", "get"])
-        def test_own_store(method):
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-
-            try:
-                getattr(FakeStore(), method)(*["key"] * (method != "num_keys"))
-            except Exception:
-                pass
         """,
     )
     run = suite.run(CAUSES, "-W", "ignore:Exception in thread")
@@ -330,12 +306,9 @@ def test_what_needs_other_ranks_fails_the_test(suite: Suite) -> None:
         "test_thread": "dist.send",
         "test_imported_name": "dist.all_gather_object",
         "test_other_backend": "the store of the process group",
-        "test_other_backend_in_own_group": "the store of the process group",
-        **{f"test_own_store[{name}]": "the store of the process group" for name in ("num_keys", "delete_key", "get")},
     }
     fixtures = {f"test_fixture[{name}]": name for name in ("gather", "dist_store", "world_store", "faults")}
     swallowed = ["test_swallowed", "test_swallowed_in_setup", "test_swallowed_in_teardown"]
-    swallowed += ["test_swallowed_before_a_skip"]
     run.expect(
         dict.fromkeys([*calls, *fixtures, *swallowed], "FAILED failed: Failed; rank 0")
         | {
