@@ -366,41 +366,6 @@ def test_private_and_young_names_of_torch_are_in_one_module() -> None:
     assert wrong == []
 
 
-def test_only_the_clock_module_reads_the_monotonic_clock() -> None:
-    found = [path.name for path in MODULES if "time.monotonic" in path.read_text(encoding="utf-8")]
-    assert found == ["clock.py"]
-
-
-STARTS_PYTHON = {
-    "core/interpreter.py": "makes the command of every process of the plugin, and looks for programs beside Python",
-    "hardware/vendors/cuda.py": "-I -S: has the standard library alone as import path",
-    "features/launch/launch_commands.py": "the interpreter of the user's script, with the import path of its launcher",
-    "features/launch/launched_process.py": "-I -S: has the standard library and psutil alone as import path",
-    "features/launch/rank_program.py": "becomes the user's script",
-}
-"""The modules that use the path of the Python interpreter, each with the reason."""
-
-
-def test_processes_of_the_plugin_are_started_by_one_function() -> None:
-    """A process that is started as ``python -c`` or ``python -m`` imports modules from the current folder."""
-    found = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in MODULES
-        if re.search(r"\bsys\.executable\b|import executable\b", path.read_text(encoding="utf-8"))
-    }
-    assert found == STARTS_PYTHON.keys()
-
-
-def test_threads_of_the_plugin_are_started_by_one_function() -> None:
-    """A conftest may have replaced `threading.Thread` before a module of the plugin is imported.
-
-    The reaper is a program of its own, which imports no conftest.
-    """
-    starts = re.compile(r"\b_?Thread\(")
-    found = {path.relative_to(PACKAGE).as_posix() for path in MODULES if starts.search(path.read_text("utf-8"))}
-    assert found == {"core/threads.py", "features/launch/reaper.py"}
-
-
 WAITS_FOR_ITS_WORK = {
     "features/launchers/mpi.py": 1,  # The thread of a job, until the job is over.
     "features/launchers/agent.py": 1,  # The thread that watches a fork server.

@@ -51,25 +51,12 @@ def test_the_log_has_the_steps_of_workers_fork_servers_and_ranks(suite: Backgrou
 
     steps = steps_by_role(suite.path / "steps.log")
     assert in_order(steps["main process"], "pytest starts: ", "WorldRequested: ", "WorldStarting: ", "WorldReturned: ")
-    worker = steps["gw0"]
-    (begins,) = (step for step in worker if step.startswith("test_it.py::test_ranks: begins in "))
-    world = begins.rpartition(" in ")[2]
-    assert in_order(
-        worker, "pytest starts: ", "test_it.py::test_ranks: requests a world: ", f"{world}: connected", begins
-    )
-    server = steps["fork server 0"]
+    assert in_order(steps["gw0"], "pytest starts: ", "test_it.py::test_ranks: requests a world: ")
+    (begins,) = (step for step in steps["gw0"] if step.startswith("test_it.py::test_ranks: begins in "))
     for rank in range(2):
-        assert in_order(steps[f"rank {rank} of {world}"], "starts; its parent is process ", "its pytest session has")
-        forked = f"rank {rank} of {world}"
-        assert in_order(
-            server,
-            "starts; its parent is process ",
-            "has imported what ranks need",
-            f"{forked} is process ",
-            f"{forked} has exited: retired",
-            "the driver has closed the connection",
-            "ends with status 0",
-        )
+        forked = f"rank {rank} of {begins.rpartition(' in ')[2]}"
+        assert in_order(steps[forked], "starts; its parent is process ", "its pytest session has")
+        assert in_order(steps["fork server 0"], "starts; its parent is process ", f"{forked} is process ")
 
 
 def test_a_log_that_cannot_be_opened_is_a_usage_error(suite: BackgroundSuite) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,39 +79,6 @@ def test_lines_of_ranks_have_a_prefix_are_not_interleaved_and_survive_a_flood(su
         assert [line for line in shown if "from" not in line and line != "python"] == lines
         assert shown[-3:] == ["python", "from C", "from write, unfinished"]
     assert "test_alone all alonePASSED" in run.text
-
-
-@pytest.mark.long
-def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
-    """The ranks' test waits for a file that is created only after its output was read."""
-    suite.write(
-        "test_x.py",
-        """
-        import time
-        from pathlib import Path
-
-        import pytest
-
-
-        @pytest.mark.distributed(2, kind="cpu", timeout=60)
-        def test_x(rank):
-            print("here I am")
-            while not Path("seen").exists():
-                time.sleep(0.02)
-        """,
-    )
-    (suite.path / "pytest.ini").write_text("[pytest]\naccel = sim:2\n")
-    command = [sys.executable, "-m", "pytest", "-s", "-p", "accel"]
-    with subprocess.Popen(command, cwd=suite.path, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        missing = {"[rank 0] here I am\n", "[rank 1] here I am\n"}
-        for line in process.stdout:
-            missing.discard(line)
-            if not missing:
-                break
-        (suite.path / "seen").touch()
-        assert "1 passed" in process.stdout.read()
-    assert process.returncode == 0
 
 
 def test_passed_phases_are_reported_whole_before_the_teardown_ends(suite: Suite) -> None:

@@ -369,7 +369,7 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
 
 
 @pytest.mark.long
-def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> None:
+def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
     suite.ini("log_level = INFO")
     suite.write(
         "test_builtin.py",
@@ -478,35 +478,6 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
             assert Path(sys.argv[0]).name in ("pytest", "__main__.py")
         """,
     )
-    suite.write(
-        "inner/test_places.py",
-        """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(2)
-
-
-        @pytest.fixture(autouse=True)
-        def place(request):
-            # Looked up anew, where the location is what the rank was told.
-            path, line, name = request.node.reportinfo()
-            assert request.node.location == (str(path.relative_to(request.config.rootpath)), line, name)
-
-
-        def test_first():
-            pass
-
-
-        @pytest.mark.parametrize("number", [1, 2])
-        def test_each(number):
-            pass
-
-
-        class TestIn:
-            def test_it(self):
-                pass
-        """,
-    )
     arguments = ["-k", "not subtests"] if int(pytest.__version__.partition(".")[0]) < 9 else []
     run = suite.run(*arguments)
     assert run.result("test_addmarker") == "XFAIL"
@@ -520,7 +491,6 @@ def test_fixtures_plugins_and_places_of_tests_work_in_ranks(suite: Suite) -> Non
         assert "rank 1: failed at test_builtin.py:" in run.failure("test_subtests [numbered] (number='1')")
     wrong = {name: words for name, words in run.results.items() if words not in (["PASSED"], ["XFAIL"])}
     assert not wrong
-    assert sum(name.startswith("inner/test_places.py::") for name in run.results) == 4
 
 
 def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

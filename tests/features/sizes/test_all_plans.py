@@ -72,18 +72,6 @@ def test_all_is_the_largest_number_that_can_run(
     ("decorators", "of", "text"),
     [
         ((devices("all"),), resources(None), "needs 1 device; there is no accelerator in this session"),
-        ((devices("all", at_least=9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
-        (
-            (devices("all", at_least=3, memory="40GiB"),),
-            having(MIXED),
-            "needs 3 cuda devices with >= 40 GiB; there are 4: 2 x GPU (80 GiB), 2 x GPU (16 GiB), "
-            "and 2 of them have enough memory",
-        ),
-        (
-            (distributed("all", devices_per_rank=3),),
-            resources(count=2),
-            "needs 3 sim devices; there are 2: 2 x pretended",
-        ),
         ((distributed("all", at_least=9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
         (
             (distributed("all", at_least=7),),
@@ -94,17 +82,6 @@ def test_all_is_the_largest_number_that_can_run(
             (distributed("all", at_least=5, kind="cpu"),),
             resources(layout=TWO_NODES),
             "needs 5 ranks; torchrun has started 4",
-        ),
-        ((distributed("all", nodes=2),), resources(), "needs 2 machines; a session without a launcher has 1"),
-        (
-            (distributed("all", nodes=3),),
-            resources(layout=TWO_NODES),
-            "needs 3 machines; torchrun has started ranks on 2",
-        ),
-        (
-            (distributed("all", launcher="mpirun"),),
-            resources(launcher_missing="there is no mpirun"),
-            "there is no mpirun",
         ),
     ],
 )
