@@ -280,15 +280,6 @@ def test_no_two_modules_share_a_name() -> None:
     ] == []
 
 
-def test_no_two_public_classes_share_a_name() -> None:
-    places: dict[str, list[str]] = {}
-    for path in (*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
 def test_torch_is_imported_where_ranks_run_and_only_when_called() -> None:
     wrong = [
         f"{module}:{found.line} imports {found.name}"
@@ -364,27 +355,6 @@ def test_private_and_young_names_of_torch_are_in_one_module() -> None:
         if any(part.startswith("_") for part in found.name.split("."))
     ]
     assert wrong == []
-
-
-WAITS_FOR_ITS_WORK = {
-    "features/launchers/mpi.py": 1,  # The thread of a job, until the job is over.
-    "features/launchers/agent.py": 1,  # The thread that watches a fork server.
-    "features/ray/ray_actors.py": 1,  # An actor, until its agent has exited.
-}
-"""The modules in which a thread or task exists to wait, with the number of such waits. Others limit the wait for it."""
-
-
-def test_waits_for_processes_and_threads_have_a_limit() -> None:
-    """A process that is stopped, or cannot be killed, must not keep a session from ending."""
-    found = Counter(
-        path.relative_to(PACKAGE).as_posix()
-        for path in MODULES
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-        if call.func.attr in ("join", "wait", "result", "communicate")
-        if not call.keywords and (not call.args or ast.unparse(call.args[0]) == "None")
-    )
-    assert found == WAITS_FOR_ITS_WORK
 
 
 def test_code_that_runs_between_tests_uses_directly_imported_functions() -> None:

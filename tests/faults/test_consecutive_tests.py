@@ -201,11 +201,7 @@ def test_a_rerun_does_not_overlap_with_the_next_test(recording_suite: Background
     assert ["accel_cause" in ElementTree.tostring(case, "unicode") for case in cases] == [True, False]
 
 
-@pytest.mark.long(except_for="plain")
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["plain", "xdist"])
-def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(
-    suite: BackgroundSuite, workers: tuple[str, ...]
-) -> None:
+def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(suite: BackgroundSuite) -> None:
     """The hooks empty a folder between tests, and take their time, as they may under pytest alone."""
     suite.write(
         "conftest.py",
@@ -225,50 +221,27 @@ def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(
         import pytest
 
         OUTPUTS = Path(__file__).with_name("outputs")
-        _in_controller = False
-
-
-        def pytest_configure(config):
-            global _in_controller
-            _in_controller = bool(getattr(config.option, "numprocesses", None))
 
 
         def clean(nodeid):
-            if _in_controller:
-                return  # Reports of workers arrive in the xdist controller at any time.
             for _ in range(3):
                 for path in OUTPUTS.glob(nodeid.partition("::")[0] + ".*"):
                     path.unlink(missing_ok=True)
                 time.sleep(0.01)
 
 
-        def pytest_runtest_logstart(nodeid):
-            clean(nodeid)
-
-
-        @pytest.hookimpl(trylast=True)
-        def pytest_runtest_setup(item):
-            clean(item.nodeid)
-
-
-        def pytest_runtest_call(item):
-            clean(item.nodeid)
-
-
-        @pytest.hookimpl(trylast=True)
-        def pytest_runtest_teardown(item):
-            clean(item.nodeid)
-
-
         def pytest_runtest_logreport(report):
             clean(report.nodeid)
 
 
-        def pytest_runtest_logfinish(nodeid):
-            clean(nodeid)
+        pytest_runtest_logstart = pytest_runtest_logfinish = clean
+        pytest_runtest_call = pytest.hookimpl(trylast=True)(lambda item: clean(item.nodeid))
+        pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
         """,
     )
-    test = """
+    suite.write(
+        "test_it.py",
+        """
         import os
         import time
         from pathlib import Path
@@ -279,19 +252,17 @@ def test_no_rank_runs_a_test_while_a_hook_of_the_driver_removes_files(
 
 
         @pytest.mark.distributed(2)
-        @pytest.mark.parametrize("number", range(5))
+        @pytest.mark.parametrize("number", range(8))
         def test_writes(number, rank):
             path = OUTPUTS / f"{Path(__file__).name}.{number}.{rank}"
             path.write_text(str(number))
             deadline = time.monotonic() + 0.15
             while time.monotonic() < deadline:
                 assert path.read_text() == str(number)
-    """
-    suite.write("test_one.py", test)
-    suite.write("test_two.py", test)
+        """,
+    )
     (suite.path / "outputs").mkdir()
-    run = suite.run(*workers, *(["--dist", "loadfile"] if workers else []))
-    assert run.count() == {"PASSED": 10}
+    assert suite.run().count() == {"PASSED": 8}
 
 
 def test_a_rank_may_wait_in_its_setup_for_the_call_of_another_one(suite: BackgroundSuite) -> None:

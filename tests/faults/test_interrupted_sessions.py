@@ -146,11 +146,7 @@ def write_driver_hooks(suite: BackgroundSuite, hooks: str) -> None:
     )
 
 
-@pytest.mark.long(except_for="plain")
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
-def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them(
-    suite: BackgroundSuite, workers: list[str]
-) -> None:
+def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them(suite: BackgroundSuite) -> None:
     write_driver_hooks(
         suite,
         """
@@ -160,13 +156,12 @@ def test_an_interrupt_shows_the_ranks_although_the_driver_does_not_wait_for_them
                 wait()
         """,
     )
-    session = start_waiting_session(suite, *workers, "-k", "not test_other_shape", in_teardown=True)
+    session = start_waiting_session(suite, "-k", "not test_other_shape", in_teardown=True)
     suite.read("driver")
     os.killpg(session.process.pid, signal.SIGINT)
     run = session.finish()
     check_places(run)
-    if not workers:  # A worker may name its test only after the interrupted controller has ended all ranks.
-        assert "- accel: the interrupted ranks of test_it.py::test_endless -" in run.text
+    assert "- accel: the interrupted ranks of test_it.py::test_endless -" in run.text
 
 
 def check_places(run: Run) -> None:

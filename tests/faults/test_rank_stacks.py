@@ -68,8 +68,7 @@ def test_a_death_and_a_hang_show_the_stacks(suite: BackgroundSuite, style: str) 
 
 
 def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> None:
-    for module in ("pytest_asyncio", "anyio"):
-        pytest.importorskip(module)
+    pytest.importorskip("pytest_asyncio")
     suite.write(
         "test_it.py",
         """
@@ -104,17 +103,6 @@ def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> Non
             await hang(rank)
 
 
-        @pytest.fixture
-        def anyio_backend():
-            return "asyncio"
-
-
-        @hanging
-        @pytest.mark.anyio
-        async def test_anyio(rank, anyio_backend):
-            await hang(rank)
-
-
         @hanging
         class TestCase(unittest.IsolatedAsyncioTestCase):
             async def test_unittest(self):
@@ -131,12 +119,10 @@ def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> Non
             task.cancel()
         """,
     )
-    plugins = ("-p", "pytest_asyncio.plugin", "-p", "anyio.pytest_plugin")
-    run = suite.run("-n2", *plugins, "-o", "asyncio_default_fixture_loop_scope=function")
-    run.expect({f"test_{name}": "FAILED" for name in ("asyncio", "anyio", "unittest", "native")})
+    run = suite.run("-n2", "-p", "pytest_asyncio.plugin", "-o", "asyncio_default_fixture_loop_scope=function")
+    run.expect({f"test_{name}": "FAILED" for name in ("asyncio", "unittest", "native")})
     for name, place in (
         ("test_asyncio", "rank 1 is at test_it.py:12; rank 0 had finished"),
-        ("test_anyio", "rank 1 is at test_it.py:12; rank 0 had finished"),
         ("TestCase.test_unittest", "ranks 0-1 are at test_it.py:12"),
     ):
         report = run.failure(name)

@@ -59,8 +59,12 @@ def device_suite(suite: Suite) -> Suite:
     return suite
 
 
-def test_skips_are_counted_by_what_is_missing_and_start_no_process(device_suite: Suite) -> None:
-    run = device_suite.run("--accel=none", "-rs")
+@pytest.mark.long(except_for="plain")
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["plain", "xdist"])
+def test_skips_are_counted_by_what_is_missing_and_start_no_process(
+    device_suite: Suite, workers: tuple[str, ...]
+) -> None:
+    run = device_suite.run("--accel=none", "-rs", *workers)
     assert run.ret == 0
     assert run.count() == {"SKIPPED": 4, "PASSED": 1}
     assert "accel: --accel none: accelerators are left alone" in run.text
@@ -69,14 +73,6 @@ def test_skips_are_counted_by_what_is_missing_and_start_no_process(device_suite:
     assert re.search(r"^ +1  needs 1 device; ", run.text, re.MULTILINE)
     assert re.search(r"SKIPPED \[1\] test_devices.py:5: needs 2 devices; ", run.text)
     assert re.search(r"SKIPPED \[1\] test_devices.py:10: needs 2 devices; ", run.text)
-    assert not _module_imported(device_suite)
-
-
-@pytest.mark.long
-def test_skips_are_counted_under_xdist(device_suite: Suite) -> None:
-    run = device_suite.run("--accel=none", "-n2")
-    assert run.count() == {"SKIPPED": 4, "PASSED": 1}
-    assert "accel: 3 skipped for missing hardware" in run.text
     assert not _module_imported(device_suite)
 
 

@@ -10,6 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
+# Fixtures of each scope and setup functions of each style, which log what they do.
 _SCOPES = {
     "conftest.py": """
         import os
@@ -40,7 +41,7 @@ _SCOPES = {
                 for item in items:
                     item.add_marker(pytest.mark.distributed(2))
         """,
-    "conftest_of_pkg": """
+    "pkg/conftest.py": """
         import pytest
 
 
@@ -62,7 +63,8 @@ _SCOPES = {
             yield request.param
             log(f"letter {request.param} down")
         """,
-    "conftest_of_sub": """
+    "pkg/sub/__init__.py": "",
+    "pkg/sub/conftest.py": """
         import pytest
 
 
@@ -70,7 +72,7 @@ _SCOPES = {
         def overridden(overridden):
             return f"inner of {overridden}"
         """,
-    "init": """
+    "pkg/__init__.py": """
         import os
 
 
@@ -86,7 +88,7 @@ _SCOPES = {
         def teardown_module():
             write("__init__ down")
         """,
-    "test_one": """
+    "pkg/test_one.py": """
         import unittest
 
         import pytest
@@ -186,7 +188,7 @@ _SCOPES = {
             def test_case(self):
                 write("test_case")
         """,
-    "test_two": """
+    "pkg/sub/test_two.py": """
         from .. import write
 
 
@@ -197,30 +199,16 @@ _SCOPES = {
         def test_fourth(log, overridden, letter):
             log(f"test_fourth {letter} {overridden}")
         """,
-    "test_last": """
+    "test_last.py": """
         def test_last(log):
             log("test_last")
         """,
 }
 
 
-def _write_scopes_suite(suite: Suite) -> None:
-    """Write a suite with fixtures of each scope and setup functions of each style, which log what they do."""
-    for name, text in (
-        ("conftest.py", "conftest.py"),
-        ("pkg/__init__.py", "init"),
-        ("pkg/conftest.py", "conftest_of_pkg"),
-        ("pkg/test_one.py", "test_one"),
-        ("pkg/sub/__init__.py", None),
-        ("pkg/sub/conftest.py", "conftest_of_sub"),
-        ("pkg/sub/test_two.py", "test_two"),
-        ("test_last.py", "test_last"),
-    ):
-        suite.write(name, _SCOPES[text] if text else "")
-
-
 def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    _write_scopes_suite(suite)
+    for name, text in _SCOPES.items():
+        suite.write(name, text)
     plain = suite.run("--import-mode=importlib")
     expected = suite.read("rank.log")
     assert len(expected) == 60
@@ -392,10 +380,6 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
             assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-        def test_tmp_path_factory(tmp_path_factory, gather):
-            assert len(set(gather(tmp_path_factory.mktemp("some")))) == 2
-
-
         def test_shared_tmp_path(shared_tmp_path, rank, gather):
             assert len(set(gather(shared_tmp_path))) == 1
             assert not list(shared_tmp_path.glob("old"))
@@ -410,14 +394,6 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
             found = list(shared_tmp_path.iterdir())
             gather(None)
             assert found == []
-
-
-        def test_monkeypatch(monkeypatch, rank):
-            monkeypatch.setenv("PATCHED", str(rank))
-
-
-        def test_monkeypatch_is_undone():
-            assert "PATCHED" not in os.environ
 
 
         def test_caplog(caplog, rank):
@@ -441,10 +417,6 @@ def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
         def test_addmarker(request):
             request.node.add_marker(pytest.mark.xfail(reason="added late"))
             raise AssertionError
-
-
-        def test_cache(pytestconfig):
-            assert pytestconfig.cache is not None
 
 
         def test_stdin_is_empty():

@@ -139,6 +139,12 @@ _MARKS = """
     @pytest.mark.skipif(True, reason="never")
     def test_never():
         raise AssertionError("ran")
+
+
+    @pytest.mark.distributed(2, kind="mlu")
+    @pytest.mark.skipif("RANK" not in os.environ, reason="not launched")
+    def test_missing():
+        pass
     """
 _FILES = {
     "test_if.py": """
@@ -215,7 +221,7 @@ def test_ranks_evaluate_the_conditions_of_their_tests(suite: Suite, options: tup
     run.expect(
         {**dict.fromkeys(passed, "PASSED"), **dict.fromkeys(skipped, "SKIPPED"), "test_fails": "FAILED"}
         | dict.fromkeys(("test_xfail", "test_not_run_one", "test_not_run_two"), "FAILED")
-        | {"test_hook": hook, "test_xfail_passes": "PASSED", "test_bug": "XFAIL"}
+        | {"test_hook": hook, "test_xfail_passes": "PASSED", "test_bug": "XFAIL", "test_missing": hook}
     )
     lines = run.text.partition(f"accel: {'failed' if options else 'skipped'} by a condition on what only ranks have")[2]
     assert sorted(lines.split("\nOnly ranks have these, ")[0].splitlines()[1:]) == [
@@ -226,6 +232,7 @@ def test_ranks_evaluate_the_conditions_of_their_tests(suite: Suite, options: tup
     if options:
         text = "skipped by a condition on what only ranks have: conftest.py:18: RANK (--accel-strict)"
         assert text in run.failure("test_hook")
+        assert "needs 2 mlu devices; there is none (--accel-strict)" in run.failure("test_missing")
 
 
 def test_a_file_that_skips_itself_fails_a_strict_session(suite: Suite) -> None:
@@ -235,26 +242,6 @@ def test_a_file_that_skips_itself_fails_a_strict_session(suite: Suite) -> None:
     run = suite.run("--accel-strict")
     run.expect({"test_plain": "PASSED"})
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-
-
-def test_missing_hardware_is_not_hidden_by_a_condition(suite: Suite) -> None:
-    suite.write(
-        "test_it.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.mark.distributed(2, kind="mlu")
-        @pytest.mark.skipif("RANK" not in os.environ, reason="not launched")
-        def test_it():
-            pass
-        """,
-    )
-    run = suite.run("--accel-strict")
-    run.expect({"test_it": "ERROR"})
-    assert "needs 2 mlu devices; there is none (--accel-strict)" in run.failure("test_it")
 
 
 @pytest.mark.parametrize(

@@ -305,54 +305,6 @@ def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite
 
 
 @pytest.mark.long
-def test_junit_properties_name_devices_ranks_and_waiting_time(suite: Suite) -> None:
-    suite.write(
-        "test_devices.py",
-        """
-        import pytest
-
-
-        @pytest.mark.devices(2)
-        def test_devices(accel, record_property):
-            record_property("ids", ",".join(accel.ids))
-
-
-        @pytest.mark.distributed(2)
-        def test_ranks():
-            pass
-
-
-        @pytest.mark.distributed(2)
-        def test_same_ranks():
-            pass
-
-
-        @pytest.mark.devices(4)
-        def test_waits():
-            pass
-
-
-        def test_unmarked():
-            pass
-        """,
-    )
-    suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1")
-    found = {
-        case.attrib["name"]: {entry.attrib["name"]: entry.attrib["value"] for entry in case.iter("property")}
-        for case in xml.etree.ElementTree.parse(suite.path / "junit.xml").findall(".//testcase")
-    }
-    assert found["test_devices"]["accel_devices"] == found["test_devices"]["ids"]
-    assert "accel_ranks" not in found["test_devices"]
-    assert found["test_ranks"]["accel_ranks"] == "2"
-    assert len(found["test_ranks"]["accel_devices"].split(",")) == 2
-    assert found["test_ranks"]["accel_host"] == found["test_devices"]["accel_host"] == socket.gethostname()
-    assert float(found["test_same_ranks"]["accel_wait"]) == 0
-    # This test has to wait: the ranks of earlier tests hold one of the devices, and are shut down first.
-    assert float(found["test_waits"]["accel_wait"]) > 0
-    assert found["test_unmarked"] == {}
-
-
-@pytest.mark.long
 def test_warnings_of_ranks_are_reported_once(suite: Suite) -> None:
     suite.write(
         "test_warnings.py",

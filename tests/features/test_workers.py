@@ -119,35 +119,6 @@ def test_every_distribution_mode_of_xdist_works(
 
 
 @pytest.mark.long
-def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
-    """This also holds if ranks begin a test before the worker knows the test that follows it."""
-    for name in ("one", "two"):
-        suite.write(
-            f"test_{name}.py",
-            """
-            import pytest
-
-            SET_UP = []
-
-
-            @pytest.fixture(scope="module")
-            def number():
-                SET_UP.append(True)
-                yield len(SET_UP)
-                SET_UP.append(False)
-
-
-            @pytest.mark.distributed(2, kind="cpu")
-            @pytest.mark.parametrize("turn", range(5))
-            def test_has_it_still(number, turn):
-                assert SET_UP == [True]
-            """,
-        )
-    run = suite.run("-n1", "--dist=loadfile")  # With few cores, two workers would take ranks from each other.
-    assert run.count() == {"PASSED": 10}, run.text
-
-
-@pytest.mark.long
 def test_xdist_groups_stay_together(suite: Suite) -> None:
     """Some versions of pytest and xdist add the group to the ids of tests, but only in workers."""
     suite.write(
@@ -236,32 +207,6 @@ def test_workers_get_different_first_devices_in_unmarked_tests(suite: Suite) -> 
     assert all(sorted(mask) == sorted(masks[0]) for mask in masks)
     assert len(masks[0]) == 4
     assert len({mask[0] for mask in masks}) == 4
-
-
-@pytest.mark.long
-def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
-    suite.write(
-        "test_worlds.py",
-        """
-        import os
-
-        import pytest
-
-
-        @pytest.mark.parametrize("number", range(12))
-        @pytest.mark.distributed(4)
-        def test_world(number, rank, process_group):
-            with open(f"rank{rank}.pids", "a") as file:
-                print(os.getpid(), file=file)
-        """,
-    )
-    run = suite.run("-n2", "-o", "accel_schedule=off")
-    assert run.count() == {"PASSED": 12}
-    assert len({line.partition("]")[0] for line in run.text.splitlines() if line.startswith("[gw")}) == 2
-    for rank in range(4):
-        pids = suite.read(f"rank{rank}.pids")
-        assert len(pids) == 12
-        assert len(set(pids)) == 1  # The world uses all devices, so both workers had the same one.
 
 
 def test_an_idle_world_serves_the_next_test_of_its_size(suite: Suite) -> None:

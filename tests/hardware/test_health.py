@@ -184,21 +184,6 @@ def test_the_requesting_session_and_its_descendants_do_not_count_as_users(
     assert f"pid {holder.pid} " not in reason
 
 
-def test_processes_of_the_session_do_not_count_as_users(on_machine: OnMachine) -> None:
-    code = """
-import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-with open(os.environ["FAKE_NVML"], "a") as file:
-    file.write(f"process {os.getpid()} 1\\nprocess {child.pid} 1\\n")
-try:
-    exec(CODE)
-finally:
-    child.communicate()
-"""
-    found = on_machine(code.replace("CODE", repr(HEALTH.replace("BUSY", "True"))), *gpu(1))
-    assert found["devices"] == ["GPU-1"]
-
-
 def test_only_lasting_errors_and_prohibited_gpus_are_left_out(on_machine: OnMachine) -> None:
     # Corrected and contained errors do not count.
     states = ("ecc 0 9", "ecc 1 1", "retiring 1", "remapped 0 1", "compute 2", "compute 3", "remapped 1 0", "")

@@ -104,16 +104,6 @@ def test_a_quota_limits_the_cpus_but_leaves_at_least_one(tmp_path: Path) -> None
             },
             3.0,
         ),
-        (
-            {
-                "proc/self/cgroup": "4:cpuacct,cpu:/job\n0::/\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            1.0,
-        ),
     ],
 )
 def test_the_smallest_quota_of_a_cgroup_and_its_parents_is_used(

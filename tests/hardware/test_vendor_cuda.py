@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -210,22 +210,6 @@ def test_a_mask_index_of_a_mig_instance_means_all_instances_of_its_card(on_machi
     assert (found["devices"], found["visible"]) == ("156", "56")
 
 
-@pytest.mark.parametrize("names", [("a", "a"), ("a", "b")])
-def test_cuda_is_asked_for_its_order_once_and_only_if_gpus_differ(names: tuple[str, str]) -> None:
-    calls: list[bool] = []
-
-    def answer(environ: Mapping[str, str]) -> tuple[str, ...]:
-        calls.append(True)
-        return ("2", "1")
-
-    devices = tuple(Device("cuda", f"GPU-{n}", n, name) for n, name in enumerate(names, 1))
-    vendor = Cuda(answer)
-    differ = len(set(names)) == 2
-    for _ in range(2):
-        assert vendor.fastest(devices) == (devices[::-1] if differ else devices)
-    assert calls == [True] * differ
-
-
 def test_masks_have_uuids_and_set_pci_order() -> None:
     devices = [Device("cuda", f"GPU-{n}", n, "x") for n in (2, 1)]
     changes = {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -266,50 +250,32 @@ def _linked(digit: int, *more: str, bus: int | None = None) -> tuple[str, ...]:
     return _gpu(digit, "NVIDIA A100", 80, bus, *more)
 
 
-def test_nvlinks_are_found_by_the_pci_address_of_the_other_gpu(on_machine: OnMachine) -> None:
-    links = on_machine(
-        LINKS, *_linked(1, "link 0 2", "link 1 2", bus=9), *_linked(2), *_linked(3, "link 4 0", "link 5 0")
-    )
-    assert links == {"1": [["3", "nvlink"]] * 2, "2": [], "3": [["1", "nvlink"]] * 2}
+_BOTH = (*_linked(1, "link 0 1", "ancestor 1 10"), *_linked(2, "link 0 0"))
 
 
-def test_gpus_on_an_nvswitch_are_all_linked(on_machine: OnMachine) -> None:
-    links = on_machine(LINKS, *(fact for digit in (1, 2, 3) for fact in _linked(digit, "link 0 switch")), *_linked(4))
-    assert links == {
-        "1": [["2", "nvlink"], ["3", "nvlink"]],
-        "2": [["1", "nvlink"], ["3", "nvlink"]],
-        "3": [["1", "nvlink"], ["2", "nvlink"]],
-        "4": [],
-    }
-
-
-@pytest.mark.parametrize(("level", "linked"), [(0, True), (10, True), (20, True), (30, False), (None, False)])
-def test_pcie_links_need_no_host_bridge(on_machine: OnMachine, level: int | None, linked: bool) -> None:
-    ancestor = () if level is None else (f"ancestor 2 {level}",)
-    links = on_machine(LINKS, *_linked(1, *ancestor), *_linked(2), *_linked(3))
-    assert links == {"1": [["3", "pcie"]] * linked, "2": [], "3": [["1", "pcie"]] * linked}
-
-
-def test_a_pair_may_have_links_of_both_kinds(on_machine: OnMachine) -> None:
-    first = _linked(1, "link 0 1", "ancestor 1 10", "ancestor 2 20")
-    assert on_machine(LINKS, *first, *_linked(2, "link 0 0"), *_linked(3)) == {
-        "1": [["2", "nvlink"], ["2", "pcie"], ["3", "pcie"]],
-        "2": [["1", "nvlink"], ["1", "pcie"]],
-        "3": [["1", "pcie"]],
-    }
-
-
-def test_gpus_have_no_links_if_the_driver_does_not_report_them(on_machine: OnMachine) -> None:
-    linked = (*_linked(1, "link 0 1", "ancestor 1 10"), *_linked(2, "link 0 0"))
-    assert on_machine(LINKS, f"refuse nvmlDeviceGetTopologyCommonAncestor {NOT_SUPPORTED}", *linked) == {
-        "1": [["2", "nvlink"]],
-        "2": [["1", "nvlink"]],
-    }
-    assert on_machine(LINKS, f"refuse nvmlDeviceGetNvLinkState {NOT_SUPPORTED}", *linked) == {
-        "1": [["2", "pcie"]],
-        "2": [["1", "pcie"]],
-    }
-    assert on_machine(LINKS, *linked, driver="old") == {"1": [], "2": []}
+@pytest.mark.parametrize(
+    ("facts", "links"),
+    [
+        # NVLinks lead to a PCI address, or to a switch.
+        (
+            (*_linked(1, "link 0 2", "link 1 2", bus=9), *_linked(2), *_linked(3, "link 4 0", "link 5 0")),
+            "2: ; 3: 1 nvlink, 1 nvlink; 1: 3 nvlink, 3 nvlink",
+        ),
+        (
+            (*(fact for digit in (1, 2) for fact in _linked(digit, "link 0 switch")), *_linked(4)),
+            "1: 2 nvlink; 2: 1 nvlink; 4: ",
+        ),
+        # Links by PCIe need no host bridge.
+        ((*_linked(1, "ancestor 1 20"), *_linked(2)), "1: 2 pcie; 2: 1 pcie"),
+        ((*_linked(1, "ancestor 1 30"), *_linked(2)), "1: ; 2: "),
+        (_BOTH, "1: 2 nvlink, 2 pcie; 2: 1 nvlink, 1 pcie"),
+        ((f"refuse nvmlDeviceGetTopologyCommonAncestor {NOT_SUPPORTED}", *_BOTH), "1: 2 nvlink; 2: 1 nvlink"),
+        ((f"refuse nvmlDeviceGetNvLinkState {NOT_SUPPORTED}", *_BOTH), "1: 2 pcie; 2: 1 pcie"),
+    ],
+)
+def test_links_between_gpus_are_found(on_machine: OnMachine, facts: tuple[str, ...], links: str) -> None:
+    found = on_machine(LINKS, *facts)
+    assert "; ".join(f"{gpu}: {', '.join(map(' '.join, ends))}" for gpu, ends in found.items()) == links
 
 
 RUN_DEVICE_TEST = """

@@ -261,15 +261,6 @@ _ISSUED_BY_TORCH = """
         assert counts.get_total_counts() == 1
 
 
-    @distributed(2)
-    def test_traced(faults, rank):
-        module, argument = torch.nn.Conv2d(1, 1, 3).eval(), torch.ones(1, 1, 4, 4)
-        faults.fail(rank, OSError("by hand"), at="all_reduce")
-        trace = torch.jit.trace(module, argument)
-        for _ in range(3):  # TorchScript optimizes the function after the first calls.
-            torch.testing.assert_close(trace(argument), module(argument))
-        with pytest.raises(OSError):  # Operations are seen after the trace.
-            dist.all_reduce(ONE)
     """
 
 
@@ -277,7 +268,7 @@ _ISSUED_BY_TORCH = """
 @needs_torch(2, 6)
 def test_collectives_that_torch_issues_itself_are_seen_once(suite: Suite) -> None:
     suite.write("test_it.py", _ISSUED_BY_TORCH)
-    assert suite.run().count() == {"PASSED": 11}
+    assert suite.run().count() == {"PASSED": 10}
 
 
 def test_each_operation_of_a_process_group_has_a_function() -> None:
@@ -372,38 +363,13 @@ _RECOVERIES = """
         dist.destroy_process_group(group)
 
 
-    def train(checkpoint, rank, steps):
-        state = torch.load(checkpoint) if checkpoint.exists() else {"step": 0, "weight": torch.zeros(1)}
-        while state["step"] < steps:
-            mean = torch.full((1,), float(state["step"]))
-            dist.all_reduce(mean)
-            state = {"step": state["step"] + 1, "weight": state["weight"] + mean / dist.get_world_size()}
-            if rank == 0:
-                torch.save(state, checkpoint.with_name("new"))
-                checkpoint.with_name("new").rename(checkpoint)
-        return state
-
-
-    @distributed(2, init=False)
-    def test_training_resumes_from_its_checkpoint_after_a_kill(faults, rank, shared_tmp_path, dist_store):
-        faults.kill(1, at="all_reduce", n=4)
-        checkpoint = shared_tmp_path / "checkpoint"
-        join(dist_store, 0, rank, 2)
-        with pytest.raises(RuntimeError):
-            train(checkpoint, rank, 6)
-        dist.destroy_process_group()
-        assert torch.load(checkpoint)["step"] == 3
-        join(dist_store, 1, 0, 1)
-        state = train(checkpoint, 0, 6)
-        dist.destroy_process_group()
-        assert state["weight"].item() == 0 + 1 + 2 + 3 + 4 + 5
     """
 
 
 def test_survivors_recover_from_a_fault(suite: Suite) -> None:
     suite.write("test_it.py", _RECOVERIES)
     run = suite.run()
-    assert run.count() == {"PASSED": 3}
+    assert run.count() == {"PASSED": 2}
     assert run.ret == pytest.ExitCode.OK, "ranks are replaced quietly"
     assert len(run.text.rpartition("PASSED")[2].split("\n\n")) == 2, "nothing between the results and the last line"
 

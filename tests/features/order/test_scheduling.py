@@ -175,53 +175,17 @@ def test_a_replaced_worker_that_collects_other_tests_ends_the_session(suite: Sui
     ) in run.text
 
 
-@pytest.mark.long
-def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite) -> None:
-    """This also holds if a worker has received tests that it does not run."""
-    suite.write("log.py", _LOG)
-    suite.ini("pythonpath = .")
-    for name in ("a", "b"):
-        suite.write(
-            f"test_{name}.py",
-            f"""
-            import pytest
-            from log import note
-
-
-            @pytest.fixture(scope="module")
-            def module():
-                note("begin-{name}")
-                yield
-                note("end-{name}")
-
-
-            @pytest.mark.parametrize("number", range(8))
-            def test_plain(module, number):
-                note("{name}")
-
-
-            @pytest.mark.parametrize("number", range(3))
-            @pytest.mark.devices(4)
-            def test_all(number):
-                note("all")
-            """,
-        )
-    assert suite.run("-n3").count() == {"PASSED": 22}
-    current_module: dict[str, str | None] = {}
-    for line in suite.read("order"):
-        what, worker = line.split()
-        if what.startswith("begin-"):
-            assert current_module.get(worker) is None
-            current_module[worker] = what[6:]
-        elif what.startswith("end-"):
-            assert current_module[worker] == what[4:]
-            current_module[worker] = None
-        elif what in "ab":
-            assert current_module[worker] == what
-    assert set(current_module.values()) == {None}
-
-
-def test_ranks_keep_the_fixtures_of_the_module_with_which_a_worker_stays(suite: Suite) -> None:
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        (("-n2",), 10),
+        # The ranks begin a test before the worker knows the test that follows it.
+        pytest.param(("-n1", "--dist=loadfile"), 6, marks=pytest.mark.long),
+    ],
+)
+def test_a_worker_and_its_ranks_keep_the_fixtures_of_the_module_with_which_the_worker_stays(
+    suite: Suite, options: tuple[str, ...], most: int
+) -> None:
     """An error of a teardown that was put off is not lost, either."""
     suite.write("log.py", _LOG)
     suite.ini("pythonpath = .")
@@ -244,11 +208,16 @@ def test_ranks_keep_the_fixtures_of_the_module_with_which_a_worker_stays(suite: 
             @pytest.mark.devices(1)
             def test_it(module, number):
                 pass
+
+
+            @pytest.mark.parametrize("number", range(6))
+            def test_plain(module, number):
+                pass
             """,
         )
-    run = suite.run("-n2")
-    assert run.count()["PASSED"] == 18
-    assert 3 <= len(suite.read("order")) <= 5
+    run = suite.run(*options)
+    assert run.count()["PASSED"] == 36
+    assert 6 <= len(suite.read("order")) <= most
     assert "in teardown" in run.text
     assert run.ret == pytest.ExitCode.TESTS_FAILED
 

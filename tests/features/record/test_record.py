@@ -49,6 +49,7 @@ def test_the_record_agrees_with_the_report_of_pytest(request: pytest.FixtureRequ
         properties = {one.get("name"): one.get("value") for one in case.iter("property")}
         lanes = [lane.name for lane in tests[case.get("name", "")].lanes if lane.session is None]
         assert properties.get("accel_devices", "") == ",".join(lanes)
+        assert float(properties.get("accel_wait") or 0) == pytest.approx(tests[case.get("name", "")].waited, abs=0.1)
     for test in tests.values():
         assert record[0].at < test.span.start <= test.span.stop < record[-1].at
     requests = _of_kind(record, "WorldRequested")
