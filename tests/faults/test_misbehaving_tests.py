@@ -128,12 +128,6 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
             os.wait()
 
 
-        def test_last_leaves_no_directory(tmp_path):
-            inside = tmp_path / "inside"
-            inside.mkdir()
-            os.chdir(inside)
-            inside.rmdir()
-            os.environ.clear()
         """,
     )
     suite.write(
@@ -193,7 +187,6 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: BackgroundSuite) -
             "test_child_comes_back_failing": "FAILED failed: forked copy; rank 0",
             "test_child_exits_the_session": "FAILED failed: forked copy; rank 0",
             "test_daemon_stays": "PASSED ERROR leaked: process; ranks 0-1",
-            "test_last_leaves_no_directory": "PASSED ERROR leaked: setting; ranks 0-1",
             "test_another_file": "PASSED",
             "test_clears_the_variables_of_its_rank": "PASSED ERROR leaked: setting; ranks 0-1",
             "test_has_the_variables_of_its_rank": "PASSED",

@@ -223,11 +223,6 @@ def test_a_test_whose_function_has_other_tests_in_the_ranks_is_an_error(suite: S
         IN_RANK = "RANK" in os.environ
 
 
-        @pytest.mark.parametrize("number", range(12 if IN_RANK else 20))
-        def test_number(number):
-            pass
-
-
         @pytest.mark.parametrize("name", ["a", "c" if IN_RANK else "b"])
         def test_names(name):
             pass
@@ -261,14 +256,7 @@ def test_a_test_whose_function_has_other_tests_in_the_ranks_is_an_error(suite: S
         "test_set[b]",
         "test_method",
     ]
-    assert run.count() == {"ERROR": 27, "PASSED": 3}
-    listed = ", ".join(f"test_number[{number}]" for number in range(5))
-    for number in range(20):
-        failure = run.failure(f"test_number[{number}]")
-        text = "could not run the test: test_it.py: this rank has collected 12 of test_number, and the driver 20"
-        more = f"; it has {listed}, 7 more. The parameters of a test must be the same in every process "
-        assert f"{text}{more}(this rank sees 0 of the session's 4 devices)\n" in failure
-        assert len(failure) < 1_000
+    assert run.count() == {"ERROR": 7, "PASSED": 3}
     text = (
         "this rank has collected test_names with other names, or in another order, than the driver; it has test_names["
     )

@@ -129,11 +129,6 @@ EXCLUSIVE = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_proc
             "needs 0.5 of each of 2 cuda devices; there is 1: NVIDIA T4 (15 GiB)",
         ),
         (
-            DeviceNeed(3, share=HALF, sets=3),
-            (T4,),
-            "needs 0.5 of each of 3 cuda devices; there is 1: NVIDIA T4 (15 GiB)",
-        ),
-        (
             DeviceNeed(4, share=HALF, sets=2),
             (T4,),
             "needs 0.5 of each of 4 cuda devices; there is 1: NVIDIA T4 (15 GiB)",

@@ -11,7 +11,6 @@ import pytest
 
 from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.hardware.vendors import privateuse1
 from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1
 from pytest_accel.hardware.vendors.short_process import ask_torch
 from tests.installed_packages import InstalledPackages
@@ -78,17 +77,6 @@ def test_a_backend_without_devices_of_this_kind_is_reported(
     vendor = make_vendor("privateuse1")
     assert vendor.discover() == ()
     assert [text[: len(note)] for text in vendor.notes] == [note]
-
-
-def test_torch_is_asked_only_if_there_is_an_unknown_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
-    monkeypatch.setattr(privateuse1, "unknown_backends", tuple)
-    vendor = make_vendor("privateuse1")
-    assert (vendor.discover(), vendor.notes) == ((), ())
-    monkeypatch.setattr(privateuse1, "unknown_backends", lambda: ("acme",))
-    vendor = make_vendor("privateuse1")
-    assert vendor.discover() == ()
-    assert "No such file or directory" in vendor.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -100,13 +100,6 @@ def test_the_error_of_an_invalid_file_names_the_file_and_what_is_allowed(
         Sim(file=file)
 
 
-def test_the_error_of_a_missing_file_names_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "none.toml"
-    message = f"sim topology {file}: cannot be read: No such file or directory"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Sim(file=file)
-
-
 def test_the_mask_selects_and_orders_devices() -> None:
     vendor = Sim(3)
     devices = vendor.discover()
