@@ -14,8 +14,7 @@ SUITE = """
 from datetime import timedelta
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.lazy_torch import dist, torch
 
 pytestmark = pytest.mark.distributed(2, backend="gloo", timeout=20)
 
@@ -122,7 +121,7 @@ def test_collectives_for_which_a_test_does_not_wait_are_judged_with_it(suite: Ba
     if run.outcomes().get("test_different_shapes") == "FAILED":  # gloo has aborted before the end of the call.
         expected["test_different_shapes"] = f"FAILED {ERRORS['test_different_shapes']}"
     run.expect(expected)
-    at = "dist.broadcast at test_it.py:16, for which the test did not wait, "
+    at = "dist.broadcast at test_it.py:15, for which the test did not wait, "
     assert f"ranks 0-1: {at}has not completed" in run.failure("test_does_not_complete")
     assert f"{at}failed: " in run.failure("test_does_not_see_the_failure")
     suite.expect_nothing_left()

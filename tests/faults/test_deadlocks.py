@@ -20,8 +20,7 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
         "test_deadlocks.py",
         """
         import pytest
-        import torch
-        import torch.distributed as dist
+        from tests.lazy_torch import dist, torch
 
 
         @pytest.mark.distributed(2)
@@ -140,7 +139,7 @@ def test_a_deadlock_ends_long_before_the_timeout(suite: BackgroundSuite) -> None
     )
     finished = "has finished the test\n"
     for name, message in (
-        ("one_rank_has_finished", f"rank 0 is stuck in barrier #1 at test_deadlocks.py:10; rank 1 {finished}"),
+        ("one_rank_has_finished", f"rank 0 is stuck in barrier #1 at test_deadlocks.py:9; rank 1 {finished}"),
         ("receive", f"for message #3 from rank 0 (tag 0), which has sent 2; rank 0 {finished}"),
         ("receive_from_any", f"for message #1 from rank 1 (tag 0), which has sent none; rank 1 {finished}"),
         ("other_tag", "for rank 1 to receive message #1 (tag 2), which has received none; rank 1 waits at "),
@@ -169,8 +168,7 @@ def test_ranks_that_can_go_on_are_in_no_deadlock(suite: BackgroundSuite) -> None
         from datetime import timedelta
 
         import pytest
-        import torch
-        import torch.distributed as dist
+        from tests.lazy_torch import dist, torch
 
         CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         SECONDS = 5  # Longer than it takes to find a deadlock.

@@ -166,8 +166,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
         import threading
 
         import pytest
-        import torch
-        import torch.distributed as dist
+        from tests.lazy_torch import dist, torch
 
 
         @pytest.mark.distributed(3, timeout=4)
@@ -223,12 +222,12 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: BackgroundSuit
         "test_one_is_elsewhere": [
             "ranks 0-1 are in all_reduce #4 (float32[2, 3])",
             "rank 2 has not reached all_reduce #4 (last collective: all_reduce #3); "
-            "is at test_hangs.py:14 in test_one_is_elsewhere",
+            "is at test_hangs.py:13 in test_one_is_elsewhere",
         ],
         "test_a_group_of_its_own": [
             "rank 0 is in broadcast #1 (int64[5]) of process group 1",
             "rank 1 has not reached broadcast #1 (last collective: none); "
-            "is at test_hangs.py:22 in test_a_group_of_its_own",
+            "is at test_hangs.py:21 in test_a_group_of_its_own",
         ],
         "test_one_fails": ["rank 0 is in all_gather #", "rank 1 has not reached all_gather #"],
     }
@@ -254,8 +253,7 @@ def test_ranks_that_disagree_fail_the_test(suite: BackgroundSuite) -> None:
         "test_disagreement.py",
         """
         import pytest
-        import torch
-        import torch.distributed as dist
+        from tests.lazy_torch import dist, torch
 
         pytestmark = pytest.mark.distributed(2)
 

@@ -27,7 +27,7 @@ def test_a_rank_that_dies_fails_its_test_and_its_world_is_replaced(suite: Backgr
         import signal
 
         import pytest
-        import torch.distributed as dist
+        from tests.lazy_torch import dist
 
         pytestmark = pytest.mark.distributed(2)
 

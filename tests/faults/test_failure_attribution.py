@@ -18,7 +18,7 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
         "test_it.py",
         """
         import pytest
-        import torch.distributed as dist
+        from tests.lazy_torch import dist
 
         two = pytest.mark.distributed(2, timeout=40)
 

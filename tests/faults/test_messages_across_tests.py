@@ -15,8 +15,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.lazy_torch import dist, torch
 from torch.distributed import P2POp, batch_isend_irecv
 
 pytestmark = pytest.mark.distributed(2, backend="gloo", timeout=20)

@@ -145,8 +145,7 @@ def test_a_hang_shows_native_frames(suite: BackgroundSuite) -> None:
         import time
 
         import pytest
-        import torch
-        import torch.distributed as dist
+        from tests.lazy_torch import dist, torch
 
 
         @pytest.mark.distributed(2, timeout=6)
@@ -159,8 +158,8 @@ def test_a_hang_shows_native_frames(suite: BackgroundSuite) -> None:
     run = suite.run()
     run.expect({"test_hang": "FAILED"})
     report = run.failure("test_hang")
-    message = "timed out after 6 s: rank 1 is at test_it.py:12; rank 0 is stuck in all_reduce #1 at test_it.py:13"
-    assert f"E   {message}\n\ntest_it.py:12: RankHung" in report
+    message = "timed out after 6 s: rank 1 is at test_it.py:11; rank 0 is stuck in all_reduce #1 at test_it.py:12"
+    assert f"E   {message}\n\ntest_it.py:11: RankHung" in report
     assert f"FAILED test_it.py::test_hang - {message}" in run.text
     assert ">       dist.all_reduce(torch.ones(1))" in report.partition("[rank 0] stacks")[2]
     waiting, sleeping = report.partition("[rank 0] native frames")[2].split("[rank 1] native frames")
@@ -168,6 +167,6 @@ def test_a_hang_shows_native_frames(suite: BackgroundSuite) -> None:
     assert "all_reduce (torch/distributed/distributed_c10d.py:" in waiting
     assert "pybind11" not in waiting
     assert "nanosleep (libc.so.6)" in sleeping
-    assert "test_hang (test_it.py:12)" in sleeping
+    assert "test_hang (test_it.py:11)" in sleeping
     assert "_pytest" not in report.partition("- rerun -")[0]
     assert max(map(len, report.splitlines())) <= 160

@@ -22,8 +22,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.lazy_torch import dist, torch
 
 RUN = "RUN_ID"
 LIBC = ctypes.CDLL(None, use_errno=True)

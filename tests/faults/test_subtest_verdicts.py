@@ -15,7 +15,7 @@ _TESTS = """
     import unittest
 
     import pytest
-    import torch.distributed as dist
+    from tests.lazy_torch import dist
 
     pytestmark = pytest.mark.distributed(2)
 

@@ -253,8 +253,7 @@ _REPLACING_TEST = """
     from datetime import timedelta
 
     import pytest
-    import torch
-    import torch.distributed as dist
+    from tests.lazy_torch import dist, torch
 
     @pytest.mark.distributed(2)
     def test_{name}(rank):
@@ -290,8 +289,7 @@ _HANGING = """
     from pathlib import Path
 
     import pytest
-    import torch
-    import torch.distributed as dist
+    from tests.lazy_torch import dist, torch
 
     @pytest.fixture(scope="module")
     def account():

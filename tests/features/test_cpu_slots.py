@@ -20,7 +20,7 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
         import os
 
         import pytest
-        import torch
+        from tests.lazy_torch import torch
 
 
         @pytest.mark.distributed(2, kind="cpu")

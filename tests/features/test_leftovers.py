@@ -138,18 +138,10 @@ def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -
         "test_groups.py",
         """
         import pytest
+        from tests.lazy_torch import dist, torch
 
         pytestmark = pytest.mark.distributed(2, kind="cpu")
         SEEN = []
-
-
-        @pytest.fixture(scope="module", autouse=True)
-        def imports():
-            \"""Import torch in ranks only.\"""
-            global torch, dist, init_device_mesh
-            import torch
-            import torch.distributed as dist
-            from torch.distributed.device_mesh import init_device_mesh
 
 
         def count():
@@ -163,7 +155,7 @@ def test_process_groups_that_a_test_leaves_are_reported_and_stay(suite: Suite) -
 
 
         def test_mesh():
-            mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+            mesh = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
             assert total(mesh.get_group("data")) == 2
             SEEN.append("mesh")
 
@@ -226,21 +218,13 @@ def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> N
         import os
 
         import pytest
+        from tests.lazy_torch import dist, rpc, torch
 
         pytestmark = [
             pytest.mark.distributed(2, kind="cpu"),
             pytest.mark.filterwarnings("ignore:You are using a Backend"),
         ]
         SEEN = []
-
-
-        @pytest.fixture(scope="module", autouse=True)
-        def imports():
-            \"""Import torch in ranks only.\"""
-            global torch, dist, rpc
-            import torch
-            import torch.distributed as dist
-            import torch.distributed.rpc as rpc
 
 
         def init():
@@ -362,7 +346,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
         "test_a.py",
         """
         import pytest
-        import torch
+        from tests.lazy_torch import torch
 
 
         @pytest.fixture(scope="module", autouse=True)
@@ -381,7 +365,7 @@ def test_changes_that_a_test_has_not_made_are_no_leak(suite: Suite) -> None:
         "test_b.py",
         """
         import pytest
-        import torch
+        from tests.lazy_torch import torch
 
         pytestmark = pytest.mark.distributed(3, kind="cpu", init=False)
 

@@ -18,17 +18,10 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
         import os
 
         import pytest
+        from tests.lazy_torch import dist, torch
 
         pytestmark = pytest.mark.distributed(2, kind="cpu")
         seen = []
-
-
-        @pytest.fixture(scope="module", autouse=True)
-        def imports():
-            \"""Import torch in ranks only.\"""
-            global torch, dist
-            import torch
-            import torch.distributed as dist
 
 
         def test_first(process_group, rank, gather):
@@ -141,17 +134,10 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
         import socket
 
         import pytest
+        from tests.lazy_torch import dist, torch
 
         pytestmark = pytest.mark.distributed(2, kind="cpu", init=False)
         pids = []
-
-
-        @pytest.fixture(scope="module", autouse=True)
-        def imports():
-            \"""Import torch in ranks only.\"""
-            global torch, dist
-            import torch
-            import torch.distributed as dist
 
 
         def total():
@@ -274,8 +260,7 @@ _HARNESS = """
     from datetime import timedelta
 
     import pytest
-    import torch
-    import torch.distributed as dist
+    from tests.lazy_torch import dist, torch
 
     # Longer than the tests may take, so that a group that nobody serves is a hang.
     HOUR = timedelta(hours=1)
@@ -448,7 +433,7 @@ _DEVICES = """
     import os
 
     import pytest
-    import torch
+    from tests.lazy_torch import torch
 
 
     @pytest.mark.devices(2)

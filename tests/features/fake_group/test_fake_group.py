@@ -18,14 +18,7 @@ _HEAD = """
         import unittest
 
         import pytest
-
-
-        @pytest.fixture(scope="module", autouse=True)
-        def imports():
-            \"""Import torch in ranks only.\"""
-            global torch, dist
-            import torch
-            import torch.distributed as dist
+        from tests.lazy_torch import dist, torch
 
 
         fake = pytest.mark.distributed(4096, backend="fake")

@@ -20,8 +20,7 @@ _HEAD = """
     import time
 
     import pytest
-    import torch
-    import torch.distributed as dist
+    from tests.lazy_torch import dist, torch
 
     distributed = pytest.mark.distributed
 

@@ -94,7 +94,7 @@ _KILLED = """
 
     import product
     import pytest
-    import torch.distributed as dist
+    from tests.lazy_torch import dist
 
     @pytest.mark.distributed(2, kind="cpu")
     def test_dies(rank):
