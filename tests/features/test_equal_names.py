@@ -113,7 +113,6 @@ _RUNS = sorted(
 @pytest.fixture
 def named(suite: Suite) -> Suite:
     """Return a suite in which two tests of each kind have one name, and one of the two fails."""
-    suite.ini("accel_preload = none")  # No test needs torch.
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_it.py", _TESTS)
     suite.write("lines.cases", "line 0\nline 1\nline 2\n")

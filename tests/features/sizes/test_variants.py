@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "marks.md"
 
 
-@pytest.fixture(autouse=True)
-def import_no_torch(suite: Suite) -> None:
-    """Have fork servers import nothing for ranks: only one test needs torch."""
-    suite.ini("accel_preload = none")
-
-
 _NOTE = """
     import os
     import unittest
