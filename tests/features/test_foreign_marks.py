@@ -158,7 +158,7 @@ def test_marks_of_the_project_can_be_handed_over(suite: Suite) -> None:
             pass
         """,
     )
-    run = suite.run("--strict-markers", "-n2")
+    run = suite.run("--strict-markers", "-n1")
     assert run.outcomes() == {"test_in_ranks": "PASSED", "test_devices": "PASSED", "test_arguments": "ERROR"}
     assert sorted(suite.read("ranks")) == ["0", "1"]
     (line,) = [line for line in run.text.splitlines() if line.startswith(_HEADER)]

@@ -165,7 +165,7 @@ def test_what_is_set_before_an_import_has_its_effect_in_ranks(
     """Only torch is imported before: a file that sets one of its variables gets a warning, unless it is the same."""
     _write_suite_with_changes_before_imports(preload_suite)
     monkeypatch.setenv("PYTORCH_JIT", "1")
-    run = preload_suite.run("-n2", "--dist=loadfile")  # With `filterwarnings = error`.
+    run = preload_suite.run("-n1", "--dist=loadfile")  # With `filterwarnings = error`.
     assert run.count() == {"PASSED": 9}, run.text
     warnings = re.findall(r"PreloadWarning: (.*)", run.text)
     assert len(warnings) == 1, run.text

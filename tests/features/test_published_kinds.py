@@ -47,7 +47,7 @@ def acme(packages: InstalledPackages, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_kind_in_the_documentation_works(suite: Suite, acme: InstalledPackages) -> None:
     suite.write("test_it.py", TESTS)
     suite.write("test_four.py", "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_four(): ...")
-    run = suite.run("-rs", "--accel=acme", "--accel-require=acme:3", "-n2")
+    run = suite.run("-rs", "--accel=acme", "--accel-require=acme:3", "-n1")
     assert run.count() == {"PASSED": 2, "SKIPPED": 1}, run.text
     assert "needs 4 acme devices; there are 3: 3 x Acme One" in run.text
     assert "accel: acme, 3 devices: 3 x Acme One" in run.text

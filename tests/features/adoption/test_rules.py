@@ -135,7 +135,7 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
         """
     )
 
-    run = suite.run("-n", "2")
+    run = suite.run("-n1")
     assert run.count() == {"PASSED": 10}, run.text
     assert run.result("test_each_size[world_size=1]") == "PASSED"
     assert "no test matches" not in run.text

@@ -129,28 +129,27 @@ def test_allure_has_one_result_for_each_test(pair: Pair) -> None:
     options = "--alluredir=results", "--clean-alluredir"
     plain = pair.plain.run(*options)
     expected, fixtures = _read_results(pair.plain.path / "results")
-    for workers in ((), ("-n2",)):
-        run = pair.marked.run(*options, *workers)
-        assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
-        results, merged_fixtures = _read_results(pair.marked.path / "results")
-        assert results.keys() == expected.keys()
-        differs = results.pop("test_differs_by_rank")
-        for name, result in results.items():
-            details, expected_result = result.pop("statusDetails", {}), dict(expected[name])
-            expected_details = expected_result.pop("statusDetails", {})
-            assert result == expected_result
-            assert details.get("message") == expected_details.get("message")
-            # allure strips the traceback of a plain test.
-            trace = details.get("trace", "").removeprefix("ranks 0-1 of 2 on cpu\n").strip()
-            assert trace.startswith(expected_details.get("trace", ""))
+    run = pair.marked.run(*options, "-n1")
+    assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
+    results, merged_fixtures = _read_results(pair.marked.path / "results")
+    assert results.keys() == expected.keys()
+    differs = results.pop("test_differs_by_rank")
+    for name, result in results.items():
+        details, expected_result = result.pop("statusDetails", {}), dict(expected[name])
+        expected_details = expected_result.pop("statusDetails", {})
+        assert result == expected_result
+        assert details.get("message") == expected_details.get("message")
+        # allure strips the traceback of a plain test.
+        trace = details.get("trace", "").removeprefix("ranks 0-1 of 2 on cpu\n").strip()
+        assert trace.startswith(expected_details.get("trace", ""))
 
-        assert [(step["name"], step.get("attachments")) for step in differs["steps"]] == [
-            ("all", None),
-            ("of 0", [{"name": "note", "source": "words of 0"}]),
-        ]
-        assert "attachments" not in differs
-        assert differs["parameters"] == [{"name": "rank", "value": "0"}]
-        assert differs["labels"] == expected["test_differs_by_rank"]["labels"]
-        # Each marked test has the fixtures that it uses; the teardown of one that other tests share is left out.
-        used = [(test, befores[0]["name"]) for tests, befores, _ in merged_fixtures for test in tests]
-        assert sorted(used) == sorted((test, befores[0]["name"]) for tests, befores, _ in fixtures for test in tests)
+    assert [(step["name"], step.get("attachments")) for step in differs["steps"]] == [
+        ("all", None),
+        ("of 0", [{"name": "note", "source": "words of 0"}]),
+    ]
+    assert "attachments" not in differs
+    assert differs["parameters"] == [{"name": "rank", "value": "0"}]
+    assert differs["labels"] == expected["test_differs_by_rank"]["labels"]
+    # Each marked test has the fixtures that it uses; the teardown of one that other tests share is left out.
+    used = [(test, befores[0]["name"]) for tests, befores, _ in merged_fixtures for test in tests]
+    assert sorted(used) == sorted((test, befores[0]["name"]) for tests, befores, _ in fixtures for test in tests)

@@ -261,7 +261,7 @@ def test_the_final_output_is_the_same_with_and_without_status_line(
     assert "2 failed, 35 passed" in output
 
 
-@pytest.mark.parametrize(("args", "term"), [(("-s",), "xterm"), (("--no-header", "-n2"), "")])
+@pytest.mark.parametrize(("args", "term"), [(("-s",), "xterm"), (("--no-header", "-n1"), "")])
 def test_some_sessions_have_no_status_line(suite: BackgroundSuite, args: tuple[str, ...], term: str) -> None:
     suite.write("conftest.py", _WAIT + _STATUS_AT_ONCE)
     suite.write("test_it.py", _OTHERS)

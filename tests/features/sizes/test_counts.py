@@ -56,7 +56,7 @@ _TESTS = """
 
 def test_all_devices_of_the_session_are_used(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
-    run = suite.run("--accel", "sim:4", "--accel-ids", "sim-0,sim-1,sim-3", "-n", "2")
+    run = suite.run("--accel", "sim:4", "--accel-ids", "sim-0,sim-1,sim-3", "-n1")
     assert run.count() == {"PASSED": 6, "SKIPPED": 1}, run.text
     numbers = ["devices 3", "ranks 3", "pairs 1", "shares 1", "shares 6", f"cores {cpu_slots()}"]
     assert sorted(suite.read("numbers.log")) == sorted(numbers)

@@ -86,7 +86,7 @@ _CASE_IDS = [
 
 def test_lists_make_tests_of_methods_and_parameters(suite: Suite) -> None:
     suite.write("test_it.py", _CASES)
-    run = suite.run("--accel", "none", "-n", "2")
+    run = suite.run("--accel", "none", "-n1")
     assert run.count() == {"PASSED": len(_CASE_IDS) + 1}, run.text
     assert sorted(suite.read("ran.log")) == sorted(_CASE_IDS)
 
