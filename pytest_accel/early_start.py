@@ -1,4 +1,4 @@
-"""The decision to start the fork server before conftests are imported (`forkserver.early_server`)."""
+"""The decision to start the fork server before conftests are imported (`forkserver.server_process.EarlyServer`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def start_server(early_config: pytest.Config) -> None:
     # bind the functions that they use when they are imported, so this comes first.
     from pytest_accel import item_redirection, runtest_hooks  # noqa: F401
     from pytest_accel.driver import driver  # noqa: F401
-    from pytest_accel.forkserver.early_server import EarlyServer
+    from pytest_accel.forkserver.server_process import EarlyServer
     from pytest_accel.pool import pool_service  # noqa: F401
     from pytest_accel.session_pool import plugin_options
 

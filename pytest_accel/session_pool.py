@@ -21,7 +21,7 @@ from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
 from pytest_accel.driver.output_tail import shows_logs_of_ranks, shows_output
-from pytest_accel.forkserver.server_client import spawn_here
+from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.messages.session_spec import SessionSpec, with_options
 from pytest_accel.pool.pool import Pool
@@ -31,7 +31,7 @@ from pytest_accel.settings.options import Settings, is_distributed, own_path
 from pytest_accel.suite_place import place_options
 
 if TYPE_CHECKING:
-    from pytest_accel.forkserver.early_server import EarlyServer
+    from pytest_accel.forkserver.server_process import EarlyServer
     from pytest_accel.pool.world_leases import ClusterConnection, LaunchedMachines
     from pytest_accel.pool.world_manager import StartJob, WorldStarter
 

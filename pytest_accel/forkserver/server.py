@@ -1,15 +1,17 @@
 """The process of the fork server, which serves the pool until the controller exits.
 
-The fork server has imported torch, pytest and its plugins, and has one thread and no device runtime, so that starting a
-rank costs only a fork. It is the subreaper of all processes that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER).
-When the controller exits, for whatever reason, the fork server kills all remaining processes. Server 0, and a server on
-another machine, then removes the session's folder.
+The fork server starts in two steps: it imports torch, pytest and its plugins, and then gets the session's settings
+(:func:`main`). It has one thread and no device runtime, so that starting a rank costs only a fork. It is the subreaper
+of all processes that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER). When the controller exits, for whatever
+reason, the fork server kills all remaining processes. Server 0, and a server on another machine, then removes the
+session's folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.machinery
 import os
 import platform
 import selectors
@@ -17,18 +19,16 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from os import _exit, execve, getpid
-from typing import NoReturn
-
-from msgspec import structs
+from typing import Any, NoReturn
 
 from pytest_accel.core import log, prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.kill import kill_descendants
+from pytest_accel.core.kill import MARK, kill_descendants
 from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import published_plugins
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
@@ -44,6 +44,7 @@ from pytest_accel.forkserver.preload import (
 )
 from pytest_accel.forkserver.rank_process import fork_rank
 from pytest_accel.forkserver.server_messages import (
+    FirstStep,
     KillWorld,
     PreloadFailed,
     Serve,
@@ -52,8 +53,7 @@ from pytest_accel.forkserver.server_messages import (
     file_with,
     read_file,
 )
-from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages import fd_passing, unix_sockets
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
 
@@ -64,10 +64,9 @@ _PARENT_CHECK_INTERVAL = 0.5
 class _Server:
     """The loop of the fork server: waits for messages, exits, deadlines and the end of the controller."""
 
-    def __init__(self, connection: Connection, begin: Serve) -> None:
+    def __init__(self, connection: Connection, begin: Serve, *, launched: bool) -> None:
         self.connection = connection
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
-        launched = begin.parent != begin.controller
         self._fork = partial(fork_rank, begin.spec, leave_server=self._leave, own_group=not launched)
         self.worlds = ForkedWorlds(begin.spec, self._start_rank, partial(_send, connection))
         # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
@@ -130,38 +129,62 @@ class _Server:
                 os.close(descriptor)
 
 
-def main(descriptor: int, given: int) -> None:
-    """Run :func:`serve`; read the :class:`Serve` from the unnamed file `given`."""
-    serve(descriptor, read_file(given))
+def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> NoReturn:
+    """Import what ranks need, then serve the session that this process is given, and exit.
 
-
-def serve(descriptor: int, begin: Serve) -> NoReturn:
-    """Serve the controller on the socket `descriptor`, and exit."""
-    connection, spec = Connection(descriptor), begin.spec
-    session_folder.claim(spec.directory)
-    no_log = log.start_here(f"fork server {spec.server}")
-    step("starts; its parent is process %d", begin.parent)
-    if no_log is not None:
-        _send(connection, ServerNote(f"the log has no steps of processes on {platform.node()}: {no_log}"))
+    `step_one` is a :class:`FirstStep`. The socket on which the server serves, and an unnamed file with its
+    :class:`Serve`, come over the socket `connection`. If the process has replaced itself, it has them already:
+    `connection` and `given`.
+    """
+    first, parent, path = FirstStep(*step_one), os.getppid(), tuple(sys.path)
+    session_folder.claim(first.directory)
+    no_log = log.start_here(f"fork server {first.server}")
+    step("starts; its parent is process %d", parent)
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
-    with ending_with(begin.parent, descriptor, spec.own_folder), blas_without_threads():
-        import_installed(RANK_MODULES)
-        problem = _load_plugins(spec)
+    with _ending_with(parent, connection, first.own_folder), blas_without_threads():
+        problem = _import_ahead(first)
     if problem is not None:
-        step("starts again, without pytest's plugins: their import %s", problem)
-        _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {problem}"))
         # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
-        start_anew(descriptor, structs.replace(begin, spec=structs.replace(spec, plugin_options=None)))
+        step("starts again, without pytest's plugins: their import %s", problem)
+        _start_anew(connection, first._replace(problem=problem), given, path)
+    if given is None:
+        with Connection(connection) as waiting, _ending_with(parent, connection, first.own_folder):
+            try:
+                connection, given = fd_passing.receive(waiting, 2)
+            except EOFError:
+                step("its parent does not need it")
+                _clean_up(first.own_folder)
+                _exit(0)
+    begin: Serve = read_file(given)
+    spec = begin.spec
+    if begin.environment is not None:
+        os.environ.update(begin.environment)
+        for name in os.environ.keys() - begin.environment.keys() - {MARK}:
+            del os.environ[name]
+        no_log = log.start_here(f"fork server {first.server}")
+    if _has_other_modules([entry for entry in spec.sys_path if entry not in path]):
+        step("starts again: the suite's folders have other modules than those that it has imported")
+        with file_with(begin, first.directory) as file:
+            _start_anew(connection, first, file.fileno(), spec.sys_path)
+    sys.path[:] = spec.sys_path
+    _serve(Connection(connection), begin, first, parent, no_log)
+
+
+def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, no_log: str | None) -> NoReturn:
+    """Serve the session of `begin`, and exit; `no_log` says why this process cannot write the session's log."""
+    if no_log is not None:
+        _send(connection, ServerNote(f"the log has no steps of processes on {platform.node()}: {no_log}"))
+    if first.problem is not None:
+        _send(connection, ServerNote(f"ranks load pytest's plugins themselves: their import {first.problem}"))
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
-    _start_resource_tracker(spec.directory)
+    _start_resource_tracker(first.directory)
     error = None
-    with ending_with(begin.parent, descriptor, spec.own_folder), blas_without_threads():
-        if spec.preload is not None:
-            import_installed(TORCH_MODULES)
-            error = import_named(spec.preload)
-        if spec.coverage is not None:
+    with _ending_with(parent, connection.fileno(), first.own_folder), blas_without_threads():
+        if begin.spec.preload is not None:
+            error = import_named(begin.spec.preload)
+        if begin.spec.coverage is not None:
             import_installed(("coverage",))
     step("has imported what ranks need" if error is None else "cannot import what accel_preload names")
     pid = getpid()
@@ -170,43 +193,58 @@ def serve(descriptor: int, begin: Serve) -> NoReturn:
         if error is not None:
             _send(connection, PreloadFailed(error))
         else:
-            _Server(connection, begin).serve()
+            _Server(connection, begin, launched=parent != begin.controller).serve()
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
         if getpid() == pid:  # A forked child with an error also comes here.
             step("ends with status %d", code)
-            _clean_up(spec.own_folder)
+            _clean_up(first.own_folder)
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
 
 
-def start_anew(descriptor: int, begin: Serve) -> NoReturn:
-    """Replace this process by a fork server that has not imported anything yet."""
-    with file_with(begin, begin.spec.directory) as given:
-        os.set_inheritable(descriptor, True)
-        os.set_inheritable(given.fileno(), True)
-        source = f"from {__name__} import main; main({descriptor}, {given.fileno()})"
-        command = python_command(source, path=begin.spec.sys_path)
-        execve(command[0], command, os.environ)
+def _import_ahead(first: FirstStep) -> str | None:
+    """Import what all ranks need; return why they must not be forked after the import of pytest's plugins, or None."""
+    import_installed(RANK_MODULES)
+    published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
+    if first.plugin_options is None:
+        return None
+    import_installed(TORCH_MODULES)
+    if first.problem is not None:
+        return None
+    known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
+    try:
+        load_plugins(first.directory, first.plugin_options)
+    except BaseException:
+        traceback.print_exc()  # Not an error here: a rank that needs the plugin reports the same error itself.
+    return unfit(known, threads)
+
+
+def _has_other_modules(path: Sequence[str]) -> bool:
+    """Return whether the folders `path` have modules that replace modules which this process has imported."""
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if "." not in name and spec is not None and spec.has_location:
+            found = importlib.machinery.PathFinder.find_spec(name, path)
+            if found is not None and found.origin != spec.origin:
+                return True
+    return False
+
+
+def _start_anew(connection: int, first: FirstStep, given: int | None, path: Sequence[str]) -> NoReturn:
+    """Replace this process by a fork server that has not imported anything yet; the arguments are those of `main`."""
+    for descriptor in (connection, given):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, True)
+    source = f"from {__name__} import main; main({connection}, {tuple(first)!r}, {given})"
+    command = python_command(source, path=path)
+    execve(command[0], command, os.environ)
 
 
 def _send(connection: Connection, message: object) -> None:
     with contextlib.suppress(OSError):  # The controller has exited, which the server notices next.
         connection.send(message)
-
-
-def _load_plugins(spec: SessionSpec) -> str | None:
-    """Import pytest's plugins and read what is installed; return why ranks must not be forked after that, or None."""
-    known, threads = frozenset(sys.modules), thread_count()  # A debugger may have threads in this process.
-    published_plugins()  # Fills a cache for the ranks, which look up the plugins of installed packages.
-    if spec.plugin_options is None:
-        return None
-    try:
-        load_plugins(spec.directory, spec.plugin_options)
-    except BaseException:
-        traceback.print_exc()  # Not an error here: a rank that needs the plugin reports the same error itself.
-    return unfit(known, threads)
 
 
 def _start_resource_tracker(directory: str) -> None:
@@ -223,8 +261,8 @@ def _start_resource_tracker(directory: str) -> None:
 
 
 @contextlib.contextmanager
-def ending_with(parent: int, connection: int, folder: str | None) -> Iterator[None]:
-    """Exit after :func:`_clean_up` when `parent` exits or closes the `connection`, in a block in which nobody reads it.
+def _ending_with(parent: int, connection: int, folder: str | None) -> Iterator[None]:
+    """Exit after :func:`_clean_up` when the parent exits or closes the `connection`, in a block in which nobody reads.
 
     A timer compares the parent process id. PR_SET_PDEATHSIG would not do: its "parent" is the thread that started this
     process (prctl(2)).

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from os import getpid
 from signal import SIGKILL
-from socket import SHUT_RDWR, socket
-from subprocess import DEVNULL, Popen, TimeoutExpired
+from socket import SHUT_RDWR
 from threading import Lock, RLock
 from traceback import format_exc
-from typing import Protocol
 
 from msgspec import structs
 
 from pytest_accel.core import session_folder, threads
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.interpreter import python_command, unmeasured
-from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
-from pytest_accel.core.launcher_env import for_own_ranks
-from pytest_accel.core.paths import server_log_path
-from pytest_accel.forkserver.server_messages import (
-    KillWorld,
-    RankExited,
-    Serve,
-    StartFailed,
-    StartWorld,
-    WorldStarted,
-    file_with,
-)
+from pytest_accel.core.kill import KILL_TIMEOUT
+from pytest_accel.forkserver.server_messages import KillWorld, RankExited, StartFailed, StartWorld, WorldStarted
+from pytest_accel.forkserver.server_process import Spawn, spawn_here
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.fd_passing import socket_of
 from pytest_accel.messages.rank_exit import exited
@@ -39,90 +25,11 @@ from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection, is_readable
 from pytest_accel.messages.world_spec import WorldSpec
 
+__all__ = ["ForkServerClient", "ForkServerGroup", "ServerCallbacks", "Spawn", "spawn_here"]
 _STOP_TIMEOUT = 10.0
 """Seconds that a stopped server has to exit before it is killed."""
 _TICK_INTERVAL = 1.0
 """Seconds between two calls of `ServerCallbacks.on_tick`."""
-
-
-class ServerProcess(Protocol):
-    """The process of a fork server, which may be the child of another process."""
-
-    @property
-    def loss(self) -> str | None:
-        """The name of its machine, and why this counts as lost; None if it does not."""
-
-    def kill(self) -> None:
-        """Kill the process."""
-
-    def kill_tree(self) -> None:
-        """Kill the process and all its descendants."""
-
-    def wait(self, timeout: float) -> bool:
-        """Return True once the process has exited, False after `timeout` seconds."""
-
-
-Spawn = Callable[[SessionSpec, socket], ServerProcess]
-"""Function that starts a fork server for a session, given the server's end of a connection, which the caller closes."""
-
-
-class OwnServer:
-    """A fork server that is a child of this process."""
-
-    loss = None
-
-    def __init__(self, process: Popen[bytes]) -> None:
-        self.process = process
-
-    @classmethod
-    def start(cls, spec: SessionSpec, end: socket, environment: Mapping[str, str]) -> OwnServer:
-        """Start a server with `environment`; it serves on the socket `end`."""
-        with file_with(Serve(spec, getpid(), getpid()), spec.directory) as given:
-            passed = [end.fileno(), given.fileno()]
-            source = f"from pytest_accel.forkserver.server import main; main(*{passed})"
-            return cls(start_python(source, spec.directory, spec.server, environment, spec.sys_path, passed))
-
-    def kill(self) -> None:
-        with suppress(PermissionError):  # This process has given up root's rights since. The server ends by itself.
-            self.process.kill()
-
-    def kill_tree(self) -> None:
-        kill_tree(self.process.pid)
-
-    def wait(self, timeout: float | None) -> bool:
-        with suppress(TimeoutExpired):
-            self.process.wait(timeout)
-            return True
-        return False
-
-
-def spawn_here(spec: SessionSpec, end: socket) -> ServerProcess:
-    """Start a fork server as a child of this process, with its environment."""
-    return OwnServer.start(spec, end, os.environ)
-
-
-def start_python(
-    source: str,
-    directory: str,
-    number: int,
-    environment: Mapping[str, str],
-    path: Sequence[str],
-    passed: Sequence[int],
-) -> Popen[bytes]:
-    """Start the process of fork server `number` of the session in `directory`, which runs `source`.
-
-    The process inherits the descriptors `passed`. `path` is its ``sys.path``. Its output goes to the server's log.
-    """
-    with open(server_log_path(directory, number), "wb") as log:
-        return Popen(
-            python_command(source, path=path),
-            pass_fds=passed,
-            stdin=DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**unmeasured(for_own_ranks(environment)), MARK: mark(directory, number)},
-            start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
-        )
 
 
 @dataclass(frozen=True, slots=True)

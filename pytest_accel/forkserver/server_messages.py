@@ -2,7 +2,7 @@
 
 Each message is a frozen struct. `Connection` of :mod:`multiprocessing` is the framing of those that go over a socket. A
 new process finds its first message in an unnamed file: a file takes a message of any size at once, while a write to a
-socket blocks until the process reads, which an early server does only when it has imported torch.
+socket blocks until the process reads, which a fork server does only when it has imported torch.
 
 Pickle is the encoding, since what a suite puts into `config.workerinput` is part of the messages.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pickle import dump, load
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from msgspec import Struct
 
@@ -25,15 +25,28 @@ from pytest_accel.messages.world_spec import WorldSpec
 # To a new process
 
 
+class FirstStep(NamedTuple):
+    """What a fork server needs before it knows the session's settings: the arguments of its program."""
+
+    directory: str
+    """The session's folder."""
+    server: int
+    """The server's number."""
+    own_folder: str | None
+    """`SessionSpec.own_folder`."""
+    plugin_options: tuple[str, ...] | None
+    """`SessionSpec.plugin_options`; None: the server does not import torch either."""
+    problem: str | None = None
+    """Why the server must not import pytest's plugins, as a first attempt has shown; None: it may."""
+
+
 class Serve(Struct, frozen=True):
-    """Serve `controller` as a fork server of its session."""
+    """Serve `controller` as a fork server of its session, the second step of a fork server."""
 
     spec: SessionSpec
     controller: int
-    parent: int
-    """Parent of the process: the controller, or a launcher that has started the process for it."""
     environment: Mapping[str, str] | None = None
-    """The environment that an early server takes on; None: the process has been started with it."""
+    """The environment to take on; None: the process has been started with it."""
 
 
 class ContinueRank(Struct, frozen=True):

@@ -28,7 +28,7 @@ _CONFTEST = """
     if not os.environ.get("PYTEST_XDIST_WORKER"):  # Ranks have it, too.
         # Not Process.children(), which compares times that change with the clock of the machine.
         children = [each.info for each in psutil.process_iter(["pid", "ppid", "cmdline"]) if each.ppid() == os.getpid()]
-        servers = [child["pid"] for child in children if "early_server" in " ".join(child["cmdline"])]
+        servers = [child["pid"] for child in children if "server import main" in " ".join(child["cmdline"])]
         note("early", servers)
     """
 _TESTS = """

@@ -28,7 +28,7 @@ from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launchers.agent_messages import End, KillServer, ServerEnded, StartServer
 from pytest_accel.features.launchers.lease_agent import LeaseAgent
-from pytest_accel.forkserver.server_client import OwnServer
+from pytest_accel.forkserver.server_process import OwnServer
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.settings.machine import machine_for
 

@@ -13,7 +13,7 @@ from pytest_accel.core import threads
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.features.launchers.agent_messages import End, Hello, KillServer, ServerEnded, StartServer
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
-from pytest_accel.forkserver.server_client import ServerProcess
+from pytest_accel.forkserver.server_process import ServerProcess
 from pytest_accel.messages.session_spec import SessionSpec
 
 

@@ -28,7 +28,7 @@ from pytest_accel.features.launchers.transports import (
     TcpAgentTransport,
     TcpClientTransport,
 )
-from pytest_accel.forkserver.server_client import Spawn, spawn_here
+from pytest_accel.forkserver.server_process import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.leases.demand import RemoteDevicesError

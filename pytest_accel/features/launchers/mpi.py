@@ -13,10 +13,11 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from traceback import format_exc
+from typing import Any
 
 import psutil
 from msgspec import Struct, structs
@@ -33,14 +34,15 @@ from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks
 from pytest_accel.forkserver.server_messages import (
+    FirstStep,
     KillWorld,
     RankExited,
     Serve,
     StartFailed,
     StartWorld,
     file_with,
-    read_file,
 )
+from pytest_accel.forkserver.server_process import first_step
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
@@ -102,7 +104,8 @@ class MpiJob:
 
     def _start(self) -> subprocess.Popen[bytes]:
         words, variables = mpirun(self._world.ranks, self._spec.directory)
-        source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r})"
+        first = first_step(structs.replace(self._spec, server=self._world.servers[0]))
+        source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r}, {tuple(first)!r})"
         command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
@@ -152,14 +155,14 @@ class MpiJob:
         with self._lock:
             if len(calls) == self._world.ranks and not self._over.is_set():
                 self._serve(calls)
-        for call, _ in calls.values():
-            call.close()
         if self._servers is not None:
             self._over.wait()
             self._cleaned_up = self._servers.stop()
             self._report_ended()
         else:
             kill_tree(self._process.pid)
+        for call, _ in calls.values():  # A fork server that still imports ends with its connection.
+            call.close()
         try:
             self._process.wait(_END_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -263,23 +266,23 @@ def _receive_process(call: socket.socket) -> Handshake[MpiProcess]:
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
     """Pass a process of the job its end of the connection to the pool; return the process as a fork server."""
-    begin = Serve(spec, os.getpid(), os.getpid())
+    begin = Serve(spec, os.getpid())
     # If the process has ended, the pool notices that its connection is closed.
     with contextlib.suppress(OSError), file_with(begin, spec.directory) as given:
         socket.send_fds(call, [b"\0"], [end.fileno(), given.fileno()])
     return _MpiServer(pid)
 
 
-def serve(path: str) -> None:
-    """Run a fork server for the session that listens at `path`; called in a process that ``mpirun`` has started."""
+def serve(path: str, step_one: Sequence[Any]) -> None:
+    """Run a fork server for the session that listens at `path`; called in a process that ``mpirun`` has started.
+
+    `step_one` is the :class:`FirstStep` of rank 0's process.
+    """
     from pytest_accel.forkserver import server
 
-    parent = os.getppid()
-    prctl.die_with_parent(parent)
-    rank = next(os.environ[name] for name in RANK_VARIABLES if name in os.environ)
-    with unix_sockets.connect(path) as call:
-        call.sendall(frame(encode(MpiProcess(int(rank), os.getpid()))))
-        _, descriptors, _, _ = socket.recv_fds(call, 1, 2)
-    if descriptors:  # Otherwise the job has been given up.
-        end, given = descriptors
-        server.serve(end, structs.replace(read_file(given), parent=parent))
+    prctl.die_with_parent(os.getppid())
+    rank = int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
+    call = unix_sockets.connect(path)
+    call.sendall(frame(encode(MpiProcess(rank, os.getpid()))))
+    first = FirstStep(*step_one)
+    server.main(call.detach(), first._replace(server=first.server + rank))

@@ -28,7 +28,7 @@ from pytest_accel.features.launchers.handshakes import Handshake, Handshakes
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.suite_code import difference, suite_code
 from pytest_accel.features.launchers.transports import TcpClientTransport
-from pytest_accel.forkserver.server_client import Spawn, spawn_here
+from pytest_accel.forkserver.server_process import Spawn, spawn_here
 from pytest_accel.pool.placement import Cluster, ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
