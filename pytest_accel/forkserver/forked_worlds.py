@@ -16,7 +16,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT, children_of, cleans_up, kill_group, kill_tree, living, survivors
 from pytest_accel.core.log import step
 from pytest_accel.core.paths import socket_path
-from pytest_accel.forkserver.server_messages import RankExited, StartFailed, Survivors, WorldStarted
+from pytest_accel.forkserver.server_messages import RankExited, ServerReport, StartFailed, Survivors, WorldStarted
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.rank_messages import RETIRED
@@ -58,7 +58,7 @@ class ForkedWorlds:
         self,
         session: SessionSpec,
         start_rank: Callable[[WorldSpec, int, WorldSockets], int],
-        send: Callable[[object], None],
+        send: Callable[[ServerReport], None],
     ) -> None:
         """``start_rank(spec, rank, sockets)`` returns the pid of a new rank. `send` sends a message to the pool."""
         self._session = session

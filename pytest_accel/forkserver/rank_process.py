@@ -114,7 +114,7 @@ def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str,
 
 def main(descriptor: int) -> NoReturn:
     """Become the rank of the :class:`ContinueRank` in the file `descriptor`, in a new interpreter, and exit."""
-    message: ContinueRank = read_file(descriptor)
+    message = read_file(descriptor, ContinueRank)
     # As in processes that multiprocessing spawns: a tracker of this rank's own would be killed together with the rank.
     resource_tracker._resource_tracker._fd = message.tracker  # type: ignore[attr-defined]
     for one in (message.listener, message.store, message.tracker):

@@ -45,15 +45,17 @@ from pytest_accel.forkserver.preload import (
 from pytest_accel.forkserver.rank_process import fork_rank
 from pytest_accel.forkserver.server_messages import (
     FirstStep,
-    KillWorld,
     PreloadFailed,
     Serve,
     ServerNote,
+    ServerReport,
+    ServerRequest,
     StartWorld,
     file_with,
     read_file,
 )
 from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
 
@@ -99,7 +101,7 @@ class _Server:
                 self.worlds.look()
                 while self.connection.poll():
                     try:
-                        message = self.connection.recv()
+                        message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
                     except (EOFError, OSError):
                         step("the driver has closed the connection")
                         return
@@ -110,10 +112,10 @@ class _Server:
         due = self.worlds.due
         return None if due is None else max(0.0, due - monotonic())
 
-    def _handle(self, message: object) -> None:
+    def _handle(self, message: ServerRequest) -> None:
         if isinstance(message, StartWorld):
             self.worlds.start(message.spec, message.port)
-        elif isinstance(message, KillWorld) and message.world in self.worlds:
+        elif message.world in self.worlds:
             self.worlds.kill(message.world, message.after)
 
     def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
@@ -157,7 +159,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
                 step("its parent does not need it")
                 _clean_up(first.own_folder)
                 _exit(0)
-    begin: Serve = read_file(given)
+    begin = read_file(given, Serve)
     spec = begin.spec
     if begin.environment is not None:
         os.environ.update(begin.environment)
@@ -242,9 +244,9 @@ def _start_anew(connection: int, first: FirstStep, given: int | None, path: Sequ
     execve(command[0], command, os.environ)
 
 
-def _send(connection: Connection, message: object) -> None:
+def _send(connection: Connection, message: ServerReport) -> None:
     with contextlib.suppress(OSError):  # The controller has exited, which the server notices next.
-        connection.send(message)
+        connection.send_bytes(encode(message))
 
 
 def _start_resource_tracker(directory: str) -> None:

@@ -16,12 +16,20 @@ from msgspec import structs
 from pytest_accel.core import session_folder, threads
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT
-from pytest_accel.forkserver.server_messages import KillWorld, RankExited, StartFailed, StartWorld, WorldStarted
+from pytest_accel.forkserver.server_messages import (
+    KillWorld,
+    RankExited,
+    ServerReport,
+    StartFailed,
+    StartWorld,
+    WorldStarted,
+)
 from pytest_accel.forkserver.server_process import Spawn, spawn_here
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.fd_passing import socket_of
 from pytest_accel.messages.rank_exit import exited
 from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection, is_readable
 from pytest_accel.messages.world_spec import WorldSpec
 
@@ -76,7 +84,7 @@ class ForkServerClient:
         with self._sending, suppress(OSError):
             self._used = self._used or isinstance(message, StartWorld)
             try:
-                self._connection.send(message)
+                self._connection.send_bytes(encode(message))
             except BlockingIOError:  # The server does not read, and may have got a part of the message.
                 self._process.kill()
 
@@ -120,7 +128,7 @@ class ForkServerClient:
         while True:
             try:
                 arrived = is_readable(self._connection.fileno(), max(0.0, tick - monotonic()))
-                message = self._connection.recv() if arrived else None
+                message = decode(self._connection.recv_bytes(), ServerReport) if arrived else None
             except (EOFError, OSError):
                 break
             if arrived:

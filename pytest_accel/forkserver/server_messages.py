@@ -1,26 +1,26 @@
 """The conversation of a fork server: with the process that starts it, with the pool, and with a new interpreter.
 
-Each message is a frozen struct. `Connection` of :mod:`multiprocessing` is the framing of those that go over a socket. A
-new process finds its first message in an unnamed file: a file takes a message of any size at once, while a write to a
-socket blocks until the process reads, which a fork server does only when it has imported torch.
-
-Pickle is the encoding, since what a suite puts into `config.workerinput` is part of the messages.
+Each message is a frozen struct in JSON (`messages/struct_messages.py`). A new process finds its first message in an
+unnamed file: a file takes a message of any size at once, while a write to a socket blocks until the process reads,
+which a fork server does only when it has imported torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pickle import dump, load
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from pytest_accel.core.kill import Survivor
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.world_spec import WorldSpec
+
+_Message = TypeVar("_Message")
 
 # To a new process
 
@@ -68,7 +68,7 @@ class ContinueRank(Struct, frozen=True):
 # Pool to fork server
 
 
-class StartWorld(Struct, frozen=True):
+class StartWorld(Struct, frozen=True, tag=True):
     """Start the ranks of `spec` that belong to this server."""
 
     spec: WorldSpec
@@ -76,7 +76,7 @@ class StartWorld(Struct, frozen=True):
     """Port of the world's store, if another server has created it."""
 
 
-class KillWorld(Struct, frozen=True):
+class KillWorld(Struct, frozen=True, tag=True):
     """Kill the ranks of `world`."""
 
     world: int
@@ -84,10 +84,12 @@ class KillWorld(Struct, frozen=True):
     """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
+ServerRequest = StartWorld | KillWorld
+
 # Fork server to pool
 
 
-class WorldStarted(Struct, frozen=True):
+class WorldStarted(Struct, frozen=True, tag=True):
     """The ranks of `world` that belong to this server have been forked."""
 
     world: int
@@ -97,14 +99,14 @@ class WorldStarted(Struct, frozen=True):
     """Port of the world's store, or None if it has no store."""
 
 
-class StartFailed(Struct, frozen=True):
+class StartFailed(Struct, frozen=True, tag=True):
     """The world could not be started; `text` is the reason."""
 
     world: int
     text: str
 
 
-class RankExited(Struct, frozen=True):
+class RankExited(Struct, frozen=True, tag=True):
     """The process of a rank has exited."""
 
     world: int
@@ -112,7 +114,7 @@ class RankExited(Struct, frozen=True):
     exit: RankExit
 
 
-class Survivors(Struct, frozen=True):
+class Survivors(Struct, frozen=True, tag=True):
     """The processes of a world that live on although `server` has killed them.
 
     Each message replaces the one before. The world has ended once its ranks have exited and the list is empty.
@@ -123,17 +125,19 @@ class Survivors(Struct, frozen=True):
     processes: tuple[Survivor, ...]
 
 
-class ServerNote(Struct, frozen=True):
+class ServerNote(Struct, frozen=True, tag=True):
     """A note that is shown with ``-v``."""
 
     text: str
 
 
-class PreloadFailed(Struct, frozen=True):
+class PreloadFailed(Struct, frozen=True, tag=True):
     """The server cannot fork ranks because of a module that ``accel_preload`` names; `text` is the error."""
 
     text: str
 
+
+ServerReport = WorldStarted | StartFailed | RankExited | Survivors | ServerNote | PreloadFailed
 
 # The first message of a new process
 
@@ -142,12 +146,13 @@ class PreloadFailed(Struct, frozen=True):
 def file_with(message: Serve | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
     """Provide an unnamed file in `directory` that contains `message`, for :func:`read_file` in a new process."""
     with TemporaryFile(dir=directory) as file:
-        dump(message, file)
+        file.write(encode(message))
         file.seek(0)
         yield file
 
 
-def read_file(descriptor: int) -> Any:
-    """Return the message in the unnamed file `descriptor`, and close the file."""
+def read_file(descriptor: int, form: type[_Message]) -> _Message:
+    """Return the message of the type `form` in the unnamed file `descriptor`, and close the file."""
     with open(descriptor, "rb") as file:
-        return load(file)
+        message: _Message = decode(file.read(), form)
+    return message
