@@ -14,12 +14,13 @@ import gc
 import importlib.machinery
 import os
 import platform
+import select
 import selectors
 import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from os import _exit, execve, getpid
@@ -54,13 +55,10 @@ from pytest_accel.forkserver.server_messages import (
     file_with,
     read_file,
 )
-from pytest_accel.messages import fd_passing, unix_sockets
+from pytest_accel.messages import fd_passing
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.messages.world_spec import WorldSpec
-
-_PARENT_CHECK_INTERVAL = 0.5
-"""Seconds between two checks that the parent still runs, while nobody reads the connection."""
 
 
 class _Server:
@@ -145,20 +143,19 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
-    with _ending_with(parent, connection, first.own_folder), blas_without_threads():
+    with blas_without_threads():
         problem = _import_ahead(first)
     if problem is not None:
         # A plugin that starts a thread must not keep a suite from running, and nobody has asked to import it here.
         step("starts again, without pytest's plugins: their import %s", problem)
         _start_anew(connection, first._replace(problem=problem), given, path)
     if given is None:
-        with Connection(connection) as waiting, _ending_with(parent, connection, first.own_folder):
-            try:
-                connection, given = fd_passing.receive(waiting, 2)
-            except EOFError:
-                step("its parent does not need it")
-                _clean_up(first.own_folder)
-                _exit(0)
+        passed = _receive(connection, parent)
+        if passed is None:
+            step("its parent has exited, or does not need it")
+            _clean_up(first.own_folder)
+            _exit(0)
+        connection, given = passed
     begin = read_file(given, Serve)
     spec = begin.spec
     if begin.environment is not None:
@@ -183,7 +180,7 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, 
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     _start_resource_tracker(first.directory)
     error = None
-    with _ending_with(parent, connection.fileno(), first.own_folder), blas_without_threads():
+    with blas_without_threads():
         if begin.spec.preload is not None:
             error = import_named(begin.spec.preload)
         if begin.spec.coverage is not None:
@@ -204,6 +201,19 @@ def _serve(connection: Connection, begin: Serve, first: FirstStep, parent: int, 
             step("ends with status %d", code)
             _clean_up(first.own_folder)
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.
+
+
+def _receive(connection: int, parent: int) -> list[int] | None:
+    """Return the two descriptors that come over the socket `connection`; None if it, or `parent`, ends before."""
+    with Connection(connection) as waiting, contextlib.ExitStack() as stack:
+        watched = [connection]
+        if (end := prctl.end_of(parent)) is not None:  # As in `_Server`, EOF is not enough.
+            stack.callback(os.close, end)
+            watched.append(end)
+        if connection in select.select(watched, [], [])[0]:
+            with contextlib.suppress(EOFError):
+                return fd_passing.receive(waiting, 2)
+    return None
 
 
 def _import_ahead(first: FirstStep) -> str | None:
@@ -260,29 +270,6 @@ def _start_resource_tracker(directory: str) -> None:
         resource_tracker.ensure_running()
     finally:
         os.chdir(before)
-
-
-@contextlib.contextmanager
-def _ending_with(parent: int, connection: int, folder: str | None) -> Iterator[None]:
-    """Exit after :func:`_clean_up` when the parent exits or closes the `connection`, in a block in which nobody reads.
-
-    A timer compares the parent process id. PR_SET_PDEATHSIG would not do: its "parent" is the thread that started this
-    process (prctl(2)).
-    """
-
-    def check(number: int, frame: object) -> None:
-        if os.getppid() != parent or unix_sockets.has_ended(connection):
-            step("its parent has exited, or has closed the connection")
-            _clean_up(folder)
-            _exit(1)
-
-    before = signal.signal(signal.SIGALRM, check)
-    signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK_INTERVAL, _PARENT_CHECK_INTERVAL)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _clean_up(folder: str | None) -> None:

@@ -74,7 +74,7 @@ class ForkServerClient:
         try:
             self._thread = threads.start(self._listen, "accel-starter")
         except threads.NoThreadError:
-            self._process.kill_tree()
+            self._process.kill()
             self._process.wait(KILL_TIMEOUT)
             self._connection.close()
             raise
@@ -98,7 +98,7 @@ class ForkServerClient:
         Return False if it did not exit in time and was killed, so that its descendants may live on.
         """
         if not self._used:
-            self._process.kill_tree()  # The server may still be importing; do not wait for that.
+            self._process.kill()  # The server may still be importing; do not wait for that.
         # Not close(): the thread may be waiting on the descriptor.
         with suppress(OSError), socket_of(self._connection) as end:
             end.shutdown(SHUT_RDWR)

@@ -38,10 +38,7 @@ class ServerProcess(Protocol):
         """The name of its machine, and why this counts as lost; None if it does not."""
 
     def kill(self) -> None:
-        """Kill the process."""
-
-    def kill_tree(self) -> None:
-        """Kill the process and all its descendants."""
+        """Kill the process and all its descendants; no-op if it has exited, or belongs to another user."""
 
     def wait(self, timeout: float) -> bool:
         """Return True once the process has exited, False after `timeout` seconds."""
@@ -73,14 +70,6 @@ class OwnServer:
                 start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
             )
 
-    @classmethod
-    def start(cls, spec: SessionSpec, end: socket, environment: Mapping[str, str]) -> OwnServer:
-        """Start a server with `environment`; it serves on the socket `end`."""
-        server = cls(first_step(spec), environment, spec.sys_path)
-        with suppress(ConnectionError):  # It has ended, and so `end` is closed, which the caller notices.
-            server.serve(spec, end)
-        return server
-
     def serve(self, spec: SessionSpec, end: socket, environment: Mapping[str, str] | None = None) -> None:
         """Have the process take on `environment`, and serve on the socket `end`; raise OSError if that is impossible.
 
@@ -91,11 +80,10 @@ class OwnServer:
             fd_passing.send(self._connection, [end.fileno(), given.fileno()])
 
     def kill(self) -> None:
-        with suppress(PermissionError):  # This process has given up root's rights since. The server ends by itself.
-            self.process.kill()
-
-    def kill_tree(self) -> None:
-        kill_tree(self.process.pid)
+        if self.process.poll() is None:
+            kill_tree(self.process.pid)
+        # A session that has given up root's rights cannot kill it, but it ends with this if it waits for `serve`.
+        self._connection.close()
 
     def wait(self, timeout: float | None) -> bool:
         with suppress(TimeoutExpired):
@@ -103,19 +91,18 @@ class OwnServer:
             return True
         return False
 
-    def disconnect(self) -> None:
-        """Close the connection, with which a process that waits for :meth:`serve` ends."""
-        self._connection.close()
-
 
 def first_step(spec: SessionSpec) -> FirstStep:
     """Return the first step of the fork server that serves `spec`."""
     return FirstStep(spec.directory, spec.server, spec.own_folder, spec.plugin_options)
 
 
-def spawn_here(spec: SessionSpec, end: socket) -> ServerProcess:
-    """Start a fork server as a child of this process, with its environment."""
-    return OwnServer.start(spec, end, os.environ)
+def spawn_here(spec: SessionSpec, end: socket, environment: Mapping[str, str] = os.environ) -> OwnServer:
+    """Start a fork server as a child of this process, which serves `spec` on the socket `end` (`Spawn`)."""
+    server = OwnServer(first_step(spec), environment, spec.sys_path)
+    with suppress(ConnectionError):  # It has ended, and so `end` is closed, which the caller notices.
+        server.serve(spec, end)
+    return server
 
 
 class EarlyServer:
@@ -152,7 +139,7 @@ class EarlyServer:
             with suppress(OSError):
                 server.serve(spec, end, os.environ)
                 return server
-        server.kill_tree()
+        server.kill()
         server.wait(KILL_TIMEOUT)
         return spawn_here(spec, end)
 
@@ -161,9 +148,7 @@ class EarlyServer:
         server, self._server = self._server, None
         if server is None or getpid() != self._controller:
             return
-        server.kill_tree()
-        # A session that has given up root's rights cannot kill it, and relies on this.
-        server.disconnect()
+        server.kill()
         server.wait(KILL_TIMEOUT)
         session_folder.remove(self.directory)
 

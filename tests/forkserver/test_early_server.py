@@ -112,7 +112,15 @@ _IDLE = """
     """
 
 
-@pytest.mark.parametrize("wait", ["", _IDLE], ids=["importing", "idle"])
+_FORK = """
+    if os.fork() == 0:  # The process keeps the controller's connections open, and ends after the server.
+        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.05)
+        os._exit(0)
+    """
+
+
+@pytest.mark.parametrize("wait", ["", _IDLE, _IDLE + _FORK], ids=["importing", "idle", "idle, with a fork"])
 def test_the_early_server_ends_with_a_killed_controller(suite: BackgroundSuite, wait: str) -> None:
     suite.write("conftest.py", f"{_CONFTEST}\n{wait}\n    os.kill(os.getpid(), 9)\n")
     suite.write("test_it.py", _TESTS)

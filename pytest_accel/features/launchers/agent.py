@@ -28,7 +28,7 @@ from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launchers.agent_messages import End, KillServer, ServerEnded, StartServer
 from pytest_accel.features.launchers.lease_agent import LeaseAgent
-from pytest_accel.forkserver.server_process import OwnServer
+from pytest_accel.forkserver.server_process import OwnServer, spawn_here
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.settings.machine import machine_for
 
@@ -117,7 +117,7 @@ class _Agent:
         elif isinstance(message, KillServer):
             if self._server is not None and message.number == self._number:
                 step("kills its fork server, as the driver wants")
-                self._server.kill_tree()
+                self._server.kill()
         elif isinstance(message, End):
             self._status = message.status
             step("the driver ends with status %d", message.status)
@@ -131,7 +131,7 @@ class _Agent:
         try:
             self._spec = self._own_spec(message) if self._transport.remote else message.spec
             with self._transport.connect_server(self._spec.directory) as end:
-                self._server = OwnServer.start(self._spec, end, changed_environment(message.environment))
+                self._server = spawn_here(self._spec, end, changed_environment(message.environment))
         except Exception as error:
             step("cannot start a fork server: %r", error)
             self._transport.send(ServerEnded(message.number, traceback.format_exc()))
@@ -185,7 +185,7 @@ class _Agent:
         """Wait for the fork server, which exits since its connection is closed, and clean up after it."""
         self._transport.close()
         if self._server is not None and not self._server.wait(_EXIT_TIMEOUT):
-            self._server.kill_tree()
+            self._server.kill()
             self._server.wait(KILL_TIMEOUT)
         self._lease_agent.close()
         step("ends")

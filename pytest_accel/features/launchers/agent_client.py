@@ -146,8 +146,5 @@ class _AgentServer:
     def kill(self) -> None:
         self._transport.send(KillServer(self._number))
 
-    def kill_tree(self) -> None:
-        self.kill()
-
     def wait(self, timeout: float) -> bool:
         return self.ended.wait(timeout)

@@ -232,10 +232,6 @@ class _MpiServer:
     """Always None, since the process is on this machine."""
 
     def kill(self) -> None:
-        with contextlib.suppress(psutil.Error):
-            psutil.Process(self.pid).kill()
-
-    def kill_tree(self) -> None:
         kill_tree(self.pid)
 
     def wait(self, timeout: float) -> bool:
