@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from pytest_accel.core import log, prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
-from pytest_accel.core.kill import MARK, kill_descendants
+from pytest_accel.core.kill import kill_descendants
 from pytest_accel.core.log import step
 from pytest_accel.core.plugin_roles import published_plugins
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds, WorldSockets
@@ -160,7 +160,7 @@ def main(connection: int, step_one: Sequence[Any], given: int | None = None) -> 
     spec = begin.spec
     if begin.environment is not None:
         os.environ.update(begin.environment)
-        for name in os.environ.keys() - begin.environment.keys() - {MARK}:
+        for name in os.environ.keys() - begin.environment.keys():
             del os.environ[name]
         no_log = log.start_here(f"fork server {first.server}")
     if _has_other_modules([entry for entry in spec.sys_path if entry not in path]):

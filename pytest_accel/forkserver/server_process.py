@@ -66,7 +66,7 @@ class OwnServer:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_for_server(environment), MARK: mark(first.directory, first.server)},
+                env=_for_server(environment, first.directory, first.server),
                 start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
             )
 
@@ -75,7 +75,7 @@ class OwnServer:
 
         The process has ended then, or too many files are open.
         """
-        changed = None if environment is None else _for_server(environment)
+        changed = None if environment is None else _for_server(environment, spec.directory, spec.server)
         with file_with(Serve(spec, getpid(), changed), spec.directory) as given:
             fd_passing.send(self._connection, [end.fileno(), given.fileno()])
 
@@ -153,8 +153,9 @@ class EarlyServer:
         session_folder.remove(self.directory)
 
 
-def _for_server(environment: Mapping[str, str]) -> dict[str, str]:
-    return unmeasured(for_own_ranks(environment))
+def _for_server(environment: Mapping[str, str], directory: str, server: int) -> dict[str, str]:
+    """Return `environment`, this process's, for a fork server."""
+    return {**unmeasured(for_own_ranks(environment)), MARK: mark(directory, server)}
 
 
 def _user() -> tuple[int, ...]:
