@@ -71,9 +71,6 @@ class ForkedWorlds:
         A plugin or the preloaded module may have started some before the first rank; ranks have left the others.
         """
 
-    def __len__(self) -> int:
-        return len(self._worlds)
-
     def __contains__(self, number: int) -> bool:
         return number in self._worlds
 
@@ -109,12 +106,12 @@ class ForkedWorlds:
     def kill(self, number: int, after: float = 0.0) -> None:
         """Kill the ranks of a world after some seconds, in which they may exit by themselves."""
         self._worlds[number].deadline = monotonic() + after
-        self.kill_overdue()
+        self.do_due()
 
-    def kill_overdue(self) -> None:
-        """Kill the ranks of all worlds whose deadline has passed."""
+    def do_due(self) -> None:
+        """Kill the ranks whose deadline has passed, and look whether killed processes live on, where that is due."""
         now = monotonic()
-        for number, world in self._worlds.items():
+        for number, world in list(self._worlds.items()):
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None
                 step("kills %d ranks of world %d", len(world.ranks), number)
@@ -122,6 +119,10 @@ class ForkedWorlds:
                     world.killed |= kill_tree(pid)
                 if world.look_at is None and not world.survivors:
                     world.look_at = now + KILL_TIMEOUT
+            if world.look_at is not None and world.look_at <= now:
+                self._report_survivors(number, world)
+                if not world.ranks and not world.survivors:
+                    del self._worlds[number]
 
     def reap(self) -> None:
         """Collect the exit statuses of all children that have exited, and send those of ranks.
@@ -177,15 +178,6 @@ class ForkedWorlds:
         new = children - self._known
         self._known = children
         return new
-
-    def look(self) -> None:
-        """Look whether the processes that were killed live on, where that is due."""
-        now = monotonic()
-        for number, world in list(self._worlds.items()):
-            if world.look_at is not None and world.look_at <= now:
-                self._report_survivors(number, world)
-                if not world.ranks and not world.survivors:
-                    del self._worlds[number]
 
     def _report_survivors(self, number: int, world: _ForkedWorld) -> None:
         """Tell the pool which processes live on although they were killed, unless nothing has changed."""

@@ -95,8 +95,7 @@ class _Server:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self.worlds.reap()
-                self.worlds.kill_overdue()
-                self.worlds.look()
+                self.worlds.do_due()
                 while self.connection.poll():
                     try:
                         message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
