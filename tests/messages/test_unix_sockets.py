@@ -22,12 +22,7 @@ from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.features.launchers import local_rendezvous
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
-from pytest_accel.features.launchers.tcp_mux import StreamSocket, TcpMux
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.connect import RankTarget, call_agent
-from pytest_accel.messages.struct_messages import encode
-from tests.deadline import eventually
-from tests.features.launchers.links import link_pair
 
 OTHER_USER = 1002
 """User id and group id of the other user."""
@@ -164,33 +159,6 @@ def test_a_rank_ignores_a_connection_of_another_user(common: Path) -> None:
             connection.sendall(b"own")
             with found[0] as accepted:
                 assert accepted.recv(64) == b"own"
-
-
-def test_a_tcp_mux_opens_no_stream_for_another_user(common: Path) -> None:
-    opened: dict[bytes, socket.socket] = {}
-
-    def open_stream(target: bytes) -> StreamSocket:
-        ours, opened[target] = socket.socketpair()
-        return StreamSocket(ours)
-
-    near, far = link_pair()
-    muxes = [TcpMux(near, calls=False, open_stream=open_stream), TcpMux(far, calls=True, open_stream=open_stream)]
-    threads = [threading.Thread(target=mux.run, args=(print,)) for mux in muxes]
-    for thread in threads:
-        thread.start()
-    path = str(common / "far.sock")
-    muxes[0].listen(path)
-    os.chmod(path, 0o777)
-    with run_as_other_user(_CALL, path) as other:
-        assert read_line(other) == "0"
-    own = RankTarget(1, 0, os.getpid())
-    with call_agent(path, own), unix_sockets.connect(path):
-        eventually("the stream", lambda: list(opened) == [encode(own)])
-        # The mux also closes a connection that has not yet named its target.
-        muxes[0].end_after(0)
-        for thread in threads:
-            thread.join()
-    opened[encode(own)].close()
 
 
 _EXCHANGE = """

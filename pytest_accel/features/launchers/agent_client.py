@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from pytest_accel.core import threads
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.features.launchers.agent_messages import End, Hello, KillServer, ServerEnded, StartServer
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
@@ -18,7 +17,7 @@ from pytest_accel.messages.session_spec import SessionSpec
 
 
 class ClientTransport(Protocol):
-    """The driver's end of its connection to an agent. All methods but :meth:`run` may be called in any thread."""
+    """The driver's end of its connection to an agent. All methods may be called in any thread."""
 
     def send(self, message: object) -> None:
         """Send `message` to the agent; no-op if the connection has ended."""
@@ -29,14 +28,14 @@ class ClientTransport(Protocol):
         No-op if the connection has ended.
         """
 
-    def run(self, handle: Callable[[object], None]) -> str | None:
-        """Call `handle` with each message until the connection ends; return why the whole machine counts as lost.
+    def start(self, handle: Callable[[object], None], on_end: Callable[[str | None], None]) -> None:
+        """Call `handle` with each message, and `on_end` once the connection has ended, in a thread of this object.
 
-        Return None if only the agent has ended.
+        `on_end` gets the reason if the whole machine counts as lost, and None if only the agent has ended.
         """
 
     def finish(self) -> None:
-        """Wait until the last message has been sent, and remove what the connection needed."""
+        """Wait until the last message has arrived, and remove what the connection needed."""
 
 
 class EnvironmentChanges:
@@ -71,7 +70,7 @@ class AgentClient:
 
         `changes` returns the changes to the agent's environment for a fork server; None removes a variable.
 
-        `on_lost` is called in this object's thread when the connection to the agent has ended.
+        `on_lost` is called in the transport's thread when the connection to the agent has ended.
         """
         self.hello = hello
         self.lost = False
@@ -86,7 +85,7 @@ class AgentClient:
         self._changes = changes
         self._stands_for_machine = stands_for_machine
         self._servers: list[_AgentServer] = []
-        threads.start(self._run, f"accel-agent-{hello.rank}")
+        transport.start(self._handle, self._connection_ended)
 
     def spawn(self, spec: SessionSpec, end: socket.socket) -> ServerProcess:
         """Have the agent start a fork server, connected to `end`."""
@@ -103,19 +102,15 @@ class AgentClient:
         self._transport.send(End(status, os.getpid()))
         self._transport.finish()
 
-    def _run(self) -> None:
+    def _connection_ended(self, why: str | None) -> None:
+        self.machine_loss = "its agent has ended" if why is None and self._stands_for_machine else why
+        self.lost = True
         try:
-            self.machine_loss = self._transport.run(self._handle)
-        finally:  # After any error, too: otherwise a caller that waits for a server of this agent would wait forever.
-            if self.machine_loss is None and self._stands_for_machine:
-                self.machine_loss = "its agent has ended"
-            self.lost = True
-            try:
-                self._on_lost()  # First: a request that is repeated because of the loss must not get this machine.
-            finally:
-                self.leases.lose()
-                for server in self._servers:
-                    self._end(server)
+            self._on_lost()  # First: a request that is repeated because of the loss must not get this machine.
+        finally:
+            self.leases.lose()
+            for server in self._servers:
+                self._end(server)
 
     def _end(self, server: _AgentServer) -> None:
         server.loss = None if self.machine_loss is None else f"{self._machine} ({self.machine_loss})"

@@ -25,9 +25,6 @@ from pytest_accel.messages.struct_messages import decode, encode
 
 # The greeting
 
-JOB = ("pytest-accel", "cluster")
-"""The job of the mutual authentication, the same for all sessions, since each session has a secret of its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
@@ -38,8 +35,8 @@ class Invitation:
     addresses: tuple[str, ...]
     """The addresses at which the controller may be reached."""
     port: int
-    secret: str = field(repr=False)
-    """The session's secret, in hexadecimal digits."""
+    key: str = field(repr=False)
+    """The key of the controller's end of the connections, in hexadecimal digits."""
     rootdir: str
     """The suite's root directory. The agent sends the digests of the files below it."""
     log: str | None = None
@@ -59,7 +56,7 @@ def read_invitation(line: bytes) -> Invitation:
     return invitation
 
 
-class Hello(Struct, frozen=True):
+class Hello(Struct, frozen=True, tag=True):
     """The greeting: the identity and arguments of a launched process, or of the agent of a cluster's machine.
 
     The greeting is the first message to rank 0, or to the controller of a session on a cluster.
@@ -85,17 +82,18 @@ class Hello(Struct, frozen=True):
     """The names of the environment variables that the machine of a cluster sets."""
 
 
-class ClockReading(Struct, frozen=True):
-    """The clock of one end of a TCP connection. Each question of the caller is answered with the listener's."""
-
-    seconds: float
-
-
-class Meeting(Struct, frozen=True):
-    """The last message of rank 0's greeting over TCP."""
+class Meeting(Struct, frozen=True, tag=True):
+    """The answer to the greeting of a process on another machine."""
 
     remote: bool
-    """True if rank 0 is on another machine than the caller; if not, the caller connects again, over a Unix socket."""
+    """True if the agent is to serve over this connection. If not, the process is on the driver's machine, where it
+    connects over a Unix socket, or the agent of a cluster's machine is not wanted."""
+
+
+class ClockReading(Struct, frozen=True, tag=True):
+    """The clock of one end of the connection. Each question of an agent is answered with the driver's."""
+
+    seconds: float
 
 
 # Agent to driver
@@ -109,7 +107,13 @@ class ServerEnded(Struct, frozen=True, tag=True):
     """The end of the server's log, or the traceback of the failed start; empty if the driver can read the log."""
 
 
-ToDriver = ServerEnded | InventoryReply | LeaseGranted | LeaseFailed | LeaseWanted | LeaseLost
+class Ending(Struct, frozen=True, tag=True):
+    """The agent has received :class:`End`, and waits for the driver's exit."""
+
+
+ToDriver = (
+    Hello | ClockReading | Ending | ServerEnded | InventoryReply | LeaseGranted | LeaseFailed | LeaseWanted | LeaseLost
+)
 
 
 # Driver to agent
@@ -144,4 +148,15 @@ class End(Struct, frozen=True, tag=True):
     """The driver's process id."""
 
 
-ToAgent = StartServer | KillServer | End | UseSettings | InventoryRequest | RequestLease | LeaseReturn | LeaseUsers
+ToAgent = (
+    Meeting
+    | ClockReading
+    | StartServer
+    | KillServer
+    | End
+    | UseSettings
+    | InventoryRequest
+    | RequestLease
+    | LeaseReturn
+    | LeaseUsers
+)

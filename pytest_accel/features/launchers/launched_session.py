@@ -7,6 +7,7 @@ import platform
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,22 +19,20 @@ from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.features.launchers import agent, local_rendezvous, tcp_rendezvous
 from pytest_accel.features.launchers.agent_client import AgentClient, ClientTransport, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.greeting import RemotePeer
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError
+from pytest_accel.features.launchers.local_transport import LocalAgentTransport, LocalClientTransport
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous
-from pytest_accel.features.launchers.transports import (
-    LocalAgentTransport,
-    LocalClientTransport,
-    TcpAgentTransport,
-    TcpClientTransport,
-)
-from pytest_accel.forkserver.server_process import Spawn, spawn_here
+from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.leases.demand import RemoteDevicesError
 from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
+
+if TYPE_CHECKING:
+    from pytest_accel.features.launchers.machine_link import DriverLink
+    from pytest_accel.features.launchers.remote_agent import RemoteAgent
 
 _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed.
@@ -69,11 +68,18 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     try:
         if process.rank != 0:
             raise SystemExit(_run_agent(process, hello, rendezvous))
-        remote: list[RemotePeer] = []
+        link: DriverLink | None = None
+        remote: list[RemoteAgent] = []
         local = list(range(1, process.size))
         if rendezvous is not None:
-            remote, local = tcp_rendezvous.gather(process, rendezvous, hello)
-        session = LaunchedSession(process, hello, local_rendezvous.gather(process, expected=local), remote)
+            link, remote, local = tcp_rendezvous.gather(process, rendezvous, hello)
+        try:
+            found = local_rendezvous.gather(process, expected=local)
+        except RendezvousError:
+            if link is not None:
+                link.close()
+            raise
+        session = LaunchedSession(process, hello, found, remote, link)
     except RendezvousError as error:
         step("cannot join: %s", error)
         raise pytest.UsageError(str(error)) from None
@@ -89,9 +95,9 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
 def _run_agent(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None) -> int:
     """Connect to rank 0 and run as its agent until the driver ends; return the exit status for this process."""
     if rendezvous is not None:
-        met = tcp_rendezvous.join(process, rendezvous, hello)
-        if met is not None:
-            return agent.serve_driver(TcpAgentTransport(*met))
+        link = tcp_rendezvous.join(process, rendezvous, hello)
+        if link is not None:
+            return agent.serve_driver(link)
     return agent.serve_driver(LocalAgentTransport(local_rendezvous.join(process, hello)))
 
 
@@ -147,9 +153,13 @@ class LaunchedSession:
         process: LauncherEnv,
         own: Hello,
         found: Sequence[tuple[Hello, Connection]],
-        remote: Sequence[RemotePeer],
+        remote: Sequence[RemoteAgent],
+        link: DriverLink | None,
     ) -> None:
-        """`own` is the greeting of this process; `found` are the others on this machine, `remote` the rest."""
+        """`own` is the greeting of this process; `found` are the others on this machine, `remote` the rest.
+
+        `link` is this end of the connections to other machines.
+        """
         self.process = process
         self.hellos = [*(hello for hello, _ in found), *(one.hello for one in remote)]
         self.layout = tcp_rendezvous.layout_of(own, [hello.rank for hello, _ in found], remote)
@@ -157,12 +167,13 @@ class LaunchedSession:
         """Always None: the launcher has placed the processes."""
         self.on_lost: Callable[[str], None] | None = None
         """Called, in a thread of an agent's client, with a message about the processes that have ended too early."""
+        self._link = link
         self._ended = False
         self._loss = threading.Event()
         """Set once the loss of another process has been noticed."""
         transports: list[tuple[Hello, ClientTransport]] = [
             *((hello, LocalClientTransport(connection)) for hello, connection in found),
-            *((one.hello, TcpClientTransport(one.link)) for one in remote),
+            *((one.hello, one) for one in remote),
         ]
         changes = EnvironmentChanges()
         self._clients = [
@@ -244,6 +255,8 @@ class LaunchedSession:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for client in self._clients:
             client.end(status)
+        if self._link is not None:
+            self._link.stop()
 
     def _agent_lost(self) -> None:
         if self._ended:

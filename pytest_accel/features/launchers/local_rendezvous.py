@@ -6,28 +6,31 @@ import contextlib
 import hashlib
 import os
 import socket
+import struct
 import time
 from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import TEMPORARY, ensure_own_folder, ensure_safe
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.log import step, step_once
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.features.launchers import greeting
 from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.leases.shared_folder import VARIABLE
 from pytest_accel.messages import unix_sockets
-from pytest_accel.messages.struct_messages import LENGTH, encode, frame
+from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
 from pytest_accel.messages.unix_sockets import Connection
 
 TIMEOUT = 60.0
 """Seconds that a process waits for the others."""
-_LONGEST_HELLO = 1 << 24
+_LONGEST = 1 << 24
 """Maximum size of a greeting, in bytes; command lines may be long."""
+_GREETING_TIMEOUT = 5
+"""Seconds that a process of this user may take to send its greeting, while the others wait."""
 _RETRY_INTERVAL = 0.02
 """Seconds between two attempts to connect to rank 0."""
+Greeting = TypeVar("Greeting")
 
 
 class RendezvousError(Exception):
@@ -77,12 +80,14 @@ def gather(
     deadline = monotonic() + timeout
     step("listens at %s; waits for %s", path, ranks_text(list(expected)))
     found: dict[int, tuple[Hello, Connection]] = {}
-    with _listen(path, process) as listener, Handshakes(listener, _receive_hello, process.size) as handshakes:
+    with _listen(path, process) as listener:
         try:
             while len(found) < len(expected):
-                met = handshakes.wait(deadline)
+                met = accept(listener, Hello, deadline - monotonic())
                 if met is None:
-                    raise missing_ranks(process, [rank for rank in expected if rank not in found], timeout)
+                    if monotonic() >= deadline:
+                        raise missing_ranks(process, [rank for rank in expected if rank not in found], timeout)
+                    continue
                 call, hello = met
                 if hello.rank in expected:
                     found[hello.rank] = hello, Connection(call.detach())
@@ -94,13 +99,29 @@ def gather(
     return [found[rank] for rank in sorted(found)]
 
 
-def _receive_hello(call: socket.socket) -> Handshake[Hello]:
-    if not unix_sockets.is_own(call):
-        raise Refused("is another user's")
-    (length,) = LENGTH.unpack((yield LENGTH.size))
-    if not 0 < length <= _LONGEST_HELLO:
-        raise Refused("sent an invalid greeting")
-    return greeting.read((yield length), Hello)
+def accept(listener: socket.socket, form: type[Greeting], timeout: float) -> tuple[socket.socket, Greeting] | None:
+    """Wait for a process of this user, and return its connection and its greeting, which has the type `form`.
+
+    Return None if none has connected within `timeout` seconds, or if the process has sent something else.
+    """
+    if not unix_sockets.is_readable(listener.fileno(), max(0.0, timeout)):
+        return None
+    listener.setblocking(False)  # The process may be another user's.
+    try:
+        call = unix_sockets.accept(listener)
+    except OSError:
+        return None
+    try:
+        unix_sockets.limit_reads(call, _GREETING_TIMEOUT)
+        (length,) = LENGTH.unpack(call.recv(LENGTH.size, socket.MSG_WAITALL))
+        if not 0 < length <= _LONGEST:
+            raise ValueError(length)
+        greeting: Greeting = decode(call.recv(length, socket.MSG_WAITALL), form)
+        unix_sockets.limit_reads(call, 0)
+    except (OSError, ValueError, struct.error):
+        call.close()
+        return None
+    return call, greeting
 
 
 def still_waits(absent: Sequence[int]) -> str:

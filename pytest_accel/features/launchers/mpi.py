@@ -31,7 +31,7 @@ from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launch.launch_commands import mpirun
-from pytest_accel.features.launchers.handshakes import Handshake, Handshakes, Refused
+from pytest_accel.features.launchers.local_rendezvous import accept
 from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks
 from pytest_accel.forkserver.server_messages import (
     FirstStep,
@@ -46,13 +46,11 @@ from pytest_accel.forkserver.server_process import first_step
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
-from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
+from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.messages.world_spec import WorldSpec
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""
-_LONGEST = 1 << 10
-"""Maximum size of a `MpiProcess`, in bytes."""
 _POLL_INTERVAL = 0.1
 """Seconds between two checks whether ``mpirun`` has ended while its processes are awaited."""
 _END_TIMEOUT = 5.0
@@ -182,9 +180,9 @@ class MpiJob:
         calls: dict[int, tuple[socket.socket, int]] = {}
         deadline = monotonic() + START_TIMEOUT
         ranks = self._world.ranks
-        with self._listener, Handshakes(self._listener, _receive_process, ranks) as handshakes:
+        with self._listener:
             while len(calls) < ranks and self._process.poll() is None and monotonic() < deadline:
-                met = handshakes.wait(monotonic() + _POLL_INTERVAL)
+                met = accept(self._listener, MpiProcess, _POLL_INTERVAL)
                 if met is not None:
                     call, process = met
                     calls[process.rank] = call, process.pid
@@ -247,17 +245,6 @@ class _MpiServer:
             except psutil.TimeoutExpired:
                 return False
         return True
-
-
-def _receive_process(call: socket.socket) -> Handshake[MpiProcess]:
-    """Wait for the rank and the process id of one of the job's processes."""
-    if not unix_sockets.is_own(call):
-        raise Refused("is another user's")
-    (length,) = LENGTH.unpack((yield LENGTH.size))
-    if not 0 < length <= _LONGEST:
-        raise Refused("sent an invalid message")
-    process: MpiProcess = decode((yield length), MpiProcess)
-    return process
 
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:

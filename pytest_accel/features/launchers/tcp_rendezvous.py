@@ -1,53 +1,47 @@
-"""The rendezvous of a launcher's processes on several machines, over TCP, and the layout that results.
+"""The rendezvous of a launcher's processes on several machines, and the layout that results.
 
-Rank 0 listens on a TCP port, and the others connect to it. torchrun's agents share a store
+Rank 0 listens on a TCP port, and the others connect to it (`machine_link`). torchrun's agents share a store
 (``TORCHELASTIC_USE_AGENT_STORE``), in which rank 0 leaves its addresses and a random secret. Under other launchers the
-user exports the port and provides the secret. Both ends prove that they know the secret before they exchange anything
-else (`authentication`). Nothing is encrypted.
+user exports the port and provides the secret.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import platform
 import secrets
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from queue import Empty
+from typing import TYPE_CHECKING, Annotated
 
+import psutil
 from msgspec import Meta, Struct
 
 from pytest_accel.core import log
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.core.log import step, step_once
+from pytest_accel.core.log import step
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.features.launchers import authentication, greeting
-from pytest_accel.features.launchers.agent_messages import Hello, Meeting
-from pytest_accel.features.launchers.authentication import SealedFrames, WrongSecret
-from pytest_accel.features.launchers.greeting import AuthenticatedLink, RemotePeer
-from pytest_accel.features.launchers.handshakes import PENDING, Handshake, Handshakes, Refused, perform
+from pytest_accel.features.launchers import job_secret
+from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks, still_waits
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 
-_RETRY_INTERVAL = 0.1
-"""Seconds between two attempts to connect to rank 0."""
-_CALL_TIMEOUT = 3.0
-"""Seconds that one attempt to connect may take."""
-_ANSWER_TIMEOUT = 5.0
-"""Seconds that a greeting may take before the connection to rank 0 is retried."""
-_WRONG_TIMEOUT = 5.0
-"""Seconds for which to retry while a process with another secret listens at rank 0's address."""
+if TYPE_CHECKING:
+    from pytest_accel.features.launchers.machine_link import AgentLink, DriverLink
+    from pytest_accel.features.launchers.remote_agent import RemoteAgent
+
+_PROBE_TIMEOUT = 3.0
+"""Seconds that a connection to the store of torchrun's agents may take."""
 _STORE = """
 import sys
 from datetime import timedelta
@@ -92,8 +86,14 @@ class _StoredValue(Struct, frozen=True):
 def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezvous:
     """Return the rendezvous that the launcher's and the user's variables describe.
 
-    Raise :class:`RendezvousError` if a variable or the secret is missing.
+    Raise :class:`RendezvousError` if a variable, the secret or pyzmq is missing.
     """
+    if find_spec("zmq") is None:
+        raise RendezvousError(
+            f"{process.launcher} has started {process.size} processes on several machines, and pyzmq, with which they "
+            f"are connected, is not installed on {platform.node()}: pip install 'pytest-accel[cluster]' "
+            "(with --accel-launcher off, each process runs all tests by itself)"
+        )
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise RendezvousError(
@@ -103,8 +103,8 @@ def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezv
             "(with --accel-launcher off, each process runs all tests by itself)"
         )
     try:
-        secret = authentication.read_secret(environ)
-    except authentication.SecretError as error:
+        secret = job_secret.read_secret(environ)
+    except job_secret.SecretError as error:
         raise RendezvousError(f"rank {process.rank} on {platform.node()}: {error}") from None
     job = (process.launcher, str(process.size), address, port, *process.job)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -113,9 +113,9 @@ def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezv
     if secret is None:
         raise RendezvousError(
             f"{process.launcher} has started {process.size} processes on several machines, and rank {process.rank} on "
-            f"{platform.node()} has no secret by which they know each other. Export {authentication.VARIABLE} with the "
-            f"same value to all of them, or keep one in {authentication.FILE}, a file that only you can read and that "
-            f"the machines share: {authentication.HOW_TO_MAKE_ONE} (with --accel-launcher off, each process runs all "
+            f"{platform.node()} has no secret by which they know each other. Export {job_secret.VARIABLE} with the "
+            f"same value to all of them, or keep one in {job_secret.FILE}, a file that only you can read and that "
+            f"the machines share: {job_secret.HOW_TO_MAKE_ONE} (with --accel-launcher off, each process runs all "
             "tests by itself)"
         )
     return Rendezvous(address, int(port), secret, None, job)
@@ -135,106 +135,97 @@ def machine_identity() -> str:
 
 def gather(
     process: LauncherEnv, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
-) -> tuple[list[RemotePeer], list[int]]:
+) -> tuple[DriverLink, list[RemoteAgent], list[int]]:
     """Wait for the others, in rank 0; return the processes on other machines by rank, and the ranks on this one.
 
-    The ranks on this machine are disconnected: they connect again locally (`local_rendezvous.join`). Raise
-    :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
+    The first value is the end of the connections to other machines. The ranks on this machine are disconnected: they
+    connect again locally (`local_rendezvous.join`). Raise :class:`RendezvousError`, which names the missing ranks,
+    after `timeout` seconds.
     """
     deadline = monotonic() + timeout
-    remote: dict[int, RemotePeer] = {}
-    local: set[int] = set()
+    random = secrets.token_bytes(32)
+    link = _listen(where, random)
+    try:
+        return link, *_meet(process, where, link, own, random, deadline, timeout)
+    except BaseException:
+        link.close()
+        raise
+
+
+def _meet(
+    process: LauncherEnv,
+    where: Rendezvous,
+    link: DriverLink,
+    own: Hello,
+    random: bytes,
+    deadline: float,
+    timeout: float,
+) -> tuple[list[RemoteAgent], list[int]]:
     absent = list(range(1, process.size))
-    wrong: dict[int, str] = {}
-    with _listen(where, process.size) as listener:
-        secret, port = where.secret, listener.getsockname()[1]
-        if log.is_on():
-            interfaces = ", ".join(map(" ".join, greeting.own_interfaces())) or "loopback only"
-            step("listens on %s at port %d of all interfaces: %s", own.host, port, interfaces)
-            step("waits for %s; MASTER_ADDR is %s", ranks_text(absent), where.address)
-        if where.key is not None:
-            random = secrets.token_bytes(32)
-            step("tells its addresses to the store of torchrun's agents at %s, port %d", where.address, where.port)
-            value = _StoredValue(_addresses(where), port, random.hex())
-            _ask_store(where, encode(value).decode(), timeout)
-            secret = _mixed(random, where.secret)
-
-        def begin(call: socket.socket) -> Handshake[tuple[Hello, SealedFrames]]:
-            note = partial(_note_wrong, wrong, greeting.plain(call.getpeername()[0]))
-            return _greet_caller(secret, where.job, process.size, own, note)
-
-        with Handshakes(listener, begin, process.size) as handshakes:
-            while absent:
-                met = handshakes.wait(deadline)
-                if met is None:
-                    notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
-                    raise RendezvousError("; ".join([str(missing_ranks(process, absent, timeout)), *notes]))
-                call, (hello, frames) = met
-                if hello.rank in remote:  # The process has retried, since its first greeting took too long.
-                    remote.pop(hello.rank).link.socket.close()
-                if hello.machine == own.machine:
-                    local.add(hello.rank)
-                    call.close()
-                else:
-                    with contextlib.suppress(OSError):  # The process has disconnected.
-                        remote[hello.rank] = greeting.remote_peer(call, hello, frames)
-                absent = [rank for rank in range(1, process.size) if rank not in remote and rank not in local]
-                step("rank %d on %s has connected%s", hello.rank, hello.host, still_waits(absent))
+    if log.is_on():
+        interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
+        step("listens on %s at port %d of all interfaces: %s", own.host, link.port, interfaces)
+        step("waits for %s; MASTER_ADDR is %s", ranks_text(absent), where.address)
+    if where.key is not None:
+        step("tells its addresses to the store of torchrun's agents at %s, port %d", where.address, where.port)
+        _ask_store(where, encode(_StoredValue(_addresses(where), link.port, random.hex())).decode(), timeout)
+    remote: dict[int, RemoteAgent] = {}
+    local: set[int] = set()
+    while absent:
+        try:
+            agent = link.joined.get(timeout=max(0.0, deadline - monotonic()))
+        except Empty:
+            agent = None
+        if agent is None:
+            why = f"; {_WRONG_SECRET}" if link.wrong_secret else ""
+            raise RendezvousError(f"{missing_ranks(process, absent, timeout)}{why}")
+        hello = agent.hello
+        if hello.machine == own.machine:
+            local.add(hello.rank)
+        else:  # It replaces an earlier connection of the process, whose first greeting took too long.
+            remote[hello.rank] = agent
+        agent.meet(remote=hello.machine != own.machine)
+        absent = [rank for rank in range(1, process.size) if rank not in remote and rank not in local]
+        step("rank %d on %s has connected%s", hello.rank, hello.host, still_waits(absent))
     return [remote[rank] for rank in sorted(remote)], sorted(local)
 
 
-def join(
-    process: LauncherEnv, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT
-) -> tuple[AuthenticatedLink, float] | None:
-    """Connect this rank to rank 0; return the connection, and the seconds by which the clock of rank 0 is ahead.
+_WRONG_SECRET = f"a process has called that has another secret ({job_secret.NAMES}), or belongs to another job"
 
-    Return None if rank 0 is on the same machine. Raise :class:`RendezvousError` if it cannot be reached in `timeout`
-    seconds.
+
+def _warn_wrong_secret() -> None:
+    """Print a note. Do not fail: any process can reach the port."""
+    step("%s", _WRONG_SECRET)
+    print(f"accel: {_WRONG_SECRET}; rank 0 is still waiting", file=sys.stderr, flush=True)
+
+
+def join(process: LauncherEnv, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT) -> AgentLink | None:
+    """Connect this rank to rank 0; return the connection, or None if rank 0 is on the same machine.
+
+    Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    deadline = monotonic() + timeout
+    from pytest_accel.features.launchers import machine_link
+
     addresses, port, secret = [where.address], where.port, where.secret
     if where.key is not None:
         step("asks the store of torchrun's agents at %s, port %d, for rank 0", where.address, where.port)
         addresses, port, random = _read_store(where, timeout)
-        secret = _mixed(random, where.secret)
-    wrong_since: float | None = None
-    refused = ""
-    seen: set[str] = set()
+        secret = job_secret.mixed(random, where.secret)
     if log.is_on():
         step("looks for rank 0 at %s, port %d", " or ".join(map(_resolved, addresses)), port)
-    while monotonic() < deadline and (wrong_since is None or monotonic() < wrong_since + _WRONG_TIMEOUT):
-        for address in addresses:
-            try:
-                link = socket.create_connection((address, port), _CALL_TIMEOUT)
-            except (OSError, ValueError) as error:  # ValueError: the address cannot be a host's name.
-                step_once(seen, "cannot connect to rank 0 at %s, port %d: %s", address, port, error)
-                continue
-            try:
-                until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
-                remote, clock, frames = perform(link, _greet_rank_0(secret, where.job, hello), until)
-            except (Refused, EOFError, OSError, ValueError) as error:
-                link.close()
-                step_once(seen, "what listens at %s, port %d, is no rank 0 of this job: %r", address, port, error)
-                if isinstance(error, WrongSecret) and wrong_since is None:
-                    wrong_since = monotonic()
-                elif isinstance(error, Refused):
-                    refused = f"; the process that listens there {error}"
-                continue
-            step("is connected to rank 0 at %s, port %d", address, port)
-            if remote:
-                return AuthenticatedLink(link, frames), clock
-            link.close()
-            return None
-        time.sleep(_RETRY_INTERVAL)
-    if wrong_since is not None:
+    there = f"{' or '.join(addresses)}, port {port}"
+    try:
+        return machine_link.call(addresses, port, job_secret.driver_key(secret, where.job), hello, timeout, "rank 0")
+    except machine_link.WrongSecret:
         raise RendezvousError(
-            f"the process that listens for rank 0 at {' or '.join(addresses)}, port {port}, has another secret "
-            f"({authentication.NAMES}) than rank {process.rank} on {hello.host}, or belongs to another job"
-        )
-    raise RendezvousError(
-        f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {hello.host} did not "
-        f"reach rank 0 at {' or '.join(addresses)}, port {port}, within {timeout:g} s{refused}"
-    )
+            f"the process that listens for rank 0 at {there}, has another secret ({job_secret.NAMES}) than rank "
+            f"{process.rank} on {hello.host}, or belongs to another job"
+        ) from None
+    except ConnectionError as error:
+        raise RendezvousError(
+            f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {hello.host} did not "
+            f"reach rank 0 at {there}, within {timeout:g} s: {error}"
+        ) from None
 
 
 def _resolved(address: str) -> str:
@@ -246,48 +237,14 @@ def _resolved(address: str) -> str:
     return f"{address} ({', '.join(sorted(found))})" if found else address
 
 
-def _mixed(random: bytes, users: bytes) -> bytes:
-    """Return a secret derived from both, since every process that reaches the agents' store can read the random one."""
-    return hmac.digest(random, users, "sha256")
+def _listen(where: Rendezvous, random: bytes) -> DriverLink:
+    from pytest_accel.features.launchers.machine_link import DriverLink
 
-
-def _greet_caller(
-    secret: bytes, job: Sequence[str], size: int, own: Hello, on_wrong_secret: Callable[[int], None]
-) -> Handshake[tuple[Hello, SealedFrames]]:
-    """Greet a caller, as rank 0; return its greeting and the frames of the connection."""
-    hello, frames = yield from greeting.greet_caller(secret, job, range(1, size), on_wrong_secret)
-    yield frames.pack(encode(Meeting(hello.machine != own.machine)))
-    return hello, frames
-
-
-def _greet_rank_0(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, SealedFrames]]:
-    """Greet rank 0; return True if it is on another machine, the seconds to add to this clock, and the frames."""
-    clock, frames = yield from greeting.greet_listener(secret, job, hello)
-    met = greeting.read((yield from frames.receive()), Meeting)
-    return met.remote, clock, frames
-
-
-def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
-    """Print a note, once for each rank. Do not fail: any process that reaches the port can claim to be the rank."""
-    if rank not in wrong:
-        wrong[rank] = address
-        step("%s", _wrong_text(rank, address))
-        print(f"accel: {_wrong_text(rank, address)}; still waiting for rank {rank}", file=sys.stderr, flush=True)
-
-
-def _wrong_text(rank: int, address: str) -> str:
-    return (
-        f"rank {rank} at {address} has another secret ({authentication.NAMES}) than rank 0, or belongs to another job"
-    )
-
-
-def _listen(where: Rendezvous, expected: int) -> socket.socket:
-    port = where.port if where.key is None else 0
+    port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
     try:
-        return greeting.listen(port, expected + PENDING)
+        return DriverLink(job_secret.driver_key(secret, where.job), port, _warn_wrong_secret)
     except OSError as error:
-        why = os.strerror(error.errno or 0)  # The library's text repeats the address.
-        raise RendezvousError(f"MASTER_PORT={port}: rank 0 cannot listen there ({why})") from None
+        raise RendezvousError(f"MASTER_PORT={port}: rank 0 cannot listen there ({error.strerror})") from None
 
 
 def _ask_store(where: Rendezvous, value: str, timeout: float) -> str:
@@ -321,16 +278,16 @@ def _read_store(where: Rendezvous, timeout: float) -> tuple[list[str], int, byte
 
 def _addresses(where: Rendezvous) -> list[str]:
     """Return the addresses at which others may reach this machine, beginning with the one used to reach the store."""
-    found = greeting.own_addresses()
+    found = [address for _, address in own_interfaces()]
     target = where.address, where.port
-    with contextlib.suppress(OSError), socket.create_connection(target, _CALL_TIMEOUT) as probe:
-        found.insert(0, greeting.plain(probe.getsockname()[0]))
+    with contextlib.suppress(OSError), socket.create_connection(target, _PROBE_TIMEOUT) as probe:
+        found.insert(0, str(probe.getsockname()[0]))
     return list(dict.fromkeys(found))
 
 
-def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemotePeer]) -> Layout:
+def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemoteAgent]) -> Layout:
     """Return the machines of the session: rank 0's first, then in the order of their lowest ranks."""
-    groups: dict[str, list[RemotePeer]] = {}
+    groups: dict[str, list[RemoteAgent]] = {}
     for one in remote:
         groups.setdefault(one.hello.machine, []).append(one)
     names = [own.host, *(group[0].hello.host for group in groups.values())]
@@ -345,3 +302,10 @@ def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemotePeer]) ->
 def _servers(ranks: Sequence[int]) -> tuple[ForkServer, ...]:
     """Return the fork servers of the launched processes `ranks`. Each forks at most one rank of a world."""
     return tuple(ForkServer(rank, 1) for rank in ranks)
+
+
+def own_interfaces() -> list[tuple[str, str]]:
+    """Return the addresses at which other machines may reach this one, each after the name of its interface."""
+    entries = [(name, one) for name, interface in psutil.net_if_addrs().items() for one in interface]
+    found = [(name, one.address) for name, one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
+    return [(name, at) for name, at in found if not at.startswith(("127.", "fe80:")) and at != "::1"]

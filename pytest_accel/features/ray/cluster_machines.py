@@ -1,122 +1,34 @@
 """The machines of a session on a cluster: the controller's, and those whose agents join while the session runs.
 
-The agents connect to a TCP port of the controller, which admits those that know the session's random secret.
+The agents connect to a TCP port of the controller, which admits those that know the session's random key.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from traceback import format_exc
 
 from pytest_accel.core import log, threads
 from pytest_accel.core.kinds import KINDS
 from pytest_accel.core.launcher_env import of_a_rank
-from pytest_accel.features.launchers import authentication, greeting
+from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
-from pytest_accel.features.launchers.agent_messages import JOB, Hello, Invitation
-from pytest_accel.features.launchers.authentication import SealedFrames
-from pytest_accel.features.launchers.greeting import RemotePeer
-from pytest_accel.features.launchers.handshakes import Handshake, Handshakes
+from pytest_accel.features.launchers.agent_messages import Hello, Invitation
+from pytest_accel.features.launchers.machine_link import DriverLink
+from pytest_accel.features.launchers.remote_agent import RemoteAgent
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.suite_code import difference, suite_code
-from pytest_accel.features.launchers.transports import TcpClientTransport
-from pytest_accel.forkserver.server_process import Spawn, spawn_here
+from pytest_accel.features.launchers.tcp_rendezvous import own_interfaces
+from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.pool.placement import Cluster, ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
-_BACKLOG = 128
-"""Connections that may wait until they are accepted."""
 _LOOPBACK = "127.0.0.1"
-
-
-class AgentAdmission:
-    """Admits the agents that know the session's random secret and whose machines are expected, each once.
-
-    All handshakes run at the same time, in a thread that :meth:`close` ends.
-    """
-
-    def __init__(self, rootdir: str, on_join: Callable[[RemotePeer], None], on_failure: Callable[[str], None]) -> None:
-        """`rootdir` is the suite's root directory.
-
-        `on_join` is called, in a thread of this object, with each agent. The rank in its greeting is its number.
-
-        `on_failure` is called with the traceback if that thread ends with an error.
-        """
-        self._rootdir = rootdir
-        self._on_join = on_join
-        self._on_failure = on_failure
-        self._secret = secrets.token_bytes(32)
-        self._expected: set[int] = set()
-        self._lock = threading.Lock()
-        self._stop_read, self._stop_write = os.pipe()
-        self._listener = greeting.listen(0, _BACKLOG)
-        self._port: int = self._listener.getsockname()[1]
-        self._thread = threads.start(self._run, "accel-admission")
-
-    def expect(self, machine: int) -> Invitation:
-        """Admit the agent of `machine` when it connects; return the invitation for it."""
-        with self._lock:
-            self._expected.add(machine)
-        # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
-        return Invitation(
-            machine,
-            (*greeting.own_addresses(), _LOOPBACK),
-            self._port,
-            self._secret.hex(),
-            self._rootdir,
-            os.environ.get(log.VARIABLE),
-        )
-
-    def forget(self, machine: int) -> None:
-        """Do not admit the agent of `machine` any more."""
-        with self._lock:
-            self._expected.discard(machine)
-
-    def close(self) -> None:
-        """Stop listening, and wait for the thread; the connections of admitted agents stay open."""
-        os.close(self._stop_write)
-        threads.end(self._thread)
-
-    def _run(self) -> None:
-        try:
-            with self._listener, Handshakes(self._listener, self._greet, 0, self._stop_read) as handshakes:
-                while (met := handshakes.wait(math.inf)) is not None:
-                    self._admit(met[0], *met[1])
-        except BaseException:
-            self._on_failure(f"the thread that admits agents has ended with an error:\n{format_exc()}")
-        finally:
-            os.close(self._stop_read)
-
-    def _greet(self, call: socket.socket) -> Handshake[tuple[Hello, SealedFrames]]:
-        with self._lock:
-            expected = frozenset(self._expected)
-        return (yield from greeting.greet_caller(self._secret, JOB, expected, _ignore_caller))
-
-    def _admit(self, call: socket.socket, hello: Hello, frames: SealedFrames) -> None:
-        try:
-            agent = greeting.remote_peer(call, hello, frames)
-        except OSError:  # The agent has disconnected. It may connect again.
-            call.close()
-            return
-        with self._lock:
-            expected = hello.rank in self._expected
-            self._expected.discard(hello.rank)
-        if expected:
-            self._on_join(agent)
-        else:  # Another connection of the same agent was faster.
-            call.close()
-
-
-def _ignore_caller(machine: int) -> None:
-    """Ignore a caller with another secret: any process may connect."""
 
 
 _OF_ONE_MACHINE = {"_", "DISPLAY", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV"}
@@ -131,7 +43,7 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
     out, because they name the devices of one machine.
     """
     masks = {name for kind in KINDS.values() for name in kind.masks}
-    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", authentication.VARIABLE}
+    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", job_secret.VARIABLE}
     return {
         name: value
         for name, value in environ.items()
@@ -151,17 +63,15 @@ class _ClusterMachine:
 
     client: AgentClient | None = None
     """The client of its agent, once that has joined."""
-    transport: TcpClientTransport | None = None
-    """The client's transport."""
     loss: str | None = None
     """Why the machine is lost; None if it is not."""
     waiting: list[tuple[OnJoin, OnFailure]] = field(default_factory=list)
     """The callbacks to call once the agent has joined, or will not join any more."""
 
-    def join(self, client: AgentClient, transport: TcpClientTransport) -> list[Callable[[], None]]:
+    def join(self, client: AgentClient) -> list[Callable[[], None]]:
         """Record that the agent has joined; return the callbacks that are due."""
         waiting, self.waiting = self.waiting, []
-        self.client, self.transport = client, transport
+        self.client = client
         return [on_join for on_join, _ in waiting]
 
     def lose(self, why: str) -> list[Callable[[], None]]:
@@ -195,9 +105,9 @@ class ClusterMachines:
         self._machines: dict[int, _ClusterMachine] = {}
         self._changes = EnvironmentChanges()
         self._closing = False
-        self._failure: str | None = None
-        """The error after which no agent can join any more; None if there was none."""
-        self._admission = AgentAdmission(rootdir, self._join, self._admission_failed)
+        self._key = secrets.token_bytes(32)
+        self._link = DriverLink(self._key, 0, _ignore_caller)
+        self._thread = threads.start(self._admit, "accel-admission")
 
     @property
     def spawns(self) -> dict[int, Spawn]:
@@ -227,9 +137,12 @@ class ClusterMachines:
         with self._lock:
             if number != len(self.layout.machines):
                 raise ValueError(f"machine {number}: the next machine is number {len(self.layout.machines)}")
-            self._machines[number] = _ClusterMachine(loss=self._failure)
+            self._machines[number] = _ClusterMachine()
             self.layout = Layout((*self.layout.machines, RankMachine(name, address, (ForkServer(number, None),))))
-            return self._admission.expect(number)
+        # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
+        addresses = (*(address for _, address in own_interfaces()), _LOOPBACK)
+        variable = os.environ.get(log.VARIABLE)
+        return Invitation(number, addresses, self._link.port, self._key.hex(), self._rootdir, variable)
 
     def when_joined(self, number: int, on_join: OnJoin, on_failure: OnFailure) -> None:
         """Call `on_join` once the agent of a machine has joined, or `on_failure` with the reason if it is lost.
@@ -249,7 +162,6 @@ class ClusterMachines:
 
     def give_up(self, number: int, why: str) -> None:
         """Record that the agent of a machine cannot be started or ended before it joined; no-op if it has joined."""
-        self._admission.forget(number)
         with self._lock:
             machine = self._machines[number]
             callbacks = machine.lose(why) if machine.client is None else []
@@ -258,37 +170,43 @@ class ClusterMachines:
 
     def close(self) -> None:
         """Have all agents exit, and end the connections to them. The pool must have been closed."""
-        self._admission.close()
         with self._lock:
             self._closing = True
-            machines = list(self._machines.values())
-        for machine in machines:
-            if machine.client is not None and machine.transport is not None:
-                machine.client.end(0)
-                machine.transport.close()
+            clients = [machine.client for machine in self._machines.values() if machine.client is not None]
+        for client in clients:
+            client.end(0)
+        self._link.close()
+        threads.end(self._thread)
 
-    # In the threads of the admission and of the agents' clients
+    # In the threads of the admission and of the link
 
-    def _join(self, peer: RemotePeer) -> None:
-        """Make the client of an agent that has connected; give its machine up if it has other code."""
-        number = peer.hello.rank
-        if (why := self._difference(peer.hello)) is not None:
-            peer.link.socket.close()
-            self.give_up(number, why)
-            return
+    def _admit(self) -> None:
+        """Admit the agents of expected machines, each once, until the link is closed."""
+        while (agent := self._link.joined.get()) is not None:
+            with self._lock:
+                machine = self._machines.get(agent.hello.rank)
+                expected = machine is not None and machine.client is None and machine.loss is None
+            why = self._difference(agent.hello) if expected else None
+            agent.meet(remote=expected and why is None)
+            if why is not None:
+                self.give_up(agent.hello.rank, why)
+            elif expected:
+                self._join(agent)
+
+    def _join(self, agent: RemoteAgent) -> None:
+        """Make the client of an agent that has connected."""
+        number = agent.hello.rank
         with self._lock:
-            machine = self._machines[number]
-            transport = TcpClientTransport(peer.link)
             client = AgentClient(
-                peer.hello,
-                transport,
+                agent.hello,
+                agent,
                 self.layout.machines[number].name,
                 partial(self._agent_lost, number),
-                lambda: {**additions(os.environ, peer.hello.variables), **self._changes()},
+                lambda: {**additions(os.environ, agent.hello.variables), **self._changes()},
                 stands_for_machine=True,
             )
             client.leases.use(self._settings)
-            callbacks = machine.join(client, transport)
+            callbacks = self._machines[number].join(client)
         for callback in callbacks:
             callback()
 
@@ -312,14 +230,10 @@ class ClusterMachines:
             machine.lose(why)
         self.on_lost(number, why)
 
-    def _admission_failed(self, why: str) -> None:
-        with self._lock:
-            self._failure = why
-            expected = [machine for machine in self._machines.values() if machine.client is None]
-            callbacks = [callback for machine in expected for callback in machine.lose(why)]
-        for callback in callbacks:
-            callback()
-
 
 def _ignore(number: int, why: str) -> None:
     pass
+
+
+def _ignore_caller() -> None:
+    """Ignore a caller with another key: any process may connect."""

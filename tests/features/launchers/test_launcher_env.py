@@ -17,11 +17,11 @@ import pytest
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
-from pytest_accel.features.launchers import tcp_rendezvous
-from pytest_accel.features.launchers.agent_messages import Hello
-from pytest_accel.features.launchers.greeting import AuthenticatedLink
+from pytest_accel.features.launchers import machine_link, tcp_rendezvous
+from pytest_accel.features.launchers.agent_messages import Hello, KillServer
 from pytest_accel.features.launchers.launched_session import find_difference
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
+from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous, read_rendezvous
 from pytest_accel.messages import worker_input
 from tests.deadline import eventually
@@ -297,53 +297,58 @@ def rendezvous() -> Rendezvous:
         return Rendezvous("127.0.0.1", free.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
 
-def start_join(
-    found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendezvous, own: Hello
+def join_as(
+    found: dict[int, AgentLink | RendezvousError | None], where: Rendezvous, own: Hello, launcher: str = "mpirun"
 ) -> threading.Thread:
-    """Join as one rank of three, in a new thread that stores the result in `found`; return the thread."""
-    process = LauncherEnv("mpirun", own.rank, 3, 0, 2, ("a",))
-    thread = threading.Thread(target=lambda: found.update({own.rank: tcp_rendezvous.join(process, where, own, 30)}))
+    """Join as a rank, in a new thread that stores the result in `found`; return the thread."""
+    process = LauncherEnv(launcher, own.rank, 3, 0, 2, ("a",))
+
+    def run() -> None:
+        try:
+            found[own.rank] = tcp_rendezvous.join(process, where, own, 30)
+        except RendezvousError as error:
+            found[own.rank] = error
+
+    thread = threading.Thread(target=run)
     thread.start()
     return thread
 
 
 def test_remote_processes_are_accepted_and_strangers_are_rejected(rendezvous: Rendezvous) -> None:
-    found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
+    """Strangers send nothing, a part of a greeting, one byte at a time, or another protocol."""
+    found: dict[int, AgentLink | RendezvousError | None] = {}
     process = LauncherEnv("mpirun", 0, 3, 0, 2, ("a",))
     there = hello(1, machine="there", host="there", args=("-k", "\udcff"))
     with contextlib.ExitStack() as strangers:
         threads: list[threading.Thread] = []
 
         def join_after_strangers() -> None:
-            # More handshakes than are allowed at the same time. None of them is completed.
             for number in range(200):
                 stranger = strangers.enter_context(connect_to(rendezvous))
                 with contextlib.suppress(OSError):
-                    stranger.sendall(b"accel-2\n"[: number % 9])
+                    stranger.sendall((b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(48))[: number % 70])
             other = strangers.enter_context(connect_to(rendezvous))
             other.sendall(b"GET / HTTP/1.1\r\n" * 9)
-            assert read_all(other) == b""
-            threads.extend(
-                [start_join(found, rendezvous, there), start_join(found, rendezvous, hello(2, machine="here"))]
-            )
+            assert read_all(other).count(b"CURVE") <= 1  # The greeting of zmq, which says nothing about the job.
+            threads.extend([join_as(found, rendezvous, there), join_as(found, rendezvous, hello(2, machine="here"))])
 
         joining = threading.Thread(target=join_after_strangers)
         joining.start()
-        remote, near = tcp_rendezvous.gather(process, rendezvous, hello(0, machine="here"), 60)
+        link, remote, near = tcp_rendezvous.gather(process, rendezvous, hello(0, machine="here"), 60)
         joining.join()
         for thread in threads:
             thread.join()
 
-    assert [peer.hello for peer in remote] == [there]
+    assert [agent.hello for agent in remote] == [there]
     assert (near, found[2]) == ([2], None)
-    assert found[1] is not None
-    link, clock = found[1]
-    assert abs(clock) < 1
-    assert remote[0].link.frames.take(link.frames.pack(b"sealed"))[0] == b"sealed"
-    link.socket.sendall(b"from there")
-    assert remote[0].link.socket.recv(64) == b"from there"
-    for end in (link, remote[0].link):
-        end.socket.close()
+    assert isinstance(found[1], AgentLink)
+    assert (remote[0].address, remote[0].own_address) == ("127.0.0.1", "127.0.0.1")
+    remote[0].send(KillServer(71))
+    link.close()
+    received: list[object] = []
+    assert found[1].run(received.append) is None
+    assert received == [KillServer(71)]
+    found[1].close()
 
 
 def connect_to(where: Rendezvous) -> socket.socket:
@@ -362,30 +367,24 @@ def connect_to(where: Rendezvous) -> socket.socket:
 def test_different_secrets_are_reported_at_both_ends(
     rendezvous: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_rendezvous, "_WRONG_TIMEOUT", 0.0)
-    process = LauncherEnv("mpirun", 0, 2, 0, 1, ("a",))
-    other = replace(rendezvous, secret=b"the secret of somebody else")
-    failures: list[str] = []
-
-    def join_rank_1() -> None:
-        connect_to(rendezvous).close()
-        with pytest.raises(RendezvousError) as raised:
-            tcp_rendezvous.join(process._replace(rank=1), other, hello(1, machine="there", host="remote-node"), 30)
-        failures.append(str(raised.value))
-
-    thread = threading.Thread(target=join_rank_1)
-    thread.start()
+    monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
+    found: dict[int, AgentLink | RendezvousError | None] = {}
+    own = hello(1, machine="there", host="remote-node")
+    thread = join_as(found, replace(rendezvous, secret=b"the secret of somebody else"), own)
     with pytest.raises(RendezvousError) as raised:
-        tcp_rendezvous.gather(process, rendezvous, hello(0, machine="here"), 4)
+        tcp_rendezvous.gather(LauncherEnv("mpirun", 0, 2, 0, 1, ("a",)), rendezvous, hello(0, machine="here"), 4)
     thread.join()
 
-    wrong = "has another secret (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank"
-    assert f"listens for rank 0 at 127.0.0.1, port {rendezvous.port}, {wrong} 1 on remote-node" in failures[0]
+    port, names = rendezvous.port, "PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret"
+    assert f"listens for rank 0 at 127.0.0.1, port {port}, has another secret ({names}) than rank 1 on remote-node" in (
+        str(found[1])
+    )
+    wrong = f"a process has called that has another secret ({names}), or belongs to another job"
     assert "rank 1 did not connect within 4 s" in str(raised.value)
-    assert f"rank 1 at 127.0.0.1 {wrong} 0" in str(raised.value)
+    assert wrong in str(raised.value)
     said = capsys.readouterr().err
-    assert said.count(f"accel: rank 1 at 127.0.0.1 {wrong} 0, or belongs to another job; still waiting") == 1
-    assert not any("somebody else" in text or SECRET in text for text in (said, *failures, str(raised.value)))
+    assert said.count(f"accel: {wrong}; rank 0 is still waiting") == 1
+    assert not any("somebody else" in text or SECRET in text for text in (said, str(found[1]), str(raised.value)))
 
 
 @pytest.mark.parametrize("theirs", [SECRET, ""])
@@ -401,32 +400,30 @@ def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
 
     monkeypatch.setattr(tcp_rendezvous, "_ask_store", ask_store)
     monkeypatch.setattr(tcp_rendezvous, "_addresses", lambda where: ["127.0.0.1"])
-    monkeypatch.setattr(tcp_rendezvous, "_WRONG_TIMEOUT", 0.0)
+    monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
     process = LauncherEnv("torchrun", 0, 2, 0, 1, ("a",))
     where = replace(rendezvous, key="pytest-accel/0")
-    found: list[object] = []
-
-    def join_rank_1() -> None:
-        try:
-            own = hello(1, machine="there")
-            found.append(tcp_rendezvous.join(process._replace(rank=1), replace(where, secret=theirs.encode()), own, 30))
-        except RendezvousError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=join_rank_1)
-    thread.start()
+    found: dict[int, AgentLink | RendezvousError | None] = {}
+    thread = join_as(found, replace(where, secret=theirs.encode()), hello(1, machine="there"), "torchrun")
     if theirs == SECRET:
-        remote, _ = tcp_rendezvous.gather(process, where, hello(0, machine="here"), 30)
+        link, _, _ = tcp_rendezvous.gather(process, where, hello(0, machine="here"), 30)
         thread.join()
-        (met,) = found
-        assert isinstance(met, tuple)
-        for link in (remote[0].link, met[0]):
-            link.socket.close()
+        assert isinstance(found[1], AgentLink)
+        found[1].close()
+        link.close()
     else:
-        with pytest.raises(RendezvousError, match=r"rank 1 at 127.0.0.1 has another secret"):
+        with pytest.raises(RendezvousError, match=r"a process has called that has another secret"):
             tcp_rendezvous.gather(process, where, hello(0, machine="here"), 4)
         thread.join()
-        assert "has another secret" in str(found[0])
+        assert "has another secret" in str(found[1])
+
+
+def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_rendezvous, "find_spec", lambda name: None)
+    exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
+    said = r"srun has started 4 processes on several machines, and pyzmq.* pip install 'pytest-accel\[cluster\]'"
+    with pytest.raises(RendezvousError, match=said):
+        read_rendezvous(exported, LauncherEnv("srun", 3, 4, 1, 2, ("a",)))
 
 
 def test_a_process_that_a_test_starts_in_a_rank_is_no_xdist_worker(monkeypatch: pytest.MonkeyPatch) -> None:
