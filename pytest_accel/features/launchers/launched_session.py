@@ -31,8 +31,7 @@ from pytest_accel.messages.unix_sockets import Connection
 from pytest_accel.settings.options import Settings
 
 if TYPE_CHECKING:
-    from pytest_accel.features.launchers.machine_link import DriverLink
-    from pytest_accel.features.launchers.remote_agent import RemoteAgent
+    from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
 
 _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, until the loss of another process is noticed.

@@ -37,8 +37,8 @@ from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 
 if TYPE_CHECKING:
-    from pytest_accel.features.launchers.machine_link import AgentLink, DriverLink
-    from pytest_accel.features.launchers.remote_agent import RemoteAgent
+    from pytest_accel.features.launchers.agent_link import AgentLink
+    from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
 
 _PROBE_TIMEOUT = 3.0
 """Seconds that a connection to the store of torchrun's agents may take."""
@@ -204,7 +204,7 @@ def join(process: LauncherEnv, where: Rendezvous, hello: Hello, timeout: float =
 
     Raise :class:`RendezvousError` if it cannot be reached in `timeout` seconds.
     """
-    from pytest_accel.features.launchers import machine_link
+    from pytest_accel.features.launchers import agent_link
 
     addresses, port, secret = [where.address], where.port, where.secret
     if where.key is not None:
@@ -215,8 +215,8 @@ def join(process: LauncherEnv, where: Rendezvous, hello: Hello, timeout: float =
         step("looks for rank 0 at %s, port %d", " or ".join(map(_resolved, addresses)), port)
     there = f"{' or '.join(addresses)}, port {port}"
     try:
-        return machine_link.call(addresses, port, job_secret.driver_key(secret, where.job), hello, timeout, "rank 0")
-    except machine_link.WrongSecret:
+        return agent_link.call(addresses, port, job_secret.driver_key(secret, where.job), hello, timeout, "rank 0")
+    except agent_link.WrongSecret:
         raise RendezvousError(
             f"the process that listens for rank 0 at {there}, has another secret ({job_secret.NAMES}) than rank "
             f"{process.rank} on {hello.host}, or belongs to another job"
@@ -238,7 +238,7 @@ def _resolved(address: str) -> str:
 
 
 def _listen(where: Rendezvous, random: bytes) -> DriverLink:
-    from pytest_accel.features.launchers.machine_link import DriverLink
+    from pytest_accel.features.launchers.driver_link import DriverLink
 
     port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
     try:

@@ -17,8 +17,8 @@ from pathlib import Path
 from pytest_accel.core import log, prctl
 from pytest_accel.core.log import step
 from pytest_accel.features.launchers.agent import serve_driver
+from pytest_accel.features.launchers.agent_link import AgentLink, call
 from pytest_accel.features.launchers.agent_messages import Hello, Invitation, read_invitation
-from pytest_accel.features.launchers.machine_link import AgentLink, call
 from pytest_accel.features.launchers.suite_code import suite_code
 
 _JOIN_TIMEOUT = 60.0

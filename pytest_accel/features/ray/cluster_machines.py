@@ -19,8 +19,7 @@ from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello, Invitation
-from pytest_accel.features.launchers.machine_link import DriverLink
-from pytest_accel.features.launchers.remote_agent import RemoteAgent
+from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.suite_code import difference, suite_code
 from pytest_accel.features.launchers.tcp_rendezvous import own_interfaces

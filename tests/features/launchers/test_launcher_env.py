@@ -17,11 +17,11 @@ import pytest
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.launcher_env import LauncherEnv, find, find_here, of_a_rank, without_local_rank
-from pytest_accel.features.launchers import machine_link, tcp_rendezvous
+from pytest_accel.features.launchers import agent_link, tcp_rendezvous
+from pytest_accel.features.launchers.agent_link import AgentLink
 from pytest_accel.features.launchers.agent_messages import Hello, KillServer
 from pytest_accel.features.launchers.launched_session import find_difference
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError, gather, join, rendezvous_path
-from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous, read_rendezvous
 from pytest_accel.messages import worker_input
 from tests.deadline import eventually
@@ -367,7 +367,7 @@ def connect_to(where: Rendezvous) -> socket.socket:
 def test_different_secrets_are_reported_at_both_ends(
     rendezvous: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
+    monkeypatch.setattr(agent_link, "_REFUSED_TIMEOUT", 0.0)
     found: dict[int, AgentLink | RendezvousError | None] = {}
     own = hello(1, machine="there", host="remote-node")
     thread = join_as(found, replace(rendezvous, secret=b"the secret of somebody else"), own)
@@ -400,7 +400,7 @@ def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
 
     monkeypatch.setattr(tcp_rendezvous, "_ask_store", ask_store)
     monkeypatch.setattr(tcp_rendezvous, "_addresses", lambda where: ["127.0.0.1"])
-    monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
+    monkeypatch.setattr(agent_link, "_REFUSED_TIMEOUT", 0.0)
     process = LauncherEnv("torchrun", 0, 2, 0, 1, ("a",))
     where = replace(rendezvous, key="pytest-accel/0")
     found: dict[int, AgentLink | RendezvousError | None] = {}

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.paths import agent_path, socket_path
-from pytest_accel.features.launchers import machine_link
+from pytest_accel.features.launchers import agent_link
+from pytest_accel.features.launchers.agent_link import AgentLink
 from pytest_accel.features.launchers.agent_messages import Hello, KillServer, StartServer
-from pytest_accel.features.launchers.machine_link import AgentLink, DriverLink
-from pytest_accel.features.launchers.remote_agent import RemoteAgent
+from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.connect import RankTarget, call_agent
 from pytest_accel.messages.session_spec import SessionSpec
@@ -55,7 +55,7 @@ class Ends:
         assert self.started.wait(30)
 
     def _serve(self) -> None:
-        link = machine_link.call(["127.0.0.1"], self.driver.port, KEY, HELLO, 30, "rank 0")
+        link = agent_link.call(["127.0.0.1"], self.driver.port, KEY, HELLO, 30, "rank 0")
         assert link is not None
         assert abs(link.clock) < 1
         self.why = link.run(lambda message: self._handle(link, message))
@@ -157,7 +157,7 @@ def test_an_end_is_noticed_at_the_other_end(tmp_path: Path, gone: str) -> None:
     driver = DriverLink(KEY, 0, print)
     found: list[AgentLink | None] = []
     joining = threading.Thread(
-        target=lambda: found.append(machine_link.call(["127.0.0.1"], driver.port, KEY, HELLO, 30, "rank 0"))
+        target=lambda: found.append(agent_link.call(["127.0.0.1"], driver.port, KEY, HELLO, 30, "rank 0"))
     )
     joining.start()
     agent = driver.joined.get(timeout=30)

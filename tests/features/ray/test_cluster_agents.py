@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.features.launchers import machine_link
+from pytest_accel.features.launchers import agent_link
+from pytest_accel.features.launchers.agent_link import AgentLink
 from pytest_accel.features.launchers.agent_messages import Hello, Invitation, read_invitation
-from pytest_accel.features.launchers.machine_link import AgentLink
 from pytest_accel.features.launchers.suite_code import suite_code
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
 from pytest_accel.settings.options import Settings
@@ -33,16 +33,16 @@ def greet(invitation: Invitation) -> AgentLink | None:
     """
     hello = Hello(invitation.machine, 1, (), "/", "", {}, "there", "", suite_code(""))
     key = bytes.fromhex(invitation.key)
-    return machine_link.call(["127.0.0.1"], invitation.port, key, hello, 60, "the controller")
+    return agent_link.call(["127.0.0.1"], invitation.port, key, hello, 60, "the controller")
 
 
 def test_only_expected_agents_with_the_key_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_link, "_REFUSED_TIMEOUT", 0.0)
+    monkeypatch.setattr(agent_link, "_REFUSED_TIMEOUT", 0.0)
     nodes = ClusterMachines(Settings(), "")
     lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     nodes.on_lost = lambda number, why: lost.put((number, why))
     invitation = nodes.expect(1, "node-1", "127.0.0.1")
-    with pytest.raises(machine_link.WrongSecret):
+    with pytest.raises(agent_link.WrongSecret):
         greet(replace(invitation, key="00" * 32))
     for stranger in (2, 0):
         assert greet(replace(invitation, machine=stranger)) is None
