@@ -13,8 +13,8 @@ have a timeout, after which an error names the missing ranks.
 The conversations, each of frozen structs (`messages/struct_messages.py`):
 
 - the greeting, with which the processes meet: over a Unix socket on rank 0's machine (`local_rendezvous`), else over
-  TCP after both ends have proved that they know a secret (`tcp_rendezvous`, `greeting`, `authentication`);
-- driver and agent, with the leases of devices there (`agent_messages`), over the same connection (`transports`);
-- between machines, that connection also carries the streams of fork servers, ranks and inspectors (`tcp_mux`);
+  TCP (`tcp_rendezvous`), with pyzmq and keys that follow from a secret (`machine_link`, `job_secret`);
+- driver and agent, with the leases of devices there (`agent_messages`), over the same connection (`local_transport`;
+  `driver_link` and `agent_link`). Between machines, it also carries the streams of fork servers, ranks and inspectors;
 - the processes of an MPI job and the controller (`mpi`).
 """

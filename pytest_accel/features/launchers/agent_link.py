@@ -210,7 +210,7 @@ def call(
             except (OSError, ValueError, asyncio.TimeoutError) as error:
                 link.close()
                 errors[address] = f"the process that listens there {str(error) or 'does not answer'}"
-                step_once(seen, "what listens at %s, port %d, is not %s: %r", address, port, driver, error)
+                step_once(seen, "what listens at %s, port %d, is not %s of this job: %r", address, port, driver, error)
                 if isinstance(error, WrongSecret):
                     refused_since = refused_since or monotonic()
                     if monotonic() >= refused_since + _REFUSED_TIMEOUT:

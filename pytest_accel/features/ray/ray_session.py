@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pytest_accel.features.ray.cluster_machines import ClusterMachines
+from importlib.util import find_spec
+
 from pytest_accel.features.ray.ray_client import RayCluster
 from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.pool.placement import PlaceError
 from pytest_accel.settings.options import Settings
 
 _CONNECT_TIMEOUT = 60.0
@@ -20,6 +22,10 @@ class RaySession:
 
         `own` is this machine. `rootdir` is the suite's root directory, with the same files on all machines.
         """
+        if find_spec("zmq") is None:
+            raise PlaceError("--accel-cluster ray needs pyzmq: pip install 'pytest-accel[ray]'")
+        from pytest_accel.features.ray.cluster_machines import ClusterMachines
+
         self.machines = ClusterMachines(settings, rootdir)
         self._cluster = RayCluster((settings.cluster or "").partition(":")[2] or "auto", self.machines)
         self.machines.cluster = self._cluster
