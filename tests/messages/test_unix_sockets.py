@@ -205,7 +205,7 @@ def test_the_owner_of_the_lock_folder_cannot_intercept_the_rendezvous(
         threads = [threading.Thread(target=join_rendezvous, args=[rank]) for rank in (1, 2)]
         for thread in threads:
             thread.start()
-        gathered = gather(WORLD, 60)
+        gathered = gather(WORLD, [1, 2], 60)
         for thread in threads:
             thread.join()
         (common / "go").unlink()
@@ -221,24 +221,24 @@ def test_a_rendezvous_folder_that_another_user_could_replace_is_refused(temporar
         other.wait()
     requirement = "must be a folder of user 0 with mode 0700; remove it, or have its owner or root remove it"
     text = rf"^{path}, where the processes .* it is a folder of user {OTHER_USER} with mode 0700, and {requirement}$"
-    for call in (lambda: gather(WORLD, 1), lambda: join(WORLD, hello(1), 1)):
+    for call in (lambda: gather(WORLD, [1, 2], 1), lambda: join(WORLD, hello(1), 1)):
         with pytest.raises(RendezvousError, match=text):
             call()
     path.rmdir()
     path.symlink_to("/root")
     with pytest.raises(RendezvousError, match="it is no folder of user 0"):
-        gather(WORLD, 1)
+        gather(WORLD, [1, 2], 1)
     path.unlink()
     path.mkdir()
     path.chmod(0o750)
     with pytest.raises(RendezvousError, match="with mode 0750"):
-        gather(WORLD, 1)
+        gather(WORLD, [1, 2], 1)
     path.rmdir()
     assert stat.S_IMODE(os.stat(os.path.dirname(rendezvous_path(WORLD))).st_mode) == 0o700
     # The owner of the parent folder could replace the folder.
     os.chown(temporary, OTHER_USER, OTHER_USER)
     with pytest.raises(RendezvousError, match=rf"^{temporary}, .*: it belongs to user {OTHER_USER}, who can replace"):
-        gather(WORLD, 1)
+        gather(WORLD, [1, 2], 1)
 
 
 def test_a_session_creates_its_folder_where_no_other_user_can_replace_it(

@@ -67,18 +67,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     try:
         if process.rank != 0:
             raise SystemExit(_run_agent(process, hello, rendezvous))
-        link: DriverLink | None = None
-        remote: list[RemoteAgent] = []
-        local = list(range(1, process.size))
-        if rendezvous is not None:
-            link, remote, local = tcp_rendezvous.gather(process, rendezvous, hello)
-        try:
-            found = local_rendezvous.gather(process, expected=local)
-        except RendezvousError:
-            if link is not None:
-                link.close()
-            raise
-        session = LaunchedSession(process, hello, found, remote, link)
+        session = _gather(process, hello, rendezvous)
     except RendezvousError as error:
         step("cannot join: %s", error)
         raise pytest.UsageError(str(error)) from None
@@ -89,6 +78,19 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         session.end(int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(difference)
     return session
+
+
+def _gather(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None) -> LaunchedSession:
+    """Wait for the other processes, in rank 0; raise :class:`RendezvousError` if some are missing."""
+    if rendezvous is None:
+        return LaunchedSession(process, hello, local_rendezvous.gather(process, range(1, process.size)), [], None)
+    link = tcp_rendezvous.listen(process, rendezvous)
+    try:
+        remote, local = tcp_rendezvous.gather(process, link, hello)
+        return LaunchedSession(process, hello, local_rendezvous.gather(process, local), remote, link)
+    except RendezvousError:
+        link.close()
+        raise
 
 
 def _run_agent(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None) -> int:

@@ -65,15 +65,11 @@ def _user_folder() -> str:
     return path
 
 
-def gather(
-    process: LauncherEnv, timeout: float = TIMEOUT, expected: Collection[int] | None = None
-) -> list[tuple[Hello, Connection]]:
-    """Wait for the others, in rank 0; return their greetings and connections, in order of rank.
+def gather(process: LauncherEnv, expected: Collection[int], timeout: float = TIMEOUT) -> list[tuple[Hello, Connection]]:
+    """Wait for the ranks `expected` on this machine, in rank 0; return their greetings and connections, by rank.
 
-    `expected` are the ranks on this machine; None means all. Raise :class:`RendezvousError`, which names the missing
-    ranks, after `timeout` seconds.
+    Raise :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
-    expected = range(1, process.size) if expected is None else expected
     if not expected:
         return []
     path = rendezvous_path(process)

@@ -133,49 +133,48 @@ def machine_identity() -> str:
     return " ".join(found)
 
 
-def gather(
-    process: LauncherEnv, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
-) -> tuple[DriverLink, list[RemoteAgent], list[int]]:
-    """Wait for the others, in rank 0; return the processes on other machines by rank, and the ranks on this one.
+def listen(process: LauncherEnv, where: Rendezvous, timeout: float = TIMEOUT) -> DriverLink:
+    """Listen for the others, in rank 0; raise :class:`RendezvousError` if that is not possible.
 
-    The first value is the end of the connections to other machines. The ranks on this machine are disconnected: they
-    connect again locally (`local_rendezvous.join`). Raise :class:`RendezvousError`, which names the missing ranks,
-    after `timeout` seconds.
+    The addresses are left in the agents' store if there is one, which may take `timeout` seconds.
     """
-    deadline = monotonic() + timeout
+    from pytest_accel.features.launchers.driver_link import DriverLink
+
     random = secrets.token_bytes(32)
-    link = _listen(where, random)
+    port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
     try:
-        return link, *_meet(process, where, link, own, random, deadline, timeout)
-    except BaseException:
-        link.close()
-        raise
-
-
-def _meet(
-    process: LauncherEnv,
-    where: Rendezvous,
-    link: DriverLink,
-    own: Hello,
-    random: bytes,
-    deadline: float,
-    timeout: float,
-) -> tuple[list[RemoteAgent], list[int]]:
-    absent = list(range(1, process.size))
+        link = DriverLink(job_secret.driver_key(secret, where.job), port, _warn_wrong_secret)
+    except OSError as error:
+        raise RendezvousError(f"MASTER_PORT={port}: rank 0 cannot listen there ({error.strerror})") from None
     if log.is_on():
         interfaces = ", ".join(map(" ".join, own_interfaces())) or "loopback only"
-        step("listens on %s at port %d of all interfaces: %s", own.host, link.port, interfaces)
-        step("waits for %s; MASTER_ADDR is %s", ranks_text(absent), where.address)
+        step("listens on %s at port %d of all interfaces: %s", platform.node(), link.port, interfaces)
+        step("waits for %s; MASTER_ADDR is %s", ranks_text(list(range(1, process.size))), where.address)
     if where.key is not None:
         step("tells its addresses to the store of torchrun's agents at %s, port %d", where.address, where.port)
-        _ask_store(where, encode(_StoredValue(_addresses(where), link.port, random.hex())).decode(), timeout)
+        try:
+            _ask_store(where, encode(_StoredValue(_addresses(where), link.port, random.hex())).decode(), timeout)
+        except RendezvousError:
+            link.close()
+            raise
+    return link
+
+
+def gather(
+    process: LauncherEnv, link: DriverLink, own: Hello, timeout: float = TIMEOUT
+) -> tuple[list[RemoteAgent], list[int]]:
+    """Wait for the others, in rank 0; return the processes on other machines by rank, and the ranks on this one.
+
+    The ranks on this machine are disconnected: they connect again locally (`local_rendezvous.join`). Raise
+    :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
+    """
+    deadline = monotonic() + timeout
     remote: dict[int, RemoteAgent] = {}
     local: set[int] = set()
-    while absent:
-        try:
+    while absent := [rank for rank in range(1, process.size) if rank not in remote and rank not in local]:
+        agent = None
+        with contextlib.suppress(Empty):
             agent = link.joined.get(timeout=max(0.0, deadline - monotonic()))
-        except Empty:
-            agent = None
         if agent is None:
             why = f"; {_WRONG_SECRET}" if link.wrong_secret else ""
             raise RendezvousError(f"{missing_ranks(process, absent, timeout)}{why}")
@@ -185,8 +184,7 @@ def _meet(
         else:  # It replaces an earlier connection of the process, whose first greeting took too long.
             remote[hello.rank] = agent
         agent.meet(remote=hello.machine != own.machine)
-        absent = [rank for rank in range(1, process.size) if rank not in remote and rank not in local]
-        step("rank %d on %s has connected%s", hello.rank, hello.host, still_waits(absent))
+        step("rank %d on %s has connected%s", hello.rank, hello.host, still_waits(sorted({*absent} - {hello.rank})))
     return [remote[rank] for rank in sorted(remote)], sorted(local)
 
 
@@ -235,16 +233,6 @@ def _resolved(address: str) -> str:
     except (OSError, ValueError) as error:
         return f"{address} ({error})"
     return f"{address} ({', '.join(sorted(found))})" if found else address
-
-
-def _listen(where: Rendezvous, random: bytes) -> DriverLink:
-    from pytest_accel.features.launchers.driver_link import DriverLink
-
-    port, secret = (where.port, where.secret) if where.key is None else (0, job_secret.mixed(random, where.secret))
-    try:
-        return DriverLink(job_secret.driver_key(secret, where.job), port, _warn_wrong_secret)
-    except OSError as error:
-        raise RendezvousError(f"MASTER_PORT={port}: rank 0 cannot listen there ({error.strerror})") from None
 
 
 def _ask_store(where: Rendezvous, value: str, timeout: float) -> str:

@@ -212,7 +212,7 @@ def test_processes_may_join_in_any_order() -> None:
     late = threading.Thread(target=lambda: found.update(late=join(world(1), hello(1), 30)))
     late.start()
 
-    met = gather(world(0), 30)
+    met = gather(world(0), [1, 2], 30)
 
     early.join()
     late.join()
@@ -230,7 +230,7 @@ def test_missing_processes_are_named() -> None:
 
     text = "torchrun has started 3 processes, and rank 1 did not connect within 3 s"
     with pytest.raises(RendezvousError, match=text):
-        gather(world(0), 3)
+        gather(world(0), [1, 2], 3)
 
     thread.join()
     with pytest.raises(RendezvousError, match=r"rank 1 did not reach rank 0 within 0 s"):
@@ -334,7 +334,8 @@ def test_remote_processes_are_accepted_and_strangers_are_rejected(rendezvous: Re
 
         joining = threading.Thread(target=join_after_strangers)
         joining.start()
-        link, remote, near = tcp_rendezvous.gather(process, rendezvous, hello(0, machine="here"), 60)
+        link = tcp_rendezvous.listen(process, rendezvous)
+        remote, near = tcp_rendezvous.gather(process, link, hello(0, machine="here"), 60)
         joining.join()
         for thread in threads:
             thread.join()
@@ -371,9 +372,12 @@ def test_different_secrets_are_reported_at_both_ends(
     found: dict[int, AgentLink | RendezvousError | None] = {}
     own = hello(1, machine="there", host="remote-node")
     thread = join_as(found, replace(rendezvous, secret=b"the secret of somebody else"), own)
+    process = LauncherEnv("mpirun", 0, 2, 0, 1, ("a",))
+    link = tcp_rendezvous.listen(process, rendezvous)
     with pytest.raises(RendezvousError) as raised:
-        tcp_rendezvous.gather(LauncherEnv("mpirun", 0, 2, 0, 1, ("a",)), rendezvous, hello(0, machine="here"), 4)
+        tcp_rendezvous.gather(process, link, hello(0, machine="here"), 4)
     thread.join()
+    link.close()
 
     port, names = rendezvous.port, "PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret"
     assert f"listens for rank 0 at 127.0.0.1, port {port}, has another secret ({names}) than rank 1 on remote-node" in (
@@ -405,17 +409,18 @@ def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
     where = replace(rendezvous, key="pytest-accel/0")
     found: dict[int, AgentLink | RendezvousError | None] = {}
     thread = join_as(found, replace(where, secret=theirs.encode()), hello(1, machine="there"), "torchrun")
+    link = tcp_rendezvous.listen(process, where)
     if theirs == SECRET:
-        link, _, _ = tcp_rendezvous.gather(process, where, hello(0, machine="here"), 30)
+        tcp_rendezvous.gather(process, link, hello(0, machine="here"), 30)
         thread.join()
         assert isinstance(found[1], AgentLink)
         found[1].close()
-        link.close()
     else:
         with pytest.raises(RendezvousError, match=r"a process has called that has another secret"):
-            tcp_rendezvous.gather(process, where, hello(0, machine="here"), 4)
+            tcp_rendezvous.gather(process, link, hello(0, machine="here"), 4)
         thread.join()
         assert "has another secret" in str(found[1])
+    link.close()
 
 
 def test_several_machines_need_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
