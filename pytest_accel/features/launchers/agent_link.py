@@ -52,8 +52,11 @@ class AgentLink(MachineLink):
         super().__init__(zmq.DEALER, zmq.EVENT_DISCONNECTED | _FAILED)
         self.clock = 0.0
         """Seconds to add to this machine's clock to get the driver's."""
-        self._inbox: asyncio.Queue[tuple[int, bytes] | ConnectionError] = asyncio.Queue()
-        """Messages that have not been handled, and the end of the connection."""
+        self._greeting: asyncio.Queue[tuple[int, bytes] | ConnectionError] = asyncio.Queue()
+        """The messages until :meth:`run` is called, or the end of the connection."""
+        self._handle: Callable[[object], None] | None = None
+        self._end: asyncio.Future[str | None] = self._loop.create_future()
+        """The result of :meth:`run`."""
         self._numbers: set[int] = set()
         """The streams that the driver has opened and has not ended."""
         self._directory: str | None = None
@@ -87,7 +90,7 @@ class AgentLink(MachineLink):
         return (await self._expect(Meeting)).remote
 
     async def _expect(self, form: type[Greeting]) -> Greeting:
-        received = await self._inbox.get()
+        received = await self._greeting.get()
         if isinstance(received, ConnectionError):
             raise received
         message: Greeting = decode(received[1], form)
@@ -100,29 +103,21 @@ class AgentLink(MachineLink):
         self.put([STRUCT, encode(message)])
 
     def run(self, handle: Callable[[object], None]) -> str | None:
-        async def serve() -> None:
-            while not isinstance(received := await self._inbox.get(), ConnectionError):  # The driver reports the end.
-                number, data = received
-                if number:
-                    self._take_stream(number, data)
-                else:
-                    handle(decode(data, ToAgent))
-
-        try:
-            self._loop.run_until_complete(serve())
-        except Exception:
-            return f"an error at this end of the connection to it:\n{format_exc()}"
-        return None
+        self._handle = handle
+        while not self._greeting.empty():
+            received = self._greeting.get_nowait()
+            if isinstance(received, ConnectionError):
+                return None  # The driver reports it.
+            self._dispatch(*received)
+        return self._loop.run_until_complete(self._end)
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        async def wait() -> None:
-            try:
-                await self._readable(descriptor)
-            finally:
-                os.close(descriptor)
+        def on_ready() -> None:
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
             call()
 
-        self._loop.create_task(wait())
+        self._loop.add_reader(descriptor, on_ready)
 
     def connect_server(self, directory: str) -> socket.socket:
         self._directory = directory
@@ -131,8 +126,7 @@ class AgentLink(MachineLink):
 
     def expect_exit(self, driver: int, timeout: float) -> None:
         self._send(Ending())
-        # The driver's exit ends the connection.
-        self._loop.call_later(timeout, self._inbox.put_nowait, ConnectionError("the driver has not exited"))
+        self._loop.call_later(timeout, self._finish, None)  # The driver's exit ends the connection.
 
     def close(self) -> None:
         self._end_loop()
@@ -140,16 +134,33 @@ class AgentLink(MachineLink):
         if self._driver_end is not None:
             self._driver_end.close()
 
+    def _finish(self, why: str | None) -> None:
+        if not self._end.done():
+            self._end.set_result(why)
+
     def _on_message(self, parts: list[zmq.Frame]) -> None:
         number, data = int.from_bytes(parts[0].bytes, "big"), parts[1].bytes
-        if number or data:
-            self._inbox.put_nowait((number, data))
-        else:
+        if not number and not data:
             self.put([STRUCT, b""])
+        elif self._handle is None:
+            self._greeting.put_nowait((number, data))
+        else:
+            self._dispatch(number, data)
+
+    def _dispatch(self, number: int, data: bytes) -> None:
+        assert self._handle is not None
+        try:
+            if number:
+                self._take_stream(number, data)
+            else:
+                self._handle(decode(data, ToAgent))
+        except Exception:
+            self._finish(f"an error at this end of the connection to it:\n{format_exc()}")
 
     def _on_event(self, event: int, value: int) -> None:
         error = WrongSecret if event & _FAILED else ConnectionResetError
-        self._inbox.put_nowait(error("has closed the connection"))
+        self._greeting.put_nowait(error("has closed the connection"))
+        self._finish(None)  # The driver reports it.
 
     def _take_stream(self, number: int, data: bytes) -> None:
         if not data:

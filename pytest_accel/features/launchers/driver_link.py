@@ -147,9 +147,9 @@ class DriverLink(MachineLink):
     def _lose(self, agent: RemoteAgent, why: str | None) -> None:
         """End the connection at this end. `why` is None if the process of the agent has ended."""
         self._agents.pop(agent.peer, None)
-        for peer, number in self._inboxes:
+        for (peer, _), stream in self._streams.items():
             if peer == agent.peer:
-                self._take(peer, number, b"")
+                stream.take(b"")
         agent.lose(why)
 
     def _on_event(self, event: int, value: int) -> None:

@@ -40,15 +40,59 @@ _CHUNK = 1 << 16
 """Maximum number of bytes of a stream in one message."""
 
 
+class _Stream(asyncio.Protocol):
+    """A local socket whose bytes go to another machine.
+
+    The buffer for a slow reader is not bounded, since one stream must not block the others; senders truncate everything
+    that they send to a driver.
+    """
+
+    def __init__(self, end: socket.socket, process_end: int | None, send: Callable[[bytes], None]) -> None:
+        """`send` sends bytes of `end` to the other machine, and none at its end."""
+        self.process_end = process_end
+        self._end = end
+        self._send = send
+        self._transport: asyncio.Transport | None = None
+        self._early: list[bytes] = []
+        """Data that has come before there is a transport."""
+
+    def take(self, data: bytes) -> None:
+        """Write `data` from the other machine; close the socket after it if it is empty."""
+        if self._transport is None:
+            self._early.append(data)
+        elif data:
+            self._transport.write(data)
+        else:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the socket now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        for data in self._early:
+            self.take(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._send(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        with contextlib.suppress(OSError):  # The process at the other end may have left data when it closed or ended.
+            while data := self._end.recv(_CHUNK):
+                self._send(data)
+        self._send(b"")
+
+
 class MachineLink:
     """One end of the connections: a zmq socket with its own context, the loop of one thread, and the open streams."""
 
     def __init__(self, kind: int, events: int) -> None:
         """`events` are the events of the socket that :meth:`_on_event` gets (zmq_socket_monitor(3))."""
         self._loop = asyncio.SelectorEventLoop()
-        self._inboxes: dict[tuple[bytes, int], asyncio.Queue[bytes]] = {}
-        """The data of each stream that has not been written to its socket, by peer and number. It is not bounded, since
-        a slow reader must not block the others; senders truncate everything that they send to a driver."""
+        self._streams: dict[tuple[bytes, int], _Stream] = {}
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
         options = {
@@ -114,76 +158,37 @@ class MachineLink:
         child of it may still hold the socket open, so there may be no end of file.
         """
         end.setblocking(False)
-        self._inboxes[peer, number] = asyncio.Queue()
-        self._loop.create_task(self._carry(peer, number, end, process_end))
-
-    async def _carry(self, peer: bytes, number: int, end: socket.socket, process_end: int | None) -> None:
-        send = partial(self._put_stream, peer, number)
-        steps = [self._forward(end, send), self._write(end, self._inboxes[peer, number])]
+        stream = self._streams[peer, number] = _Stream(end, process_end, partial(self._put_stream, peer, number))
+        self._loop.create_task(self._loop.create_unix_connection(lambda: stream, sock=end))
         if process_end is not None:
-            steps.append(self._drain(end, send, process_end))
-        tasks = [self._loop.create_task(one) for one in steps]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            try:
-                await asyncio.gather(*tasks, return_exceptions=True)
-            finally:  # The loop may end meanwhile.
-                end.close()
-                if process_end is not None:
-                    os.close(process_end)
-                del self._inboxes[peer, number]
-                send(b"")
-
-    async def _forward(self, end: socket.socket, send: Callable[[bytes], None]) -> None:
-        """Send the data that `end` receives, until the process at its other end closes it."""
-        with contextlib.suppress(OSError):
-            while data := await self._loop.sock_recv(end, _CHUNK):
-                send(data)
-
-    async def _write(self, end: socket.socket, inbox: asyncio.Queue[bytes]) -> None:
-        """Write the data of the stream to `end`, until the other machine ends the stream."""
-        while data := await inbox.get():
-            with contextlib.suppress(OSError):  # The reader has closed the socket. Data from it may still arrive.
-                await self._loop.sock_sendall(end, data)
-
-    async def _drain(self, end: socket.socket, send: Callable[[bytes], None], process_end: int) -> None:
-        """Send the remaining data once the process has ended."""
-        await self._readable(process_end)
-        with contextlib.suppress(OSError):
-            while data := end.recv(_CHUNK):
-                send(data)
+            self._loop.add_reader(process_end, stream.abort)
 
     def _put_stream(self, peer: bytes, number: int, data: bytes) -> None:
         self.put([*([peer] if peer else []), number.to_bytes(4, "big"), data])
-
-    async def _readable(self, descriptor: int) -> None:
-        """Wait until `descriptor` is readable."""
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(descriptor, ready.set_result, None)
-        try:
-            await ready
-        finally:
-            self._loop.remove_reader(descriptor)
+        stream = self._streams.pop((peer, number), None) if not data else None
+        if stream is not None and stream.process_end is not None:
+            self._loop.remove_reader(stream.process_end)
+            os.close(stream.process_end)
 
     def _take(self, peer: bytes, number: int, data: bytes) -> None:
         """Pass on data from the other machine; no-op if this end has closed the stream."""
-        if (inbox := self._inboxes.get((peer, number))) is not None:
-            inbox.put_nowait(data)
+        if (stream := self._streams.get((peer, number))) is not None:
+            stream.take(data)
 
     def _end_loop(self) -> None:
-        """Cancel all tasks, and close the loop."""
+        """Close all streams, cancel all tasks, and close the loop."""
 
-        async def cancel_all() -> None:
-            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-                await asyncio.sleep(0)  # A task that has not begun would not close its socket.
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        async def end_all() -> None:
+            while self._streams:
+                for stream in self._streams.values():
+                    stream.abort()
+                await asyncio.sleep(0)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-        self._loop.run_until_complete(cancel_all())
+        self._loop.run_until_complete(end_all())
         self._loop.close()
 
     def _close_socket(self) -> None:
