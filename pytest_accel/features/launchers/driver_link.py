@@ -116,11 +116,11 @@ class DriverLink(MachineLink):
             self.joined.put(None)
 
     def _ping(self) -> None:
+        self._loop.call_later(_PING_INTERVAL, self._ping)
         for agent in list(self._agents.values()):
             if not self.put([agent.peer, STRUCT, b""]):
                 silent = monotonic() - agent.heard >= SILENCE - PROBE_INTERVAL
                 self._lose(agent, f"it did not answer for {SILENCE} s" if silent else None)
-        self._loop.call_later(_PING_INTERVAL, self._ping)
 
     def _on_message(self, parts: list[zmq.Frame]) -> None:
         peer, number, data = (part.bytes for part in parts)

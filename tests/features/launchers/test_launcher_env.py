@@ -315,7 +315,7 @@ def join_as(
 
 
 def test_remote_processes_are_accepted_and_strangers_are_rejected(rendezvous: Rendezvous) -> None:
-    """Strangers send nothing, a part of a greeting, one byte at a time, or another protocol."""
+    """Strangers send nothing, a part of a greeting, or another protocol."""
     found: dict[int, AgentLink | RendezvousError | None] = {}
     process = LauncherEnv("mpirun", 0, 3, 0, 2, ("a",))
     there = hello(1, machine="there", host="there", args=("-k", "\udcff"))
@@ -327,9 +327,11 @@ def test_remote_processes_are_accepted_and_strangers_are_rejected(rendezvous: Re
                 stranger = strangers.enter_context(connect_to(rendezvous))
                 with contextlib.suppress(OSError):
                     stranger.sendall((b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(48))[: number % 70])
-            other = strangers.enter_context(connect_to(rendezvous))
-            other.sendall(b"GET / HTTP/1.1\r\n" * 9)
-            assert read_all(other).count(b"CURVE") <= 1  # The greeting of zmq, which says nothing about the job.
+            for said in (b"", b"GET / HTTP/1.1\r\n" * 9):
+                other = strangers.enter_context(connect_to(rendezvous))
+                other.sendall(said)
+                # The connection is closed. The greeting of zmq says nothing about the job.
+                assert len(read_all(other)) <= len(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE") + 48
             threads.extend([join_as(found, rendezvous, there), join_as(found, rendezvous, hello(2, machine="here"))])
 
         joining = threading.Thread(target=join_after_strangers)
