@@ -1,9 +1,10 @@
 """Connections between the driver and the agents of other machines, over zmq, encrypted and authenticated by CURVE.
 
 The driver listens with one ROUTER for all agents, and each agent connects a DEALER to it. The driver's key pair follows
-from the job's secret (`job_secret`), and its public key is never sent. The first message of an agent's handshake must
-be encrypted for that key, and only its owner can answer. So each end has proved that it knows the secret before either
-reads a message. zmq itself closes connections that are slow, half open or from another program.
+from the job's secret (`job_secret`), and its public key is never sent in the clear. The first message of an agent's
+handshake must be encrypted for that key, and only its owner can answer. So each end has proved that it knows the secret
+before either reads a message, and agents need no keys of their own. zmq itself closes connections that are slow, half
+open or from another program.
 
 A message is a number and bytes. The number 0 is for structs, and for pings, which are empty. Every other number is a
 stream, which the driver opens and which carries the bytes of a local socket at each end: the first bytes name its
