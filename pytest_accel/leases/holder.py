@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from json import loads
 from os import getpid, getuid
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from pytest_accel.core.clock import wall_clock
 from pytest_accel.core.truncation import cut_end
@@ -25,13 +28,15 @@ _PROCESS = re.compile(rb"\[(\d{1,10}), (\d{1,11}(?:\.\d{1,10})?)[\],]")
 class Holder:
     """The holder of a device, as it describes itself in the lock file."""
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_PID)]
     """The session's main process; 0 if it is not known. The user and the time are then unknown, too."""
     user: str
     test: str
     """Node id of the test that runs on the device, or another reason why it is held; without a pid, who holds it."""
-    since: float
+    since: Annotated[float, msgspec.Meta(ge=0, le=_LAST_MOMENT)]
     """Seconds since the epoch."""
+    pids: tuple[int, ...] = ()
+    """The processes that use the device, as far as known."""
     processes: tuple[tuple[int, float], ...] = ()
     """Pid and creation time (``psutil.Process.create_time``) of every process that uses the device."""
 
@@ -65,6 +70,28 @@ class Holder:
             "test": cut_end(self.test, TEXT_LIMIT),
             "since": self.since,
         }
+
+
+def encode(holder: Holder) -> bytes:
+    """Return the content of a lock file. Texts are truncated: the id of a parametrized test may have any length."""
+    return _ENCODER.encode(
+        replace(holder, user=cut_end(holder.user, TEXT_LIMIT), test=cut_end(holder.test, TEXT_LIMIT))
+    )
+
+
+def decode(data: bytes) -> Holder | None:
+    """Return the holder in the content of a lock file, or None if the content names none.
+
+    Any user may have written anything to the file: msgspec checks numbers, and texts are made printable.
+    """
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        holder = _DECODER.decode(data)
+        return replace(holder, user=printable(holder.user), test=printable(holder.test))
+    return None
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Holder)
 
 
 def parse_holder(data: bytes) -> Holder | None:

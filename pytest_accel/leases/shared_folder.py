@@ -28,6 +28,7 @@ import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from json import dumps
 from os import access, close, fchmod, fstat, ftruncate, link, pread, pwrite, unlink
 from os import open as open_descriptor
@@ -72,9 +73,10 @@ def default_folder() -> Path:
     return Path(named).absolute() if named else Path(TEMPORARY).resolve()
 
 
-def lock_path(folder: Path, device_id: str) -> Path:
-    """Return the path of the lock file of a device."""
-    return folder / f"{PREFIX}{file_name(device_id)}.lock"
+@lru_cache(2048)
+def lock_path(folder: Path, device_id: str, what: str = "lock") -> Path:
+    """Return the path of a lock file of a device; :mod:`pytest_accel.leases.locks` has the three kinds."""
+    return folder / f"{PREFIX}{file_name(device_id)}.{what}"
 
 
 def file_name(device_id: str) -> str:

@@ -1,0 +1,333 @@
+"""The locks between the sessions of a machine: which session has a device, and which is the next to get it.
+
+For each device there are three files, on which sessions take the kernel's lock. The session that has ``DEVICE.lock``
+has the device. The session that has ``DEVICE.wish`` waits for the device and is the next to get it: the others do not
+take it, and give it up when the running test has ended. Without this order a test of four devices would starve beside
+a session whose tests need one each: it would never find all four free at once. The session that has ``DEVICE.next``
+waits for the wish. All that wait have to pass it, so a session whose turn is over does not overtake the others.
+
+The kernel drops the locks of a process that dies, so nothing of a dead session has to be recognized, aged or deleted.
+A lock belongs to the open file, which processes share to whom its descriptor is passed: the ranks of a world get those
+of their devices. A session gives a device up by closing its descriptor, never by unlocking. So a device is free when the
+last process that could use it has gone, whoever was killed, and this session, too, gets it again only then.
+
+A session wishes for several devices in the order of their ids, and drops the later wishes if it cannot get an earlier
+one. So no two sessions wait for each other. One such file for all devices was rejected: a session that waits an hour
+for one device would keep the others from their turns on other devices.
+
+The files say for people who holds or awaits the device (:class:`~pytest_accel.leases.holder.Holder`). No grant depends
+on this. This package never deletes a lock file: another session could create and lock a second one.
+
+filelock's ``FileLock`` was rejected, since it does not give its descriptor. Importing this module imports psutil and
+filelock: import it only where locks are needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from fcntl import flock
+from os import close, fstat, getpid, lstat, pwrite, register_at_fork
+from pathlib import Path
+
+import psutil
+from filelock import lock_descriptor
+
+from pytest_accel.core.kill import survivors
+from pytest_accel.leases.holder import Holder, decode, encode
+from pytest_accel.leases.shared_folder import (
+    LockFolderError,
+    NoLockFileError,
+    create_shared,
+    lock_path,
+    open_lock_file,
+    prepare_folder,
+    read,
+    unusable,
+)
+
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)
+"""The errors of a lock that another process has: flock(2), and fcntl(2), with which NFS emulates flock."""
+
+
+class SessionLocks:
+    """The locks that one session has in one folder. No method waits for a lock.
+
+    A process that is forked from this one inherits no lock: there, the object holds nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Create the folder if it is missing; raise :class:`LockFolderError` if it must not be used."""
+        prepare_folder(folder)
+        self.folder = folder
+        self._devices: dict[str, int] = {}
+        """The descriptors of the locks of devices."""
+        self._told: dict[str, Holder] = {}
+        """The holders in the lock files of these devices."""
+        self._queued: tuple[str, int] | None = None
+        """The device for whose wish this session waits, and the descriptor that keeps its place in front of others."""
+        self._wishes: dict[str, int] = {}
+        """The descriptors of the locked wishes."""
+        _INSTANCES.add(self)
+
+    def __contains__(self, device: object) -> bool:
+        return device in self._devices
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._devices))
+
+    def descriptor(self, device: str) -> int:
+        """Return the descriptor of the lock of a device that this session has locked."""
+        return self._devices[device]
+
+    def lock(self, device: str) -> bool:
+        """Lock a device that this session has not locked, and return success.
+
+        This fails if any process has the lock, or if something that is no lock file has its name. It raises
+        :class:`LockFolderError` if the file cannot be used.
+        """
+        descriptor = _locked(self.folder, lock_path(self.folder, device))
+        if descriptor is not None:
+            self._devices[device] = descriptor
+        return descriptor is not None
+
+    def unlock(self, device: str) -> None:
+        """Give a device up; it stays locked while another process has the descriptor."""
+        self._told.pop(device, None)
+        close(self._devices.pop(device))
+
+    def describe(self, device: str, holder: Holder) -> None:
+        """Tell people who holds a device; no-op if this session has not locked it, since its lock was lost."""
+        if device in self._devices and self._told.get(device) != holder:
+            self._told[device] = holder
+            _describe(self._devices[device], holder)
+
+    def wish(self, wishes: Mapping[str, Holder]) -> None:
+        """Wish for these devices and no others; the values are for people. Call this again while it lacks a wish.
+
+        Others give a device up only while this session has the wish for it. Sessions get it in the order in which they
+        have come: all have to pass ``DEVICE.next``, which is kept by the session that waits for the wish.
+        """
+        self.step_back(self._wishes.keys() - wishes.keys())
+        for device, holder in sorted(wishes.items()):
+            if device not in self._wishes and not self._move_up(device, holder):
+                self.step_back([later for later in self._wishes if later > device])
+                return
+        self._leave_queue()
+
+    def _move_up(self, device: str, holder: Holder) -> bool:
+        with suppress(LockFolderError):  # Without its turn, the session may still find the device free.
+            if self._queued is None or self._queued[0] != device:
+                self._leave_queue()
+                place = _locked(self.folder, lock_path(self.folder, device, "next"))
+                if place is None:
+                    return False
+                self._queued = device, place
+            descriptor = _locked(self.folder, lock_path(self.folder, device, "wish"))
+            if descriptor is not None:
+                self._wishes[device] = descriptor
+                _describe(descriptor, holder)
+                self._leave_queue()
+        return device in self._wishes
+
+    def _leave_queue(self) -> None:
+        if self._queued is not None:
+            close(self._queued[1])
+            self._queued = None
+
+    def step_back(self, devices: Iterable[str]) -> None:
+        """Drop the wishes for these devices, as far as this session has them."""
+        for device in devices:
+            if device in self._wishes:
+                close(self._wishes.pop(device))
+
+    @property
+    def is_next(self) -> bool:
+        """True if this session has the wish for a device: it is the next to get it."""
+        return bool(self._wishes)
+
+    def wishes(self, device: str) -> bool:
+        """Return True if this session has the wish for a device: it is the next to get it."""
+        return device in self._wishes
+
+    def is_wished_elsewhere(self, device: str) -> bool:
+        """Return True if another session is the next to get a device."""
+        if device in self._wishes:
+            return False
+        try:
+            return _is_locked(lock_path(self.folder, device, "wish"))
+        except OSError:
+            return False
+
+    def renew(self) -> dict[str, str]:
+        """Create and lock new lock files in place of those that were deleted, moved or replaced.
+
+        Return the devices for which that fails, with the reason. The session has not locked them any more.
+        """
+        lost: dict[str, str] = {}
+        for device, descriptor in list(self._devices.items()):
+            path = lock_path(self.folder, device)
+            if _is_in_place(descriptor, path):
+                continue
+            holder = self._told.get(device)
+            self.unlock(device)
+            try:
+                if not self.lock(device):
+                    by = who_holds(self.folder, device) or "another session"
+                    raise unusable(path, OSError(errno.EBUSY, f"it was replaced, and the new one is held by {by}"))
+            except LockFolderError as error:
+                lost[device] = f"the lock of {device} was lost, since its lock file was deleted or moved: {error}"
+            if holder is not None:
+                self.describe(device, holder)
+        return lost
+
+    def close(self) -> None:
+        """Give everything up. The object can be used again."""
+        self._told.clear()
+        self._leave_queue()
+        for descriptors in (self._devices, self._wishes):
+            while descriptors:
+                close(descriptors.popitem()[1])
+
+
+def who_holds(folder: Path, device: str) -> Holder | None:
+    """Return who holds a device, as far as known: another session, or what has the lock file's name and is none.
+
+    No file is written, and `folder` need not exist. Raises :class:`LockFolderError` if the file cannot be read.
+    """
+    return _who_has(lock_path(folder, device))
+
+
+def who_is_next(folder: Path, device: str) -> Holder | None:
+    """Return who waits for a device and gets it next, in another session; None if nobody does."""
+    return _who_has(lock_path(folder, device, "wish"))
+
+
+def who_keeps(folder: Path, device: str) -> Holder | None:
+    """Return like :func:`who_holds` who holds a device that this session does not hold.
+
+    If the last holder was this session, or one that has ended, processes that it has left hold the device: name them.
+    """
+    holder = who_holds(folder, device)
+    if holder is None or not holder.pid or (holder.pid != getpid() and psutil.pid_exists(holder.pid)):
+        return holder
+    path = lock_path(folder, device)
+    left = [one for one in psutil.process_iter() if one.pid != getpid() and _has_open(one, path)]
+    names = ", ".join(one.about for one in survivors(left))
+    return Holder.unknown(f"{names}, which {holder.test} has left") if names else holder
+
+
+def surrounding_test(folder: Path, device: str) -> Holder | None:
+    """Return the holder of a device if that is a test inside which this process runs, else None.
+
+    Two things must be true: the lock file names this process or an ancestor, and one of these really has it open. Any
+    user may have written the file; so the name alone grants nothing. The main process of a session has the locks of all
+    its tests; so the open file alone does not tell which test runs here.
+    """
+    holder = who_holds(folder, device)
+    if holder is None or not holder.pids:
+        return None
+    with suppress(psutil.Error):
+        this = psutil.Process()
+        around = (this, *this.parents())
+        if any(one.pid in holder.pids for one in around):
+            return holder if any(_has_open(one, lock_path(folder, device)) for one in around) else None
+    return None
+
+
+def _locked(folder: Path, path: Path) -> int | None:
+    """Return the descriptor of a lock file that has been locked, or None if that is impossible for now."""
+    try:
+        for _ in range(3):
+            try:
+                descriptor = open_lock_file(path)
+            except NoLockFileError:
+                return None
+            except FileNotFoundError:
+                prepare_folder(folder)
+                create_shared(path)
+                continue
+            with ExitStack() as undo:
+                undo.callback(close, descriptor)
+                # Twice: somebody may just look whether the file is locked.
+                if not (lock_descriptor(descriptor, blocking=False) or lock_descriptor(descriptor, blocking=False)):
+                    return None
+                if _is_in_place(descriptor, path):
+                    undo.pop_all()
+                    return descriptor
+            # A cleaner of temporary files has deleted this file, and another session may lock a new one: try again.
+    except OSError as error:
+        raise unusable(path, error) from error
+    return None
+
+
+def _is_locked(path: Path) -> bool:
+    """Return True if another open file has the lock; False, too, if there is no lock file. Raises OSError."""
+    try:
+        descriptor = open_lock_file(path, os.O_RDONLY)
+    except (FileNotFoundError, NoLockFileError):
+        return False
+    try:
+        # A shared lock, so that two concurrent calls do not take each other for the holder.
+        flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            return True
+        raise
+    finally:
+        close(descriptor)
+    return False
+
+
+def _who_has(path: Path) -> Holder | None:
+    try:
+        descriptor = open_lock_file(path, os.O_RDONLY)
+        try:
+            return (decode(read(descriptor)) or Holder.unknown()) if _is_locked(path) else None
+        finally:
+            close(descriptor)
+    except FileNotFoundError:
+        return None
+    except NoLockFileError as error:
+        return Holder.unknown(error.about)
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
+def _describe(descriptor: int, holder: Holder) -> None:
+    # Readers read the first line. The rest of a longer one stays: to truncate the file takes as long as to lock it.
+    with suppress(OSError):  # For example a full disk. The lock is held, whatever the file says.
+        pwrite(descriptor, encode(holder), 0)
+
+
+def _is_in_place(descriptor: int, path: Path) -> bool:
+    """Return False if the open lock file was deleted, moved or replaced: another session could lock a new one."""
+    try:
+        return os.path.samestat(fstat(descriptor), lstat(path))
+    except OSError:
+        return False
+
+
+def _has_open(process: psutil.Process, path: Path) -> bool:
+    with suppress(psutil.Error, OSError):
+        return any(file.path == str(path) for file in process.open_files())
+    return False
+
+
+_INSTANCES: weakref.WeakSet[SessionLocks] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    # A forked process shares the open files, and so the locks: it would keep them when the session has ended.
+    for locks in tuple(_INSTANCES):
+        locks.close()
+
+
+register_at_fork(after_in_child=_close_all)
