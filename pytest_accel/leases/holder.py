@@ -73,10 +73,10 @@ class Holder:
 
 
 def encode(holder: Holder) -> bytes:
-    """Return the content of a lock file. Texts are truncated: the id of a parametrized test may have any length."""
-    return _ENCODER.encode(
-        replace(holder, user=cut_end(holder.user, TEXT_LIMIT), test=cut_end(holder.test, TEXT_LIMIT))
-    )
+    """Return the line for a lock file. The test is truncated: the id of a parametrized one may have any length."""
+    if len(holder.test) > TEXT_LIMIT:
+        holder = replace(holder, test=cut_end(holder.test, TEXT_LIMIT))
+    return _ENCODER.encode(holder) + b"\n"
 
 
 def decode(data: bytes) -> Holder | None:

@@ -1,0 +1,35 @@
+"""Demands for worlds, and the leases of sessions on simulated devices, as tests and their programs make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_accel.core.device import DeviceNeed, Share
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.leases import Lease, Leases
+
+
+def devices(count: int, test: str = "test_x.py::test_one", *, share: float | None = None, sets: int = 1) -> WorldDemand:
+    """Return a demand for `count` simulated devices, or for a share of each, for `sets` ranks."""
+    need = DeviceNeed(count, "sim", share=None if share is None else Share(fraction=share), sets=sets)
+    key = WorldKey("sim", need, sets, grouped=sets > 1, devices_per_rank=count // sets)
+    return WorldDemand(key, Holder.here(test))
+
+
+def slots(count: int, test: str = "test_x.py::test_one") -> WorldDemand:
+    """Return a demand for `count` CPU slots."""
+    return WorldDemand(WorldKey("cpu", None, count, grouped=True), Holder.here(test))
+
+
+def session(
+    accel: str = "sim:4,shared",
+    *,
+    slots: int = 4,
+    on_wanted: Callable[[Lease], None] = lambda lease: None,
+    on_lost: Callable[[Lease, str], None] = lambda lease, why: None,
+) -> Leases:
+    """Return the leases of a session with the devices `accel`. Its lock folder is that of the environment."""
+    return Leases(Machine(parse_kind(accel)), slots, on_wanted, on_lost, waits_for_busy=False)

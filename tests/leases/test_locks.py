@@ -1,0 +1,532 @@
+"""Tests of the locks between sessions: devices, wishes for them, and what other users put in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.leases.holder import Holder, decode
+from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_holds, who_is_next, who_keeps
+from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, default_folder, file_name, lock_path
+from tests.deadline import eventually
+
+ROOT = Path(__file__).parents[2]
+ME = Holder.here("tests/test_x.py::test_one")
+Make = Callable[[], SessionLocks]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "locks"
+
+
+@pytest.fixture
+def make(folder: Path) -> Iterator[Make]:
+    """Yield a function that makes the locks of one session; close all of them at the end."""
+    made: list[SessionLocks] = []
+
+    def one() -> SessionLocks:
+        made.append(SessionLocks(folder))
+        return made[-1]
+
+    yield one
+    for locks in made:
+        locks.close()
+
+
+@contextmanager
+def program(script: str, *arguments: str, descriptors: tuple[int, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a Python program that has printed a line, and kill it at the end."""
+    command = [sys.executable, "-c", script, *arguments]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_device_is_locked_by_one_session_at_a_time(folder: Path, make: Make) -> None:
+    one, two = make(), make()
+    assert one.lock("GPU-1")
+    assert not two.lock("GPU-1")
+    assert two.lock("GPU-2")
+    one.describe("GPU-1", ME)
+    assert who_holds(folder, "GPU-1") == ME
+    one.describe("GPU-1", replace(ME, test="t", pids=(5, 6)))
+    assert who_holds(folder, "GPU-1") == replace(ME, test="t", pids=(5, 6)), "also if the new line is shorter"
+    one.unlock("GPU-1")
+    assert who_holds(folder, "GPU-1") is None
+    assert two.lock("GPU-1")
+    two.close()
+    assert one.lock("GPU-1")
+    assert one.lock("GPU-2")
+
+
+KEEP = "print('ready', flush=True); input()"
+
+
+@pytest.mark.parametrize("session_is_killed", [False, True])
+def test_a_device_is_kept_by_each_process_that_has_its_descriptor(
+    folder: Path, make: Make, session_is_killed: bool
+) -> None:
+    """Even after its session has given it up or was killed; and until the process has gone, whoever waits for it."""
+    mine, locks = make(), make()
+    if session_is_killed:
+        start = (
+            "import os, subprocess, sys; from pathlib import Path; from pytest_accel.leases.holder import Holder\n"
+            "from pytest_accel.leases.locks import SessionLocks\n"
+            "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
+            "locks.describe('GPU-1', Holder.here('test_before'))\n"
+            "fd = locks.descriptor('GPU-1')\n"
+            "left = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0, pass_fds=[fd])\n"
+            "print(left.pid, flush=True); left.wait()\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", start, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as session:
+            assert session.stdout is not None
+            left = psutil.Process(int(session.stdout.readline()))
+            session.kill()
+            session.wait()
+            check_that_it_is_kept(folder, locks, left)
+    else:
+        assert mine.lock("GPU-1")
+        mine.describe("GPU-1", replace(ME, test="test_before"))
+        with program(KEEP, descriptors=(mine.descriptor("GPU-1"),)) as process:
+            mine.unlock("GPU-1")
+            check_that_it_is_kept(folder, mine, psutil.Process(process.pid))
+
+
+def check_that_it_is_kept(folder: Path, locks: SessionLocks, left: psutil.Process) -> None:
+    """Check that the process `left` keeps a device from being locked, and is named, until it is killed."""
+    assert not locks.lock("GPU-1")
+    named = str(who_keeps(folder, "GPU-1"))
+    assert named.startswith(f"process {left.pid} ({sys.executable} -c "), named
+    assert named.endswith(", which test_before has left")
+    left.kill()  # A zombie, whose exit status nobody has read, keeps nothing.
+    eventually("the kernel drops the lock", lambda: locks.lock("GPU-1"))
+
+
+def test_the_lock_of_a_session_that_is_killed_is_free_at_once(folder: Path, make: Make) -> None:
+    hold = (
+        "import sys; from pathlib import Path; from pytest_accel.leases.holder import Holder\n"
+        "from pytest_accel.leases.locks import SessionLocks\n"
+        "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
+        "locks.wish({'GPU-1': Holder.here('a'), 'GPU-2': Holder.here('a')}); print('ready', flush=True); input()\n"
+    )
+    with program(hold, str(folder)) as session:
+        locks = make()
+        assert not locks.lock("GPU-1")
+        assert locks.is_wished_elsewhere("GPU-2")
+        session.kill()
+        session.wait()
+        assert not locks.is_wished_elsewhere("GPU-2")
+        assert locks.lock("GPU-1")
+
+
+def test_a_forked_process_keeps_no_lock(folder: Path, make: Make) -> None:
+    fork = (
+        "import os, sys; from pathlib import Path; from pytest_accel.leases.holder import Holder\n"
+        "from pytest_accel.leases.locks import SessionLocks\n"
+        "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
+        "locks.wish({'GPU-2': Holder.here('a')})\n"
+        "if os.fork() == 0: print('forked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with program(fork, str(folder)) as session:
+        locks = make()
+        assert not locks.lock("GPU-1")
+        session.kill()
+        session.wait()
+        assert locks.lock("GPU-1")
+        assert not locks.is_wished_elsewhere("GPU-2")
+        session.communicate()
+
+
+# Wishes
+
+
+def wishes(locks: SessionLocks, devices: Sequence[str]) -> str:
+    """Wish for `devices`; return those for which the session has the wish."""
+    locks.wish(dict.fromkeys(devices, ME))
+    return "".join(device for device in devices if locks.wishes(device))
+
+
+def test_sessions_that_wait_for_a_device_are_the_next_in_the_order_in_which_they_have_come(make: Make) -> None:
+    first, second, third, holder = (make() for _ in range(4))
+    assert wishes(first, "ab") == "ab"
+    assert wishes(second, "ab") == ""
+    assert wishes(third, "ab") == ""
+    assert holder.is_wished_elsewhere("a")
+    assert second.is_wished_elsewhere("b")
+    assert not first.is_wished_elsewhere("b"), "it is its own"
+    first.step_back("ab")
+    assert wishes(first, "ab") == "", "it has had its turn, and the second session waits"
+    assert wishes(third, "ab") == ""
+    assert wishes(second, "ab") == "ab"
+    second.wish({})
+    assert wishes(third, "ab") == "ab", "the other one has no right to be first, and has not tried"
+    for locks in (first, second, third):
+        locks.wish({})
+    assert not holder.is_wished_elsewhere("a")
+
+
+def test_no_two_sessions_wait_for_each_others_wishes(make: Make) -> None:
+    one, two = make(), make()
+    assert wishes(one, "b") == "b"
+    assert wishes(two, "a") == "a"
+    assert wishes(one, "ab") == "", "the later one is dropped, since the earlier one is not to be had"
+    assert wishes(two, "ab") == "ab"
+    two.wish({})
+    assert wishes(one, "ab") == "ab"
+
+
+def test_who_is_next_is_named(folder: Path, make: Make) -> None:
+    locks = make()
+    assert who_is_next(folder, "a") is None
+    locks.wish({"a": ME})
+    assert who_is_next(folder, "a") == ME
+
+
+# Lock files, and what has their names
+
+
+def plant(folder: Path, content: bytes) -> None:
+    path = lock_path(folder, "GPU-1")
+    path.write_bytes(content)
+    path.chmod(0o666)
+
+
+def content(**changes: str) -> bytes:
+    """Return the content of a lock file with `changes`, which need not be JSON."""
+    fields = {"pid": "7", "user": '"u"', "test": '"t"', "since": "5.0", "pids": "[]"} | changes
+    return ("{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}").encode()
+
+
+def test_invalid_content_of_a_lock_file_is_ignored(folder: Path, make: Make) -> None:
+    changes = [{"pids": "[[1]]"}, {"pid": "-5"}, {"pid": "0"}, {"pid": "1e400"}, {"pid": "1" + "0" * 400}]
+    changes += [{"since": "Infinity"}, {"since": "NaN"}, {"since": "1" + "0" * 400}, {"test": "7"}]
+    invalid = [b"", b"garbage\xff", b"[]", b'{"pid": 1}', b"[" * 9999, *(content(**one) for one in changes)]
+    one, two = make(), make()
+    assert decode(content()) == Holder(7, "u", "t", 5.0)
+    for line in invalid:
+        plant(folder, line)
+        assert one.lock("GPU-1")
+        assert str(who_holds(folder, "GPU-1")) == "an unknown session", line
+        assert not two.lock("GPU-1")
+        one.unlock("GPU-1")
+
+
+def test_texts_are_printable_and_truncated(folder: Path, make: Make) -> None:
+    holder = decode(content(user='"\\u001b[2J"', test='"a\\nb' + "x" * 9999 + '"'))
+    assert holder is not None
+    assert holder.user == "?[2J"
+    assert holder.test.startswith("a?bxxx")
+    assert len(holder.test) == 300
+    locks = make()
+    locks.lock("GPU-1")
+    locks.describe("GPU-1", replace(ME, test="é" * 300_000))
+    shown = who_holds(folder, "GPU-1")
+    assert shown is not None
+    assert shown.test == "é" * 299 + "…"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.integers(10**300, 10**310),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+holder_like = st.fixed_dictionaries(
+    {},
+    optional={
+        "pid": st.integers() | json_values,
+        "user": st.text() | json_values,
+        "test": st.text() | json_values,
+        "since": st.floats() | st.integers() | json_values,
+        "pids": st.lists(st.integers() | json_values) | json_values,
+    },
+)
+
+
+@given(st.binary() | (holder_like | json_values).map(lambda value: json.dumps(value).encode()))
+def test_values_from_any_lock_file_are_printable_and_in_range(data: bytes) -> None:
+    holder = decode(data)
+    if holder is not None:
+        assert 0 < holder.pid < 2**31
+        time.localtime(holder.since)
+        assert (holder.user + holder.test).isprintable()
+        assert all(isinstance(pid, int) for pid in holder.pids)
+
+
+def test_files_are_writable_for_all_users_whatever_the_umask(folder: Path, make: Make) -> None:
+    before = os.umask(0o077)
+    try:
+        locks, other = make(), make()
+        locks.lock("GPU-1")
+        locks.wish({"GPU-1": ME})
+        other.wish({"GPU-1": ME})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert modes == {f"pytest-accel-GPU-1.{what}": 0o666 for what in ("lock", "wish", "next")}
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(path))  # A path of a socket must be short.
+
+
+def _closed_file(path: Path) -> None:
+    path.touch(0o644)
+
+
+OTHER_ENTRIES: dict[str, Callable[[Path], object]] = {
+    "a symbolic link": lambda path: path.symlink_to(path.with_name("precious")),
+    "a directory": Path.mkdir,
+    "a socket": _socket,
+    "no regular file": os.mkfifo,
+    "its mode is 0644, and not 0666": _closed_file,
+}
+
+
+@pytest.mark.parametrize("what", OTHER_ENTRIES)
+@pytest.mark.parametrize("dangling", [False, True])
+def test_something_else_with_the_name_of_a_lock_file_holds_the_device(
+    folder: Path, make: Make, what: str, dangling: bool
+) -> None:
+    """Any user can make it. A named pipe does not block the session, and a symbolic link is not followed."""
+    locks = make()
+    path, target = lock_path(folder, "GPU-1"), folder / "precious"
+    if not dangling:
+        target.write_text("precious")
+        target.chmod(0o666)
+    OTHER_ENTRIES[what](path)
+    OTHER_ENTRIES[what](lock_path(folder, "GPU-2", "wish"))
+    assert not locks.lock("GPU-1")
+    assert locks.lock("GPU-2")
+    assert not locks.is_wished_elsewhere("GPU-2")
+    assert wishes(locks, ["GPU-2"]) == ""
+    assert (
+        str(who_holds(folder, "GPU-1")) == str(who_keeps(folder, "GPU-1")) == f"{path}, which is no lock file ({what})"
+    )
+    assert target.exists() != dangling
+    assert dangling or target.read_text() == "precious"
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()
+    assert locks.lock("GPU-1")
+
+
+def test_a_deleted_lock_file_allows_no_second_lock(folder: Path, make: Make) -> None:
+    one, two = make(), make()
+    assert one.lock("GPU-1")
+    lock_path(folder, "GPU-1").unlink()
+    one.unlock("GPU-1")
+    assert two.lock("GPU-1")
+    assert not one.lock("GPU-1")
+
+
+def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_created_again(folder: Path, make: Make) -> None:
+    one, two = make(), make()
+    for device in ("GPU-1", "GPU-2", "GPU-3"):
+        assert one.lock(device)
+        one.describe(device, replace(ME, test=device))
+    assert one.renew() == {}
+    lock_path(folder, "GPU-1").unlink()
+    folder.rename(folder.with_name("moved"))
+    # Another session locks one of the devices before the first session checks its files.
+    assert two.lock("GPU-3")
+    two.describe("GPU-3", ME)
+    lost = one.renew()
+    assert lost.keys() == {"GPU-3"}
+    assert lost["GPU-3"].startswith("the lock of GPU-3 was lost, since its lock file was deleted or moved: ")
+    assert re.search(rf"GPU-3\.lock: it was replaced.*held by pid {os.getpid()} .*test_one", lost["GPU-3"])
+    assert one.renew() == {}
+    assert "GPU-3" not in one
+    for device in ("GPU-1", "GPU-2"):
+        assert not two.lock(device)
+        shown = who_holds(folder, device)
+        assert shown is not None
+        assert shown.test == device
+        one.unlock(device)
+        assert two.lock(device)
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_file_names_are_safe_and_distinct(one: str, two: str) -> None:
+    name = file_name(one)
+    assert set(name) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+    assert not name.startswith(".")
+    assert len(name) <= 120
+    assert (name == file_name(two)) == (one == two)
+
+
+# Sessions inside tests
+
+
+def test_only_a_test_that_really_holds_the_device_surrounds_a_session(folder: Path, make: Make) -> None:
+    look = (
+        "import sys; from pathlib import Path; from pytest_accel.leases.locks import surrounding_test\n"
+        "print(surrounding_test(Path(sys.argv[1]), 'GPU-1'))"
+    )
+
+    def found_inside() -> str:
+        return (
+            subprocess.run([sys.executable, "-c", look, str(folder)], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+            .stdout.decode()
+            .strip()
+        )
+
+    locks = make()
+    assert surrounding_test(folder, "GPU-1") is None
+    assert locks.lock("GPU-1")
+    locks.describe("GPU-1", ME)
+    assert found_inside() == "None", "the session may hold the device for another test"
+    locks.describe("GPU-1", replace(ME, pids=(os.getpid(),)))
+    assert found_inside() == str(ME)
+    locks.unlock("GPU-1")
+    assert found_inside() == "None"
+    claim = (
+        "import sys; from pathlib import Path; from pytest_accel.leases.holder import Holder\n"
+        "from pytest_accel.leases.locks import SessionLocks\n"
+        "locks = SessionLocks(Path(sys.argv[1])); assert locks.lock('GPU-1')\n"
+        "locks.describe('GPU-1', Holder(1, 'u', 't', 0.0, (int(sys.argv[2]),))); print('ready', flush=True); input()\n"
+    )
+    with program(claim, str(folder), str(os.getpid())):
+        assert who_holds(folder, "GPU-1") is not None
+        assert found_inside() == "None", "what another process claims counts for nothing"
+
+
+# The folder, and other users
+
+
+def test_a_folder_that_is_a_symbolic_link_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LockFolderError, match=r"locks is not a directory \(symbolic links are not allowed\)"):
+        SessionLocks(folder)
+
+
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LockFolderError, match=rf"missing/locks: No such file.*{VARIABLE}"):
+        SessionLocks(tmp_path / "missing" / "locks")
+
+
+def test_the_lock_folder_is_the_same_for_all_sessions_unless_the_variable_is_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for name in ("TMPDIR", "TEMP", "TMP", "HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert default_folder() == Path("/tmp").resolve()
+    monkeypatch.setenv(VARIABLE, "/named/folder")
+    assert default_folder() == Path("/named/folder")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Yield a temporary folder that every user may enter, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def as_another_user(script: str, *arguments: str) -> str:
+    """Run `script` as another user and return its output; skip the test unless this user is root."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to run a process as another user")
+    # The user changes after the import, because only root may be able to read the interpreter's files.
+    drop = (
+        "import os, pwd, sys, pathlib, pytest_accel.leases.locks; them = pwd.getpwnam('nobody')\n"
+        "os.setgroups([]); os.setgid(them.pw_gid); os.setuid(them.pw_uid)\n"
+        "from pytest_accel.leases.shared_folder import LockFolderError\n"
+        "from pytest_accel.leases.holder import Holder\n"
+        "from pytest_accel.leases.locks import SessionLocks, who_holds\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+    )
+    command = [sys.executable, "-c", drop + script, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+TAKE = """
+locks = SessionLocks(folder)
+print(who_holds(folder, "GPU-1"), locks.lock("GPU-1"), locks.is_wished_elsewhere("GPU-1"))
+locks.describe("GPU-1", Holder.here("theirs"))
+locks.wish({"GPU-1": Holder.here("theirs")})
+locks.close()
+"""
+
+
+def test_two_users_share_the_temporary_directory(open_folder: Path) -> None:
+    open_folder.chmod(0o1777)
+    assert as_another_user(TAKE, str(open_folder)) == "None True False"
+    mine = SessionLocks(open_folder)
+    assert lock_path(open_folder, "GPU-1").stat().st_uid != os.getuid()
+    assert mine.lock("GPU-1")
+    mine.describe("GPU-1", ME)
+    mine.wish({"GPU-1": ME})
+    assert as_another_user(TAKE, str(open_folder)) == f"{ME} False True"
+    mine.close()
+    assert as_another_user(TAKE, str(open_folder)) == "None True False"
+
+
+REFUSED = """
+try:
+    locks = SessionLocks(folder)
+    if not locks.lock("GPU-1"):
+        print(who_holds(folder, "GPU-1"))
+except LockFolderError as error:
+    print(error)
+"""
+
+
+def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder: Path) -> None:
+    folder = open_folder / "locks"
+    open_folder.chmod(0o1777)
+    assert as_another_user(REFUSED, str(folder)) == "", "the folder belongs to the user who made it"
+    with pytest.raises(
+        LockFolderError, match=rf"locks belongs to nobody.*install -d -m 1777.*{VARIABLE} names another"
+    ):
+        SessionLocks(folder)
+    for path in folder.iterdir():
+        path.unlink()
+    os.chown(folder, 0, 0)
+    assert as_another_user(REFUSED, str(folder)) == ""
+    folder.chmod(0o777)
+    assert "locks has mode 0777: other users may write to it" in as_another_user(REFUSED, str(folder))
+    folder.chmod(0o755)
+    assert f"{folder} is not writable for this user" in as_another_user(REFUSED, str(folder))
+    folder.chmod(0o1777)
+    path = lock_path(folder, "GPU-1")
+    # Like a hard link to a file of another user, which some systems allow (sysctl fs.protected_hardlinks).
+    path.chmod(0o644)
+    os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
+    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (its mode is 0644, and not 0666)"
+    path.chmod(0o600)
+    os.chown(path, 0, -1)
+    assert as_another_user(REFUSED, str(folder)) == f"{path}, which is no lock file (this user may not open it)"
