@@ -230,7 +230,12 @@ class Leases:
         self._react()
 
     def describe(self, lease: Lease, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
-        """Tell people and other sessions which test and which processes use the devices of a lease."""
+        """Tell people and other sessions which test and which processes use the devices of a lease.
+
+        No effect if it was returned.
+        """
+        if lease.granted.id not in self._leases:
+            return
         lease.holder = replace(
             lease.holder,
             test=lease.holder.test if test is None else test,

@@ -1,0 +1,509 @@
+"""Tests of the leases of sessions: which requests are granted, alone and beside other sessions, and who has to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.leases import Lease, Leases
+from pytest_accel.leases.locks import SessionLocks, who_holds
+from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, lock_path
+from tests.deadline import scaled
+from tests.descriptor_limit import open_descriptors
+from tests.leases.demands import devices, session, slots
+
+ROOT = Path(__file__).parents[2]
+NOON = time.mktime((2020, 2, 3, 12, 0, 0, 0, 0, -1))
+ADA = Holder(71, "ada", "test_big.py::test_one", NOON)
+STEPS = 1500
+"""Tests of each of the sessions that take leases at random."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the lock folder of all sessions of the test."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Return a test that runs `test` in an event loop, and checks that no lock file stays open."""
+
+    def run(folder: Path) -> None:
+        before = open_descriptors()
+        asyncio.run(asyncio.wait_for(test(folder), scaled(60)))
+        assert open_descriptors() <= before
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@asynccontextmanager
+async def running(*leases: Leases) -> AsyncIterator[None]:
+    """Have these sessions look after each other in the block, and close them at its end."""
+    tasks = [asyncio.create_task(one.run()) for one in leases]
+    try:
+        yield
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        for one in leases:
+            one.close()
+
+
+def names(lease: Lease) -> list[str]:
+    return [device.id for device in lease.devices]
+
+
+def at_once(leases: Leases, demand: WorldDemand) -> Lease:
+    """Return a lease that must be granted without an iteration of the event loop."""
+    with pytest.raises(StopIteration) as granted:
+        leases.take(demand).send(None)
+    lease = granted.value.value
+    assert isinstance(lease, Lease)
+    return lease
+
+
+async def waiting(leases: Leases, demand: WorldDemand) -> asyncio.Task[Lease]:
+    """Return a task that waits for `demand`."""
+    task = asyncio.create_task(leases.take(demand))
+    await asyncio.sleep(0)
+    assert leases.waiting(demand) is not None
+    return task
+
+
+async def cancel(task: asyncio.Task[Lease]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# One session
+
+
+@in_loop
+async def test_free_devices_and_slots_are_granted_at_once_and_returned_once(folder: Path) -> None:
+    for accel in ("sim:4", "sim:4,shared"):
+        one = session(accel)
+        lease = at_once(one, devices(3))
+        assert names(lease) == ["sim-0", "sim-1", "sim-2"]
+        assert len(lease.descriptors) == (3 if accel == "sim:4,shared" else 0)
+        task = await waiting(one, devices(2))
+        one.give_back(lease)
+        assert names(await task) == ["sim-0", "sim-1"]
+        one.give_back(lease)
+        last = at_once(one, devices(2))
+        assert names(last) == ["sim-2", "sim-3"], "a lease that is returned twice frees its devices once"
+        one.close()
+        one.give_back(last)
+        one.describe(last, test="late")
+        with pytest.raises(RuntimeError, match="closed"):
+            at_once(one, devices(1))
+
+
+@in_loop
+async def test_slots_are_limited_and_use_no_lock_files(folder: Path) -> None:
+    one = session()
+    three = at_once(one, slots(3))
+    assert (three.slots, three.devices, three.descriptors) == (3, (), ())
+    two = await waiting(one, slots(2))
+    later = await waiting(one, slots(1))
+    one.give_back(three)
+    assert ((await two).slots, (await later).slots) == (2, 1)
+    assert at_once(one, slots(1)).slots == 1
+    assert (await waiting(one, slots(9))).cancel(), "more than there are counts as all"
+    assert not folder.exists()
+    one.close()
+
+
+@in_loop
+async def test_a_cancelled_request_leaves_nothing(folder: Path) -> None:
+    one = session()
+    first = at_once(one, devices(3))
+    large, small = devices(2), devices(1)
+    task, later = await waiting(one, large), await waiting(one, small)
+    await cancel(task)
+    assert one.waiting(large) is None
+    assert names(await later) == ["sim-3"], "the request before it waits no more"
+    again = await waiting(one, devices(3))
+    one.give_back(first)
+    await cancel(again)  # Granted, but not taken.
+    assert len(names(at_once(one, devices(3)))) == 3
+    one.close()
+
+
+@in_loop
+async def test_a_lease_is_wanted_as_long_as_somebody_waits_for_it(folder: Path) -> None:
+    told: list[Lease] = []
+    one = session(on_wanted=told.append)
+    pair, single, two_slots = at_once(one, devices(2)), at_once(one, devices(1)), at_once(one, slots(2))
+    task = await waiting(one, devices(3))
+    assert [pair, single] == told
+    second = await waiting(one, devices(4))
+    assert [pair, single] == told, "each holder is told once"
+    await cancel(second)
+    assert (pair.wanted, single.wanted, two_slots.wanted) == (True, True, False)
+    await cancel(task)
+    assert not pair.wanted
+    for_slots = await waiting(one, slots(3))
+    assert two_slots in told
+    await cancel(for_slots)
+    await cancel(await waiting(one, devices(4)))
+    assert told[3:] == [pair, single]
+
+    def give_back(lease: Lease) -> None:
+        told.append(lease)
+        other.give_back(lease)
+
+    other = session("sim:2", on_wanted=give_back)
+    held = at_once(other, devices(1)), at_once(other, devices(1))
+    told.clear()
+    at_once(other, devices(1))
+    assert told == [held[0]], "what the first holder has returned suffices"
+    one.close()
+    other.close()
+
+
+@in_loop
+async def test_a_lease_is_passed_on_to_the_first_request_if_that_has_the_same_key(folder: Path) -> None:
+    one = session()
+    world, single, of_slots = at_once(one, devices(2)), at_once(one, devices(2)), at_once(one, slots(4))
+    one.describe(world, pids=[os.getpid()])
+    unclaimed: list[Lease] = []
+    pass_on = partial(one.pass_on, world, lambda: unclaimed.append(world))
+    assert not pass_on(), "nobody waits"
+    for_slots = await waiting(one, slots(1))
+    other = await waiting(one, devices(1))
+    equal = devices(2, "test_next")
+    task = await waiting(one, equal)
+    assert not pass_on(), "a request with another key is the first"
+    await cancel(other)
+    assert pass_on(), "requests for something else do not matter"
+    assert await task is world
+    assert world.demand is equal
+    shown = who_holds(folder, "sim-0")
+    assert shown is not None
+    assert (shown.test, shown.pids) == ("test_next", (os.getpid(),))
+    task = await waiting(one, devices(2))
+    assert pass_on()
+    await cancel(task)
+    assert unclaimed == [world], "the request was cancelled before it has taken the lease"
+    assert not for_slots.done()
+    one.give_back(world)
+    assert not pass_on()
+    one.give_back(single)
+    one.give_back(of_slots)
+    one.close()
+
+
+@in_loop
+async def test_a_shared_device_is_locked_until_its_last_lease_is_returned(folder: Path) -> None:
+    one, two = session("sim:1,shared"), session("sim:1,shared")
+    half, quarter = at_once(one, devices(1, "test_a", share=0.5)), at_once(one, devices(1, "test_b", share=0.25))
+    assert half.descriptors == quarter.descriptors
+    shown = who_holds(folder, "sim-0")
+    assert shown is not None
+    assert shown.test == "test_a, test_b"
+    async with running(one, two):
+        task = await waiting(two, devices(1))
+        one.give_back(half)
+        shown = who_holds(folder, "sim-0")
+        assert shown is not None
+        assert shown.test == "test_b"
+        assert not task.done()
+        one.give_back(quarter)
+        assert names(await task) == ["sim-0"]
+
+
+@in_loop
+async def test_a_device_is_not_granted_while_a_process_of_its_last_test_has_it(folder: Path) -> None:
+    """Neither in the same session nor in another one; the test that waits is told by which process."""
+    one, two = session(), session()
+    async with running(one, two):
+        lease = at_once(one, devices(4, "test_before"))
+        with subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=lease.descriptors[:1]
+        ) as left:
+            one.give_back(lease)
+            single = at_once(one, devices(1))
+            assert names(single) == ["sim-1"]
+            other = at_once(two, devices(1))
+            assert names(other) == ["sim-2"]
+            one.give_back(single)
+            two.give_back(other)
+            demand = devices(4)
+            task = await waiting(one, demand)
+            [line] = one.waiting(demand) or []
+            assert line.startswith(f"sim-0 is held by process {left.pid} ({sys.executable} -c input(); user ")
+            assert line.endswith(", which test_before has left")
+            left.kill()
+            assert len(names(await task)) == 4
+
+
+@in_loop
+async def test_the_reasons_of_a_wait(folder: Path) -> None:
+    one = session()
+    pair = at_once(one, devices(2, "test_pair"))
+    others = SessionLocks(folder)
+    for device in ("sim-2", "sim-3"):
+        assert others.lock(device)
+        others.describe(device, ADA)
+    demand, other = devices(2, "test_waits"), devices(1, "test_other")
+    await waiting(one, demand)
+    await waiting(one, other)
+    now = time.strftime("%H:%M:%S", time.localtime(pair.holder.since))
+    me = f"pid {os.getpid()} ({pair.holder.user})"
+    held = [
+        f"sim-0, sim-1 are held by {me} for test_pair since {now}",
+        "sim-2, sim-3 are held by pid 71 (ada) for test_big.py::test_one since 2020-02-03 12:00:00",
+    ]
+    assert one.waiting(demand) == held
+    lines = one.waiting(other)
+    assert lines is not None
+    assert lines[:2] == held
+    assert lines[2].startswith(f"{me} for test_waits since ")
+    assert lines[2].endswith(" has waited longer")
+    at_once(one, slots(3))
+    for_slots = slots(2, "test_slots")
+    await waiting(one, for_slots)
+    lines = one.waiting(for_slots)
+    assert lines is not None
+    assert [line.partition(" by ")[0] for line in lines] == ["3 of 4 are held"]
+    assert (one.what(demand), one.what(for_slots)) == ("2 sim devices", "2 CPU slots")
+    assert one.waiting(devices(2)) is None
+    third = session()
+    last = devices(1)
+    await waiting(third, last)
+    others.close()
+    lines = third.waiting(last)
+    assert lines is not None
+    assert any(line.startswith(f"{me} for test_waits since ") and "longer" in line for line in lines), lines
+    many = session("sim:20")
+    at_once(many, devices(20))
+    demand = devices(1)
+    await waiting(many, demand)
+    [line] = many.waiting(demand) or []
+    assert line.partition(" are held by ")[0].endswith("sim-14 and 5 more")
+    for leases in (one, third, many):
+        leases.close()
+    await asyncio.sleep(0)
+
+
+# Several sessions
+
+
+@in_loop
+async def test_a_device_that_another_session_returns_is_granted(folder: Path) -> None:
+    told: list[Lease] = []
+    one, two = session(on_wanted=told.append), session()
+    async with running(one, two):
+        three, single = at_once(one, devices(3)), at_once(one, devices(1))
+        several, later = await waiting(two, devices(3)), await waiting(two, devices(1))
+        while {*told} != {three, single}:  # It is told that another session waits.
+            await asyncio.sleep(0.001)
+        one.give_back(three)
+        assert names(await several) == ["sim-0", "sim-1", "sim-2"]
+        assert not later.done()
+        one.give_back(single)
+        assert names(await later) == ["sim-3"]
+
+
+@in_loop
+async def test_a_session_that_waits_has_its_turn_before_the_later_tests_of_the_holder(folder: Path) -> None:
+    one, two = session("sim:2,shared"), session("sim:2,shared")
+    async with running(one, two):
+        lease = at_once(one, devices(2))
+        theirs = await waiting(two, devices(2))
+        while not lease.wanted:
+            await asyncio.sleep(0.001)
+        mine = await waiting(one, devices(2))
+        assert not one.pass_on(lease, lambda: None), "another session waits for its devices"
+        one.give_back(lease)
+        lease = await theirs
+        assert not mine.done()
+        two.give_back(lease)
+        await mine
+        assert mine.result().wanted is False
+
+
+@in_loop
+async def test_a_lease_is_no_longer_wanted_when_the_other_session_does_not_wait_any_more(folder: Path) -> None:
+    told: list[Lease] = []
+    one, two = session("sim:1,shared", on_wanted=told.append), session("sim:1,shared")
+    async with running(one, two):
+        lease = at_once(one, devices(1))
+        for number in (1, 2):
+            task = await waiting(two, devices(1))
+            while not lease.wanted:
+                await asyncio.sleep(0.001)
+            await cancel(task)
+            while lease.wanted:
+                await asyncio.sleep(0.001)
+            assert told == [lease] * number
+
+
+@in_loop
+async def test_a_returned_device_is_kept_for_the_session_that_is_next(folder: Path) -> None:
+    one, two, three = session("sim:3,shared"), session("sim:3,shared"), session("sim:3,shared")
+    async with running(one, two, three):
+        held = [at_once(one, devices(1)), at_once(one, devices(1))]
+        last = at_once(two, devices(1))
+        mine = await waiting(one, devices(3, "test_next"))
+        one.give_back(held[0])
+        theirs = await waiting(three, devices(1))
+        shown = who_holds(folder, "sim-0")
+        assert shown is not None
+        assert shown.test == "test_next"
+        one.give_back(held[1])
+        two.give_back(last)
+        all_three = await mine
+        assert not theirs.done()
+        again = await waiting(one, devices(3))
+        one.give_back(all_three)
+        await cancel(again)
+        assert names(await theirs) == ["sim-0"]
+        demand = devices(3)
+        mine = await waiting(one, demand)
+        while lock_path(folder, "sim-1").exists() and who_holds(folder, "sim-1") is None:  # It is kept.
+            await asyncio.sleep(0.001)
+        await cancel(mine)
+        assert [names(await one.take(devices(2)))] == [["sim-1", "sim-2"]], "nothing is kept for a cancelled request"
+
+
+@in_loop
+async def test_two_sessions_that_need_each_others_devices_do_not_wait_for_each_other(folder: Path) -> None:
+    one, two = session(), session()
+    async with running(one, two):
+        held = [(leases, at_once(leases, devices(1))) for leases in (one, two, one, two)]
+        tasks = [await waiting(leases, devices(4)) for leases in (one, two)]
+        for leases, lease in held:
+            leases.give_back(lease)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        [first] = done
+        (one, two)[tasks.index(first)].give_back(first.result())
+        await asyncio.gather(*tasks)
+
+
+@in_loop
+async def test_a_session_with_larger_tests_does_not_starve(folder: Path) -> None:
+    """Beside a session that always has a test for each single device."""
+    small, large = session(), session()
+
+    async def run_small() -> None:
+        while True:
+            lease = await small.take(devices(1))
+            await asyncio.sleep(0.001)
+            if not small.pass_on(lease, partial(small.give_back, lease)):
+                small.give_back(lease)
+
+    async with running(small, large):
+        tests = [asyncio.create_task(run_small()) for _ in range(8)]
+        for _ in range(5):
+            large.give_back(await large.take(devices(4)))
+        for task in tests:
+            task.cancel()
+        await asyncio.gather(*tests, return_exceptions=True)
+
+
+@in_loop
+async def test_a_lease_whose_lock_is_lost_is_reported(folder: Path) -> None:
+    lost: list[tuple[Lease, str]] = []
+    one = session(on_lost=lambda lease, why: lost.append((lease, why)))
+    async with running(one):
+        pair, single = at_once(one, devices(2)), at_once(one, devices(1))
+        elsewhere = SessionLocks(folder.with_name("elsewhere"))
+        assert elsewhere.lock("sim-1")
+        elsewhere.describe("sim-1", ADA)
+        # The file is replaced in one step: otherwise the session could look while no file is there.
+        lock_path(elsewhere.folder, "sim-1").rename(lock_path(folder, "sim-1"))
+        while not lost:
+            await asyncio.sleep(0.001)
+        [(lease, why)] = lost
+        assert lease is pair
+        assert "the lock of sim-1 was lost, since its lock file was deleted or moved" in why
+        assert "held by pid 71 (ada)" in why
+        assert (len(pair.descriptors), len(single.descriptors)) == (1, 1)
+        one.give_back(pair)
+        with contextlib.closing(SessionLocks(folder)) as others:
+            assert [others.lock(f"sim-{number}") for number in range(3)] == [True, False, False]
+        elsewhere.close()
+
+
+@in_loop
+async def test_an_unusable_lock_folder_fails_the_request(folder: Path) -> None:
+    one = session()
+    async with running(one):
+        one.give_back(at_once(one, devices(1)))
+        folder.chmod(0o777)  # Another user could replace a new file in it.
+        with pytest.raises(LockFolderError, match=r"locks has mode 0777"):
+            await one.take(devices(2))
+        assert names(at_once(one, devices(1))) == ["sim-0"], "the request that has failed keeps no lock"
+    with pytest.raises(LockFolderError, match=r"locks has mode 0777"):
+        at_once(session(), devices(1))
+
+
+def play(folder: Path, log: Path, sessions: int, steps: int) -> None:
+    """Run separate sessions that take leases at random, and write what they have to `log`."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for seed in range(sessions):
+            command = [sys.executable, "-m", "tests.leases.random_session", str(log), str(steps), str(seed)]
+            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+        for process in processes:
+            assert process.wait(scaled(120)) == 0, "an error is on stderr"
+
+
+def check(lines: Sequence[str]) -> int:
+    """Check that no device was granted beyond its capacity or to two sessions at once; return the number of leases."""
+    held: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    leases = set()
+    for line in lines:
+        word, device, parts, lease = line.split()
+        on_device = held[device]
+        if word == "got":
+            on_device[lease] = on_device.get(lease, 0) + int(parts)
+            assert sum(on_device.values()) <= WHOLE, f"{line}: {on_device}"
+            assert len({one.partition(".")[0] for one in on_device}) == 1, f"{line}: {on_device}"
+            leases.add(lease)
+        else:
+            on_device[lease] -= int(parts)
+            if not on_device[lease]:
+                del on_device[lease]
+    assert not any(held.values())
+    return len(leases)
+
+
+def test_sessions_that_take_leases_at_random_never_have_the_same_device_and_none_starves(
+    folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    play(folder, log, 3, STEPS)
+    assert check(log.read_text().splitlines()) > STEPS
+    assert all(who_holds(folder, f"sim-{number}") is None for number in range(4))
