@@ -67,6 +67,12 @@ async def running(*leases: Leases) -> AsyncIterator[None]:
             one.close()
 
 
+async def until(lease: Lease, *, wanted: bool) -> None:
+    """Wait until somebody waits for `lease`, or until nobody does."""
+    while lease.wanted != wanted:
+        await asyncio.sleep(0.001)
+
+
 def names(lease: Lease) -> list[str]:
     return [device.id for device in lease.devices]
 
@@ -330,8 +336,7 @@ async def test_a_session_that_waits_has_its_turn_before_the_later_tests_of_the_h
     async with running(one, two):
         lease = at_once(one, devices(2))
         theirs = await waiting(two, devices(2))
-        while not lease.wanted:
-            await asyncio.sleep(0.001)
+        await until(lease, wanted=True)
         mine = await waiting(one, devices(2))
         assert not one.pass_on(lease, lambda: None), "another session waits for its devices"
         one.give_back(lease)
@@ -350,11 +355,9 @@ async def test_a_lease_is_no_longer_wanted_when_the_other_session_does_not_wait_
         lease = at_once(one, devices(1))
         for number in (1, 2):
             task = await waiting(two, devices(1))
-            while not lease.wanted:
-                await asyncio.sleep(0.001)
+            await until(lease, wanted=True)
             await cancel(task)
-            while lease.wanted:
-                await asyncio.sleep(0.001)
+            await until(lease, wanted=False)
             assert told == [lease] * number
 
 
