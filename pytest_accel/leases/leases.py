@@ -47,7 +47,7 @@ _MOST_NAMES = 16
 
 
 @dataclass(eq=False, slots=True)
-class Lease:
+class HeldLease:
     """What one request has got. It lives until :meth:`Leases.give_back`, and may be passed on meanwhile."""
 
     granted: policy.Lease
@@ -85,7 +85,9 @@ class _Wait:
 
     request: policy.Request
     demand: WorldDemand
-    granted: asyncio.Future[Lease]
+    is_over: asyncio.Future[None]
+    outcome: HeldLease | LockFolderError | None = None
+    """What has ended the wait; None for a cancellation."""
     unclaimed: Callable[[], None] | None = None
     """What to do with a lease that was passed on to this request if the request is cancelled at that moment."""
 
@@ -123,15 +125,15 @@ class Leases:
         self,
         machine: Machine,
         slots: int,
-        on_wanted: Callable[[Lease], None],
-        on_lost: Callable[[Lease, str], None],
+        on_wanted: Callable[[HeldLease], None],
+        on_lost: Callable[[HeldLease, str], None],
         *,
         waits_for_busy: bool,
     ) -> None:
         """`slots` is the number of CPU slots. `waits_for_busy` is True for ``accel_busy = wait``.
 
-        ``on_wanted(lease)`` is called when `Lease.wanted` becomes True, at the earliest before `take` has returned the
-        lease: a holder that only keeps it for later use should give it back; a running test goes on.
+        ``on_wanted(lease)`` is called when `HeldLease.wanted` becomes True, at the earliest before `take` has returned
+        the lease: a holder that only keeps it for later use should give it back; a running test goes on.
         ``on_lost(lease, why)`` is called when the lock of a device was lost and cannot be had again: another session
         may use the device. Both may call any method.
         """
@@ -146,7 +148,7 @@ class Leases:
         self._free: dict[str, int] = {}
         """The free parts of each device, whoever has its lock."""
         self._numbers = count(1)
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, HeldLease] = {}
         self._waiting: dict[int, _Wait] = {}
         """The waiting requests, in the order of their arrival."""
         self._elsewhere: set[str] = set()
@@ -163,7 +165,7 @@ class Leases:
 
     # For the pool
 
-    async def take(self, demand: WorldDemand) -> Lease:
+    async def take(self, demand: WorldDemand) -> HeldLease:
         """Wait for a lease for `demand`, and return it; at once if that is possible. A cancellation undoes all of it.
 
         Raises :class:`~pytest_accel.leases.shared_folder.LockFolderError` if devices cannot be locked, and ValueError
@@ -176,17 +178,20 @@ class Leases:
         wait = self._waiting[request.id] = _Wait(request, demand, asyncio.get_running_loop().create_future())
         try:
             self._react()
-            return await wait.granted
+            await wait.is_over
         except asyncio.CancelledError:
-            if wait.granted.done() and not wait.granted.cancelled() and wait.granted.exception() is None:
-                # Granted, and then cancelled before this coroutine has run again.
-                (wait.unclaimed or partial(self.give_back, wait.granted.result()))()
+            if isinstance(wait.outcome, HeldLease):  # And then cancelled before this coroutine has run again.
+                (wait.unclaimed or partial(self.give_back, wait.outcome))()
             raise
         finally:
             if self._waiting.pop(request.id, None) is not None:
                 self._react()
+        if isinstance(wait.outcome, LockFolderError):
+            raise wait.outcome
+        assert wait.outcome is not None
+        return wait.outcome
 
-    def pass_on(self, lease: Lease, unclaimed: Callable[[], None]) -> bool:
+    def pass_on(self, lease: HeldLease, unclaimed: Callable[[], None]) -> bool:
         """Give a lease, with the processes on its devices, to the request that waits longest for one of the devices.
 
         Return False, without effect, if that request has another key, or if another session waits for a device. The
@@ -201,15 +206,14 @@ class Leases:
         # Even with an equal key: a device may have been set aside.
         if wait is None or wait.demand.key != lease.demand.key or not ids.issubset(wait.request.candidates):
             return False
-        del self._waiting[wait.request.id]
         lease.demand, wait.unclaimed = wait.demand, unclaimed
         lease.holder = replace(wait.demand.holder, since=wall_clock(), pids=lease.holder.pids)
         self._tell(lease.ids)
-        wait.granted.set_result(lease)
+        self._end_wait(wait, lease)
         self._react()
         return True
 
-    def give_back(self, lease: Lease, *, killed: bool = False) -> None:
+    def give_back(self, lease: HeldLease, *, killed: bool = False) -> None:
         """Return a lease, after its processes have ended as far as is known; no effect if it was returned before.
 
         If they were `killed`, its devices are not leased again before they have released the devices' memory.
@@ -229,7 +233,7 @@ class Leases:
         self._tell(lease.ids)
         self._react()
 
-    def describe(self, lease: Lease, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
+    def describe(self, lease: HeldLease, *, test: str | None = None, pids: Sequence[int] | None = None) -> None:
         """Tell people and other sessions which test and which processes use the devices of a lease.
 
         No effect if it was returned.
@@ -322,7 +326,7 @@ class Leases:
         """Drop all leases and requests, without calls of `on_wanted`."""
         self._is_closed = True
         for wait in self._waiting.values():
-            wait.granted.cancel()
+            wait.is_over.cancel()
         self._leases.clear()
         for locks in self._locks.values():
             locks.close()
@@ -382,7 +386,7 @@ class Leases:
 
     def _open_requests(self) -> list[_Wait]:
         """Return the waiting requests that have not been cancelled, in the order of their arrival."""
-        return [wait for wait in self._waiting.values() if not wait.granted.done()]
+        return [wait for wait in self._waiting.values() if not wait.is_over.done()]
 
     def _requests(self) -> list[policy.Request]:
         return [wait.request for wait in self._open_requests()]
@@ -490,7 +494,7 @@ class Leases:
                 try:
                     lacks = next((one for one in dict.fromkeys(granted.devices) if not self._lock(one)), None)
                 except LockFolderError as error:
-                    self._waiting.pop(granted.id).granted.set_exception(error)
+                    self._end_wait(self._waiting[granted.id], error)
                     break
                 if lacks is not None:
                     self._elsewhere.add(lacks)
@@ -501,11 +505,11 @@ class Leases:
 
     def _start(self, granted: policy.Lease) -> None:
         """Begin a lease whose devices are locked."""
-        wait = self._waiting.pop(granted.id)
+        wait = self._waiting[granted.id]
         holder = replace(wait.demand.holder, since=wall_clock())
         found = [self._devices[device] for device in granted.devices]
         locks = found[0][1].locks if found else None
-        lease = Lease(granted, tuple(device for device, _ in found), wait.demand, holder, locks)
+        lease = HeldLease(granted, tuple(device for device, _ in found), wait.demand, holder, locks)
         self._leases[granted.id] = lease
         self._free_slots -= granted.slots
         for device, taken in granted.takes():
@@ -513,7 +517,12 @@ class Leases:
         self._tell(lease.ids)
         if locks is not None:
             locks.step_back(wait.request.candidates)  # The turn is over; for other requests, queue again.
-        wait.granted.set_result(lease)
+        self._end_wait(wait, lease)
+
+    def _end_wait(self, wait: _Wait, outcome: HeldLease | LockFolderError) -> None:
+        del self._waiting[wait.request.id]
+        wait.outcome = outcome
+        wait.is_over.set_result(None)
 
     def _keep(self, lacking: Sequence[policy.Shortage]) -> None:
         """Lock the devices that the policy keeps for waiting requests, and unlock others that no lease has."""
@@ -551,7 +560,7 @@ class Leases:
             self._next_since = monotonic()
 
     def _notify(self) -> None:
-        """Set `Lease.wanted`, and notify the holders of those that have become wanted."""
+        """Set `HeldLease.wanted`, and notify the holders of those that have become wanted."""
         leases = [*self._leases.values()]
         requests = self._requests() if self._waiting else ()
         granted = [lease.granted for lease in leases]

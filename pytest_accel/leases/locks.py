@@ -8,8 +8,8 @@ waits for the wish. All that wait have to pass it, so a session whose turn is ov
 
 The kernel drops the locks of a process that dies, so nothing of a dead session has to be recognized, aged or deleted.
 A lock belongs to the open file, which processes share to whom its descriptor is passed: the ranks of a world get those
-of their devices. A session gives a device up by closing its descriptor, never by unlocking. So a device is free when the
-last process that could use it has gone, whoever was killed, and this session, too, gets it again only then.
+of their devices. A session gives a device up by closing its descriptor, never by unlocking. So a device is free when
+the last process that could use it has gone, whoever was killed, and this session, too, gets it again only then.
 
 A session wishes for several devices in the order of their ids, and drops the later wishes if it cannot get an earlier
 one. So no two sessions wait for each other. One such file for all devices was rejected: a session that waits an hour

@@ -9,7 +9,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.leases import Lease, Leases
+from pytest_accel.leases.leases import HeldLease, Leases
 
 
 def devices(count: int, test: str = "test_x.py::test_one", *, share: float | None = None, sets: int = 1) -> WorldDemand:
@@ -28,8 +28,8 @@ def session(
     accel: str = "sim:4,shared",
     *,
     slots: int = 4,
-    on_wanted: Callable[[Lease], None] = lambda lease: None,
-    on_lost: Callable[[Lease, str], None] = lambda lease, why: None,
+    on_wanted: Callable[[HeldLease], None] = lambda lease: None,
+    on_lost: Callable[[HeldLease, str], None] = lambda lease, why: None,
 ) -> Leases:
     """Return the leases of a session with the devices `accel`. Its lock folder is that of the environment."""
     return Leases(Machine(parse_kind(accel)), slots, on_wanted, on_lost, waits_for_busy=False)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import psutil
 
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.leases import Lease
+from pytest_accel.leases.leases import HeldLease
 from pytest_accel.leases.shared_folder import default_folder
 from tests.leases.demands import devices, session, slots
 
@@ -32,22 +32,22 @@ class RandomSession:
     def __init__(self, log: str, seed: int) -> None:
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND)
         self._draw = random.Random(seed)
-        self._worlds: set[Lease] = set()
+        self._worlds: set[HeldLease] = set()
         """The leases that were granted and not returned."""
-        self._idle: list[Lease] = []
+        self._idle: list[HeldLease] = []
         self._left: set[asyncio.Task[None]] = set()
         self._leases = session("sim:4,shared", slots=3, on_wanted=self._wanted)
 
-    def _note(self, word: str, lease: Lease) -> None:
+    def _note(self, word: str, lease: HeldLease) -> None:
         for device, parts in lease.granted.takes():
             os.write(self._log, f"{word} {device} {parts} {os.getpid()}.{lease.granted.id}\n".encode())
 
-    def _wanted(self, lease: Lease) -> None:
+    def _wanted(self, lease: HeldLease) -> None:
         if lease in self._idle:
             self._idle.remove(lease)
             self._end(lease)
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: HeldLease) -> None:
         """Return a lease. Some processes on whole devices are left for a while, and keep these."""
         self._worlds.remove(lease)
         if not lease.granted.parts and self._draw.random() < 0.2:
@@ -58,7 +58,7 @@ class RandomSession:
             self._note("back", lease)
         self._leases.give_back(lease, killed=self._draw.random() < 0.5)
 
-    async def _leave(self, lease: Lease, descriptors: Iterable[int]) -> None:
+    async def _leave(self, lease: HeldLease, descriptors: Iterable[int]) -> None:
         await asyncio.sleep(self._draw.random() * LONGEST)
         self._note("back", lease)
         for descriptor in descriptors:
@@ -72,7 +72,7 @@ class RandomSession:
             return devices(self._draw.randint(1, 4))
         return devices(2, share=share, sets=2) if self._draw.random() < 0.3 else devices(1, share=share)
 
-    async def _take(self, demand: WorldDemand) -> Lease | None:
+    async def _take(self, demand: WorldDemand) -> HeldLease | None:
         """Return a lease, or None if the request was cancelled."""
         idle = next((one for one in self._idle if one.demand.key == demand.key), None)
         if idle is not None:

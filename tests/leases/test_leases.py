@@ -20,7 +20,7 @@ import pytest
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.leases import Lease, Leases
+from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.leases.locks import SessionLocks, who_holds
 from pytest_accel.leases.shared_folder import VARIABLE, LockFolderError, lock_path
 from tests.deadline import scaled
@@ -30,7 +30,7 @@ from tests.leases.demands import devices, session, slots
 ROOT = Path(__file__).parents[2]
 NOON = time.mktime((2020, 2, 3, 12, 0, 0, 0, 0, -1))
 ADA = Holder(71, "ada", "test_big.py::test_one", NOON)
-STEPS = 1500
+STEPS = 700
 """Tests of each of the sessions that take leases at random."""
 
 
@@ -67,26 +67,26 @@ async def running(*leases: Leases) -> AsyncIterator[None]:
             one.close()
 
 
-async def until(lease: Lease, *, wanted: bool) -> None:
+async def until(lease: HeldLease, *, wanted: bool) -> None:
     """Wait until somebody waits for `lease`, or until nobody does."""
     while lease.wanted != wanted:
         await asyncio.sleep(0.001)
 
 
-def names(lease: Lease) -> list[str]:
+def names(lease: HeldLease) -> list[str]:
     return [device.id for device in lease.devices]
 
 
-def at_once(leases: Leases, demand: WorldDemand) -> Lease:
+def at_once(leases: Leases, demand: WorldDemand) -> HeldLease:
     """Return a lease that must be granted without an iteration of the event loop."""
     with pytest.raises(StopIteration) as granted:
         leases.take(demand).send(None)
     lease = granted.value.value
-    assert isinstance(lease, Lease)
+    assert isinstance(lease, HeldLease)
     return lease
 
 
-async def waiting(leases: Leases, demand: WorldDemand) -> asyncio.Task[Lease]:
+async def waiting(leases: Leases, demand: WorldDemand) -> asyncio.Task[HeldLease]:
     """Return a task that waits for `demand`."""
     task = asyncio.create_task(leases.take(demand))
     await asyncio.sleep(0)
@@ -94,7 +94,7 @@ async def waiting(leases: Leases, demand: WorldDemand) -> asyncio.Task[Lease]:
     return task
 
 
-async def cancel(task: asyncio.Task[Lease]) -> None:
+async def cancel(task: asyncio.Task[HeldLease]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -156,7 +156,7 @@ async def test_a_cancelled_request_leaves_nothing(folder: Path) -> None:
 
 @in_loop
 async def test_a_lease_is_wanted_as_long_as_somebody_waits_for_it(folder: Path) -> None:
-    told: list[Lease] = []
+    told: list[HeldLease] = []
     one = session(on_wanted=told.append)
     pair, single, two_slots = at_once(one, devices(2)), at_once(one, devices(1)), at_once(one, slots(2))
     task = await waiting(one, devices(3))
@@ -173,7 +173,7 @@ async def test_a_lease_is_wanted_as_long_as_somebody_waits_for_it(folder: Path) 
     await cancel(await waiting(one, devices(4)))
     assert told[3:] == [pair, single]
 
-    def give_back(lease: Lease) -> None:
+    def give_back(lease: HeldLease) -> None:
         told.append(lease)
         other.give_back(lease)
 
@@ -191,7 +191,7 @@ async def test_a_lease_is_passed_on_to_the_first_request_if_that_has_the_same_ke
     one = session()
     world, single, of_slots = at_once(one, devices(2)), at_once(one, devices(2)), at_once(one, slots(4))
     one.describe(world, pids=[os.getpid()])
-    unclaimed: list[Lease] = []
+    unclaimed: list[HeldLease] = []
     pass_on = partial(one.pass_on, world, lambda: unclaimed.append(world))
     assert not pass_on(), "nobody waits"
     for_slots = await waiting(one, slots(1))
@@ -316,7 +316,7 @@ async def test_the_reasons_of_a_wait(folder: Path) -> None:
 
 @in_loop
 async def test_a_device_that_another_session_returns_is_granted(folder: Path) -> None:
-    told: list[Lease] = []
+    told: list[HeldLease] = []
     one, two = session(on_wanted=told.append), session()
     async with running(one, two):
         three, single = at_once(one, devices(3)), at_once(one, devices(1))
@@ -349,7 +349,7 @@ async def test_a_session_that_waits_has_its_turn_before_the_later_tests_of_the_h
 
 @in_loop
 async def test_a_lease_is_no_longer_wanted_when_the_other_session_does_not_wait_any_more(folder: Path) -> None:
-    told: list[Lease] = []
+    told: list[HeldLease] = []
     one, two = session("sim:1,shared", on_wanted=told.append), session("sim:1,shared")
     async with running(one, two):
         lease = at_once(one, devices(1))
@@ -403,30 +403,43 @@ async def test_two_sessions_that_need_each_others_devices_do_not_wait_for_each_o
         await asyncio.gather(*tasks)
 
 
-@in_loop
-async def test_a_session_with_larger_tests_does_not_starve(folder: Path) -> None:
-    """Beside a session that always has a test for each single device."""
-    small, large = session(), session()
+@asynccontextmanager
+async def busy(leases: Leases, tests: int) -> AsyncIterator[None]:
+    """Have a session always run or wait with this number of tests of one device each, in the block."""
 
-    async def run_small() -> None:
+    async def run() -> None:
         while True:
-            lease = await small.take(devices(1))
+            lease = await leases.take(devices(1))
             await asyncio.sleep(0.001)
-            if not small.pass_on(lease, partial(small.give_back, lease)):
-                small.give_back(lease)
+            if not leases.pass_on(lease, partial(leases.give_back, lease)):
+                leases.give_back(lease)
 
-    async with running(small, large):
-        tests = [asyncio.create_task(run_small()) for _ in range(8)]
-        for _ in range(5):
-            large.give_back(await large.take(devices(4)))
-        for task in tests:
+    tasks = [asyncio.create_task(run()) for _ in range(tests)]
+    try:
+        yield
+    finally:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*tests, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@in_loop
+async def test_a_session_does_not_starve_beside_one_that_always_waits(folder: Path) -> None:
+    one, two = session(), session()
+    async with running(one, two), busy(one, 8):
+        for _ in range(3):
+            two.give_back(await two.take(devices(4)))
+    holder, one, two = session("sim:2,shared"), session("sim:2,shared"), session("sim:2,shared")
+    async with running(holder, one, two):
+        at_once(holder, devices(1))  # The others have the second device in turn, and always lack the first.
+        async with busy(one, 3):
+            for _ in range(3):
+                two.give_back(await two.take(devices(1)))
 
 
 @in_loop
 async def test_a_lease_whose_lock_is_lost_is_reported(folder: Path) -> None:
-    lost: list[tuple[Lease, str]] = []
+    lost: list[tuple[HeldLease, str]] = []
     one = session(on_lost=lambda lease, why: lost.append((lease, why)))
     async with running(one):
         pair, single = at_once(one, devices(2)), at_once(one, devices(1))
