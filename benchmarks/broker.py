@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import multiprocessing
 import os
 import random
@@ -13,19 +13,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from statistics import median, quantiles
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.broker import Broker
+from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
-from pytest_accel.leases.policy import Lease, Request
+from pytest_accel.leases.leases import Leases
+from pytest_accel.leases.shared_folder import VARIABLE
 
 UNCONTENDED = 10_000
 """Leases without contention."""
@@ -34,23 +35,31 @@ CLIENTS = 8
 """Clients of each session."""
 LEASES = 100
 """Leases of each client."""
-DEVICES = tuple(f"sim-{number}" for number in range(8))
-DEMAND = WorldDemand(WorldKey("sim", None, 1, grouped=False), Holder.here("benchmarks/broker.py"))
+DEVICES = 8
 HOLD = 0.004
 """Seconds for which a client keeps a lease."""
 
 
-def uncontended(locks: DeviceLocks | None) -> float:
+def demand(count: int) -> WorldDemand:
+    """Return a demand for `count` devices."""
+    key = WorldKey("sim", DeviceNeed(count, "sim"), 1, grouped=False, devices_per_rank=count)
+    return WorldDemand(key, Holder.here("benchmarks/broker.py"))
+
+
+def session_leases(accel: str) -> Leases:
+    """Return the leases of a session; its lock folder is that of the environment."""
+    return Leases(Machine(parse_kind(accel)), 0, lambda lease: None, lambda lease, why: None, waits_for_busy=False)
+
+
+async def uncontended(accel: str) -> float:
     """Return the median time to take and return a lease without contention, in milliseconds."""
-    broker = Broker(DEVICES, 0, locks, lambda _: None)
-    granted: SimpleQueue[Lease | Exception] = SimpleQueue()
+    leases, one = session_leases(accel), demand(1)
     times: list[float] = []
-    for number in range(UNCONTENDED):
+    for _ in range(UNCONTENDED):
         start = time.perf_counter()
-        broker.submit(Request(number, DEVICES, 1), DEMAND, granted.put)
-        broker.release(number)
+        leases.give_back(await leases.take(one))
         times.append(time.perf_counter() - start)
-    broker.close()
+    leases.close()
     return median(times) * 1e3
 
 
@@ -75,7 +84,7 @@ def client(connection: Connection, log: Path, seed: int, sizes: Sequence[int]) -
 
 
 def session(start: Connection, folder: Path, log: Path, number: int, sizes: Sequence[int]) -> None:
-    """Run one broker and its clients. Each client is a process at the other end of a pipe."""
+    """Run one session and its clients. Each client is a process at the other end of a pipe."""
     context = multiprocessing.get_context("fork")
     clients: list[multiprocessing.process.BaseProcess] = []
     connections: list[Connection] = []
@@ -85,37 +94,45 @@ def session(start: Connection, folder: Path, log: Path, number: int, sizes: Sequ
         clients[-1].start()
         theirs.close()
         connections.append(mine)
-    broker = Broker(DEVICES, 0, DeviceLocks(folder), lambda _: None)
-    numbers = itertools.count(1)
-    leases: dict[Connection, int] = {}
-    start.send(None)
-    start.recv()
-
-    def serve(connection: Connection, count: int) -> None:
-        def answer(lease: Lease | Exception) -> None:
-            assert isinstance(lease, Lease)
-            leases[connection] = lease.id
-            connection.send(lease.devices)
-
-        broker.submit(Request(next(numbers), DEVICES, count), DEMAND, answer)
-
-    for connection in connections:
-        connection.send(None)
-    while connections:
-        for ready in wait(connections):
-            assert isinstance(ready, Connection)
-            try:
-                count = ready.recv()
-            except EOFError:
-                connections.remove(ready)
-                continue
-            if count is None:
-                broker.release(leases.pop(ready))
-            else:
-                serve(ready, count)
-    broker.close()
+    os.environ[VARIABLE] = str(folder)
+    asyncio.run(_serve_all(start, connections))
     for process in clients:
         process.join()
+
+
+async def _serve_all(start: Connection, connections: Sequence[Connection]) -> None:
+    leases = session_leases(f"sim:{DEVICES},shared")
+    background = asyncio.create_task(leases.run())
+    start.send(None)
+    start.recv()
+    for connection in connections:
+        connection.send(None)
+    await asyncio.gather(*(_serve(leases, connection) for connection in connections))
+    background.cancel()
+    leases.close()
+
+
+async def _serve(leases: Leases, connection: Connection) -> None:
+    """Take a lease for each number that a client sends, until the client has ended."""
+    try:
+        while True:
+            lease = await leases.take(demand(await _receive(connection)))
+            connection.send(tuple(device.id for device in lease.devices))
+            await _receive(connection)
+            leases.give_back(lease)
+    except EOFError:
+        pass
+
+
+async def _receive(connection: Connection) -> Any:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(connection.fileno(), ready.set_result, None)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection.fileno())
+    return connection.recv()
 
 
 def read_log(log: Path) -> Iterator[tuple[str, str, str, int]]:
@@ -183,8 +200,9 @@ def measure() -> dict[str, float]:
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found["lease without locks, median, ms"] = uncontended(None)
-        found["lease with locks, median, ms"] = uncontended(DeviceLocks(folder / "locks"))
+        os.environ[VARIABLE] = str(folder / "locks")
+        found["lease without locks, median, ms"] = asyncio.run(uncontended(f"sim:{DEVICES}"))
+        found["lease with locks, median, ms"] = asyncio.run(uncontended(f"sim:{DEVICES},shared"))
         for mix, sizes in {"single": (1,), "mixed": (1, 1, 2, 4)}.items():
             found.update({f"{mix}: {key}": value for key, value in contended(folder, sizes).items()})
     return found
@@ -202,7 +220,7 @@ TARGETS = {
 def main() -> int:
     """Measure and print; return 1 if a device was granted twice."""
     found = measure()
-    print(f"{SESSIONS} sessions of {CLIENTS} clients, {len(DEVICES)} devices, {os.cpu_count()} cores")
+    print(f"{SESSIONS} sessions of {CLIENTS} clients, {DEVICES} devices, {os.cpu_count()} cores")
     print("single: every lease is for one device; mixed: for one, two or four\n")
     for key, value in found.items():
         target = f"  (at most {TARGETS[key]:g})" if key in TARGETS else ""

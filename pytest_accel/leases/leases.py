@@ -31,10 +31,12 @@ from pytest_accel.leases.locks import SessionLocks, surrounding_test, who_is_nex
 from pytest_accel.leases.shared_folder import LockFolderError, default_folder
 
 _FAST_POLL = 0.002
-"""Seconds between two attempts to lock what other sessions have, in the first second in which this one is the next."""
+"""Seconds between two attempts to lock what other sessions have, if this one has its place in the queue and has changed
+lately. Sessions without a place try as often as each other, so that none of them has an advantage."""
 _FAST_TIME = 1.0
+"""Seconds after a change in this session: the others may react to it soon."""
 _POLL = 0.02
-"""Seconds between two attempts later on. Sessions send each other no notices."""
+"""Seconds between two attempts otherwise. Sessions send each other no notices."""
 _LOOK = 0.1
 """Seconds between two looks whether other sessions wait for devices of this one. It is the length of a session's turn:
 tests that are shorter run one after the other on the same warm processes, whoever waits."""
@@ -157,9 +159,8 @@ class Leases:
         """Devices of this session for which another one waited at the last look."""
         self._is_reacting = self._has_changed = self._is_closed = False
         self._alarm: asyncio.Future[None] | None = None
-        self._is_next = False
-        self._next_since = 0.0
-        """Time at which this session became the next to get a device (`clock.monotonic`)."""
+        self._last_change = 0.0
+        """Time of the last request or return in this session (`clock.monotonic`)."""
         self._interval = math.inf
         """Seconds between two rounds of :meth:`run`."""
 
@@ -175,6 +176,7 @@ class Leases:
             raise RuntimeError("the session's leases are closed: none can be requested any more")
         request = self._request(demand)
         policy.check_request(request, self._slots)
+        self._last_change = monotonic()
         wait = self._waiting[request.id] = _Wait(request, demand, asyncio.get_running_loop().create_future())
         try:
             self._react()
@@ -220,6 +222,7 @@ class Leases:
         """
         if self._leases.pop(lease.granted.id, None) is None:
             return
+        self._last_change = monotonic()
         self._free_slots += lease.slots
         for device, taken in lease.granted.takes():
             self._free[device] += taken
@@ -555,9 +558,6 @@ class Leases:
                     wishes.setdefault(device, holder)
         for locks in self._locks.values():
             locks.wish({one: holder for one, holder in wishes.items() if self._devices[one][1].locks is locks})
-        was_next, self._is_next = self._is_next, any(locks.is_next for locks in self._locks.values())
-        if self._is_next and not was_next:
-            self._next_since = monotonic()
 
     def _notify(self) -> None:
         """Set `HeldLease.wanted`, and notify the holders of those that have become wanted."""
@@ -591,7 +591,8 @@ class Leases:
     def _set_interval(self) -> None:
         before, self._interval = self._interval, math.inf
         if self._elsewhere or self._kept():
-            is_fast = self._is_next and monotonic() - self._next_since < _FAST_TIME
+            is_queued = any(locks.is_queued for locks in self._locks.values())
+            is_fast = is_queued and monotonic() - self._last_change < _FAST_TIME
             self._interval = _FAST_POLL if is_fast else _POLL
         elif any(map(len, self._locks.values())):
             self._interval = _LOOK

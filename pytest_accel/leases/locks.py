@@ -149,9 +149,9 @@ class SessionLocks:
                 close(self._wishes.pop(device))
 
     @property
-    def is_next(self) -> bool:
-        """True if this session has the wish for a device: it is the next to get it."""
-        return bool(self._wishes)
+    def is_queued(self) -> bool:
+        """True if this session is the next to get a device, or waits to be."""
+        return bool(self._wishes) or self._queued is not None
 
     def wishes(self, device: str) -> bool:
         """Return True if this session has the wish for a device: it is the next to get it."""
