@@ -518,12 +518,12 @@ class Leases:
         for device, taken in granted.takes():
             self._free[device] -= taken
         self._tell(lease.ids)
-        if locks is not None:
-            locks.step_back(wait.request.candidates)  # The turn is over; for other requests, queue again.
         self._end_wait(wait, lease)
 
     def _end_wait(self, wait: _Wait, outcome: HeldLease | LockFolderError) -> None:
         del self._waiting[wait.request.id]
+        if isinstance(outcome, HeldLease) and outcome.locks is not None:
+            outcome.locks.step_back(wait.request.candidates)  # The turn is over; for other requests, queue again.
         wait.outcome = outcome
         wait.is_over.set_result(None)
 

@@ -259,7 +259,17 @@ async def test_a_device_is_not_granted_while_a_process_of_its_last_test_has_it(f
             assert line.startswith(f"sim-0 is held by process {left.pid} ({sys.executable} -c input(); user ")
             assert line.endswith(", which test_before has left")
             left.kill()
-            assert len(names(await task)) == 4
+            lease = await task
+            assert len(names(lease)) == 4
+        with subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=lease.descriptors[:1]
+        ) as left:
+            task = await waiting(one, devices(4))
+            one.give_back(lease)
+            await asyncio.sleep(0)
+            assert not task.done(), "the session has no right to the device either"
+            left.kill()
+            await task
 
 
 @in_loop
@@ -401,6 +411,17 @@ async def test_two_sessions_that_need_each_others_devices_do_not_wait_for_each_o
         [first] = done
         (one, two)[tasks.index(first)].give_back(first.result())
         await asyncio.gather(*tasks)
+    one, two = session("sim:2,shared"), session("sim:2,shared")
+    async with running(one, two):
+        first, second = at_once(one, devices(1)), at_once(one, devices(1))
+        mine = await waiting(one, devices(2))
+        one.give_back(first)
+        assert who_holds(folder, "sim-0") is not None, "it is kept, as long as no other session waits"
+        lent = await two.take(devices(1))
+        assert not mine.done()
+        two.give_back(lent)
+        one.give_back(second)
+        await mine
 
 
 @asynccontextmanager
@@ -433,6 +454,7 @@ async def test_a_session_does_not_starve_beside_one_that_always_waits(folder: Pa
     async with running(holder, one, two):
         at_once(holder, devices(1))  # The others have the second device in turn, and always lack the first.
         async with busy(one, 3):
+            await asyncio.sleep(0.01)  # Until all of them have begun or wait.
             for _ in range(3):
                 two.give_back(await two.take(devices(1)))
 

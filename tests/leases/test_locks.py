@@ -402,7 +402,7 @@ def test_only_a_test_that_really_holds_the_device_surrounds_a_session(folder: Pa
     locks = make()
     assert surrounding_test(folder, "GPU-1") is None
     assert locks.lock("GPU-1")
-    locks.describe("GPU-1", ME)
+    locks.describe("GPU-1", replace(ME, pids=(2**31 - 1,)))
     assert found_inside() == "None", "the session may hold the device for another test"
     locks.describe("GPU-1", replace(ME, pids=(os.getpid(),)))
     assert found_inside() == str(ME)
