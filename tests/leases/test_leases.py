@@ -413,14 +413,14 @@ async def test_two_sessions_that_need_each_others_devices_do_not_wait_for_each_o
         await asyncio.gather(*tasks)
     one, two = session("sim:2,shared"), session("sim:2,shared")
     async with running(one, two):
-        first, second = at_once(one, devices(1)), at_once(one, devices(1))
+        lease, rest = at_once(one, devices(1)), at_once(one, devices(1))
         mine = await waiting(one, devices(2))
-        one.give_back(first)
+        one.give_back(lease)
         assert who_holds(folder, "sim-0") is not None, "it is kept, as long as no other session waits"
         lent = await two.take(devices(1))
         assert not mine.done()
         two.give_back(lent)
-        one.give_back(second)
+        one.give_back(rest)
         await mine
 
 
