@@ -48,7 +48,7 @@ class Holder:
     @classmethod
     def unknown(cls, who: str = "an unknown session", processes: tuple[tuple[int, float], ...] = ()) -> Holder:
         """Return a holder about whom nothing else is known."""
-        return cls(0, "unknown", who, 0.0, processes)
+        return cls(0, "unknown", who, 0.0, processes=processes)
 
     def __str__(self) -> str:
         """Return ``pid 71 (ada) for test_big.py::test_one``, or ``an unknown session``."""
@@ -114,7 +114,7 @@ def parse_holder(data: bytes) -> Holder | None:
                 "since": int() | float() as since,
                 "processes": list(processes),
             } if 0 < pid <= _LARGEST_PID and 0 <= since <= _LAST_MOMENT:
-                return Holder(pid, printable(user), printable(test), float(since), _processes(processes))
+                return Holder(pid, printable(user), printable(test), float(since), processes=_processes(processes))
     except (ValueError, TypeError, RecursionError):
         pass
     named = _processes([(int(pid), float(created)) for pid, created in _PROCESS.findall(data)])
