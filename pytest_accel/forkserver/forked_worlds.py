@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -85,11 +85,14 @@ class ForkedWorlds:
         times = (time for world in self._worlds.values() for time in (world.deadline, world.look_at))
         return min((time for time in times if time is not None), default=None)
 
-    def start(self, spec: WorldSpec, port: int | None) -> None:
-        """Start the ranks of `spec` that belong to this server; `port` is that of :func:`_open_sockets`."""
+    def start(self, spec: WorldSpec, port: int | None, held: Sequence[int] = ()) -> None:
+        """Start the ranks of `spec` that belong to this server; `port` is that of :func:`_open_sockets`.
+
+        The ranks inherit the descriptors `held`, which are closed in this process before another world is started.
+        """
         world = self._worlds[spec.world] = _ForkedWorld()
         try:
-            with _open_sockets(spec, self._session, port) as sockets:
+            with _open_sockets(spec, self._session, port, held) as sockets:
                 for rank in sockets.listeners:
                     pid = self._start_rank(spec, rank, sockets)
                     world.ranks[pid] = rank
@@ -199,6 +202,8 @@ class WorldSockets:
     listeners: dict[int, socket.socket]
     """By rank: the socket on which it accepts drivers."""
     store_port: StorePort | None
+    held: tuple[int, ...]
+    """`Role.held`."""
 
     @property
     def port(self) -> int | None:
@@ -210,17 +215,21 @@ class WorldSockets:
         for other, listener in self.listeners.items():
             if other != rank:
                 listener.close()
-        return Role(spec, rank, self.listeners[rank], self.store_port)
+        return Role(spec, rank, self.listeners[rank], self.store_port, self.held)
 
 
 @contextmanager
-def _open_sockets(spec: WorldSpec, session: SessionSpec, port: int | None) -> Iterator[WorldSockets]:
-    """Open the sockets of the ranks that this server forks, and close this process's copies at the end of the block.
+def _open_sockets(
+    spec: WorldSpec, session: SessionSpec, port: int | None, held: Sequence[int]
+) -> Iterator[WorldSockets]:
+    """Open the sockets of the ranks that this server forks; at the end of the block, close them and `held` here.
 
     `port` is the port of the world's store if another server has created it. Raises OSError, and `_NoLoopbackError`
     before ranks would wait for each other.
     """
     with ExitStack() as stack:
+        for descriptor in held:
+            stack.callback(os.close, descriptor)
         listeners = {
             rank: stack.enter_context(unix_sockets.listen(socket_path(session.directory, spec.world, rank), _BACKLOG))
             for rank in range(spec.ranks)
@@ -232,7 +241,7 @@ def _open_sockets(spec: WorldSpec, session: SessionSpec, port: int | None) -> It
                 _check_loopback()
             store = stack.enter_context(_reserve_port(host_of(spec)))
             port = store.getsockname()[1]
-        yield WorldSockets(listeners, None if port is None else StorePort(port, store))
+        yield WorldSockets(listeners, None if port is None else StorePort(port, store), tuple(held))
 
 
 def _reserve_port(address: str) -> socket.socket:

@@ -101,9 +101,10 @@ def _start_interpreter(session: SessionSpec, role: Role, variables: Mapping[str,
         None if role.store_port is None else role.store_port.port,
         None if held is None else held.fileno(),
         resource_tracker.getfd(),
+        role.held,
     )
     with file_with(message, session.directory) as file:
-        for descriptor in (message.listener, message.store, message.tracker, file.fileno()):
+        for descriptor in (message.listener, message.store, message.tracker, *message.held, file.fileno()):
             if descriptor is not None:
                 set_inheritable(descriptor, True)
         command = python_command(f"from {__name__} import main; main({file.fileno()})", path=session.sys_path)
@@ -117,15 +118,15 @@ def main(descriptor: int) -> NoReturn:
     message = read_file(descriptor, ContinueRank)
     # As in processes that multiprocessing spawns: a tracker of this rank's own would be killed together with the rank.
     resource_tracker._resource_tracker._fd = message.tracker  # type: ignore[attr-defined]
-    for one in (message.listener, message.store, message.tracker):
+    for one in (message.listener, message.store, message.tracker, *message.held):
         if one is not None:
-            set_inheritable(one, False)  # Programs that tests start must not keep the rank's sockets open.
+            set_inheritable(one, False)  # Programs that tests start must not keep these open.
     store = None if message.store is None else socket(fileno=message.store)
     store_port = None if message.port is None else StorePort(message.port, store)
     _kill_children_at_exit()
     code = 1
     try:
-        role = Role(message.spec, message.rank, socket(fileno=message.listener), store_port)
+        role = Role(message.spec, message.rank, socket(fileno=message.listener), store_port, message.held)
         code = _run(message.session, role)
     except BaseException:
         print_exc()

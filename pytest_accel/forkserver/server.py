@@ -46,11 +46,13 @@ from pytest_accel.forkserver.preload import (
 from pytest_accel.forkserver.rank_process import fork_rank
 from pytest_accel.forkserver.server_messages import (
     FirstStep,
+    KillWorld,
     PreloadFailed,
     Serve,
     ServerNote,
     ServerReport,
     ServerRequest,
+    StartInFile,
     StartWorld,
     file_with,
     read_file,
@@ -98,22 +100,27 @@ class _Server:
                 self.worlds.do_due()
                 while self.connection.poll():
                     try:
-                        message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
+                        message, held = self._receive()
                     except (EOFError, OSError):
                         step("the driver has closed the connection")
                         return
-                    self._handle(message)
+                    if isinstance(message, StartWorld):
+                        self.worlds.start(message.spec, message.port, held)
+                    elif message.world in self.worlds:
+                        self.worlds.kill(message.world, message.after)
 
     def _select_timeout(self) -> float | None:
         """Return the seconds until the next deadline, or None if there is none."""
         due = self.worlds.due
         return None if due is None else max(0.0, due - monotonic())
 
-    def _handle(self, message: ServerRequest) -> None:
-        if isinstance(message, StartWorld):
-            self.worlds.start(message.spec, message.port)
-        elif message.world in self.worlds:
-            self.worlds.kill(message.world, message.after)
+    def _receive(self) -> tuple[StartWorld | KillWorld, list[int]]:
+        """Return the next request, and the descriptors that the ranks of its world inherit."""
+        message: ServerRequest = decode(self.connection.recv_bytes(), ServerRequest)
+        if not isinstance(message, StartInFile):
+            return message, []
+        file, *held = fd_passing.receive(self.connection, 1 + message.held)
+        return read_file(file, StartWorld), held
 
     def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
         return self._fork(partial(sockets.role, spec, rank))

@@ -63,6 +63,8 @@ class ContinueRank(Struct, frozen=True):
     """Descriptor of the store's socket, or None if this rank does not serve the store."""
     tracker: int | None
     """Descriptor of the pipe to the resource tracker of all ranks."""
+    held: tuple[int, ...]
+    """`Role.held`."""
 
 
 # Pool to fork server
@@ -84,7 +86,17 @@ class KillWorld(Struct, frozen=True, tag=True):
     """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
-ServerRequest = StartWorld | KillWorld
+class StartInFile(Struct, frozen=True, tag=True):
+    """Handle the :class:`StartWorld` in an unnamed file; the descriptor of this file follows.
+
+    So a request of any size never blocks the pool while the server imports.
+    """
+
+    held: int = 0
+    """Number of further descriptors, which follow that of the file: all ranks of the world inherit these open files."""
+
+
+ServerRequest = StartWorld | StartInFile | KillWorld
 
 # Fork server to pool
 
@@ -139,12 +151,12 @@ class PreloadFailed(Struct, frozen=True, tag=True):
 
 ServerReport = WorldStarted | StartFailed | RankExited | Survivors | ServerNote | PreloadFailed
 
-# The first message of a new process
+# Messages in files
 
 
 @contextmanager
-def file_with(message: Serve | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
-    """Provide an unnamed file in `directory` that contains `message`, for :func:`read_file` in a new process."""
+def file_with(message: Serve | StartWorld | ContinueRank, directory: str) -> Iterator[IO[bytes]]:
+    """Provide an unnamed file in `directory` that contains `message`, for :func:`read_file` in another process."""
     with TemporaryFile(dir=directory) as file:
         file.write(encode(message))
         file.seek(0)

@@ -49,7 +49,7 @@ class _RankStart:
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Take on the role. pytest calls this hook first, when it registers this plugin."""
-        session, (spec, rank, listener, store_port) = self._session, self._role
+        session, (spec, rank, listener, store_port, _) = self._session, self._role
         log.start_here(f"rank {rank} of world {spec.world}")
         log.step("starts; its parent is process %d", os.getppid())
         context = RankContext(session, spec, rank)

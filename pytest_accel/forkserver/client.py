@@ -1,0 +1,200 @@
+"""The pool's client of a fork server, in the thread of the pool's event loop.
+
+Nothing here blocks the loop, and no call raises because the server has ended or does not read: the server is killed
+then, if it still runs, and :meth:`Reports.ended` follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from socket import MSG_DONTWAIT, send_fds
+from typing import Protocol
+
+from pytest_accel.core import session_folder
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.kill import KILL_TIMEOUT, Survivor
+from pytest_accel.core.signals import without_sigpipe
+from pytest_accel.forkserver.server_messages import (
+    KillWorld,
+    PreloadFailed,
+    RankExited,
+    ServerNote,
+    ServerReport,
+    ServerRequest,
+    StartFailed,
+    StartInFile,
+    StartWorld,
+    WorldStarted,
+    file_with,
+)
+from pytest_accel.forkserver.server_process import Spawn
+from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
+from pytest_accel.messages.world_spec import WorldSpec
+
+_STOP_TIMEOUT = 10.0
+"""Seconds that a server has to exit after its connection has ended, before it is killed."""
+_EXIT_POLL = 0.005
+"""Seconds between two looks whether a server has exited, which takes it some milliseconds."""
+_LONGEST_READ = 1 << 16
+
+
+class Reports(Protocol):
+    """The callbacks of a :class:`ForkServer`, called in the loop's thread, and never from within a call of it."""
+
+    def started(self, world: int, pids: tuple[int, ...], port: int | None) -> None:
+        """Note that the server has forked its ranks of a world; `pids` are in the order of the ranks.
+
+        `port` is that of the world's store, which other servers of the same world need.
+        """
+
+    def not_started(self, world: int, why: str) -> None:
+        """Note that the ranks of a world cannot be started. Those that had been forked are killed."""
+
+    def exited(self, world: int, rank: int, end: RankExit) -> None:
+        """Note that the process of a rank has exited."""
+
+    def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
+        """Note all processes of a world that live on although they were killed; an empty tuple: none does any more."""
+
+    def note(self, text: str) -> None:
+        """Show `text` with ``-v``."""
+
+    def broken(self, text: str) -> None:
+        """Note that no rank can ever be started, because of the module that ``accel_preload`` names in `text`."""
+
+    def ended(self, server: int, loss: str | None) -> None:
+        """Note that the server's process has exited without :meth:`ForkServer.stop`, and its ranks with it.
+
+        `loss` is `ServerProcess.loss`.
+        """
+
+
+class ForkServer:
+    """A running fork server, started by this object. All methods are called in the loop's thread."""
+
+    def __init__(self, spec: SessionSpec, reports: Reports, spawn: Spawn) -> None:
+        """Start the server with `spawn`. Raise OSError if that is impossible."""
+        self._spec = spec
+        self._reports = reports
+        self._loop = asyncio.get_running_loop()
+        self._received = bytearray()
+        self._used = False
+        self._ending: asyncio.Task[None] | None = None
+        """The task that reports the end; None while the server is connected, and after :meth:`stop`."""
+        session_folder.ensure(spec.directory)
+        ours, theirs = unix_sockets.pair()
+        with theirs, ExitStack() as undo:
+            undo.callback(ours.close)
+            self._process = spawn(spec, theirs)
+            undo.pop_all()
+        self._socket = ours
+        self._loop.add_reader(ours, self._read)
+
+    def start(self, world: WorldSpec, descriptors: Sequence[int] = (), port: int | None = None) -> None:
+        """Have the server start its ranks of `world`, which inherit the open files of `descriptors`.
+
+        The caller may close its descriptors after this call. `port` is that of the world's store, if another server
+        has opened it. Raise OSError if too many files are open.
+        """
+        self._used = True
+        with file_with(StartWorld(world, port), self._spec.directory) as file:
+            self._send(StartInFile(len(descriptors)), [file.fileno(), *descriptors])
+
+    def kill(self, world: int, after: float = 0.0) -> None:
+        """Have the server kill the ranks of `world` after some seconds, in which they may exit by themselves."""
+        self._send(KillWorld(world, after))
+
+    def kill_server(self) -> None:
+        """Kill the server. `Reports.ended` follows."""
+        self._process.kill()
+
+    async def stop(self) -> bool:
+        """Stop the server, which kills all its descendants, and wait for its exit. No report follows.
+
+        Return False if it did not exit in time and was killed, so that its descendants may live on.
+        """
+        if not self._used:
+            self._process.kill()  # The server may still be importing; do not wait for that.
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.cancel()
+        self._disconnect()
+        return await self._exit()
+
+    def _send(self, message: ServerRequest, descriptors: Sequence[int] = ()) -> None:
+        """Send `message`, and `descriptors` after it. All that is sent is small, so a full socket is not read."""
+        try:
+            with without_sigpipe():
+                self._socket.send(frame(encode(message)), MSG_DONTWAIT)
+                if descriptors:
+                    send_fds(self._socket, [b"\0"], descriptors, MSG_DONTWAIT)
+        except ConnectionError:
+            pass  # The server has ended, which `_read` notices.
+        except OSError:  # The server does not read, or has got a part of the message only.
+            self._process.kill()
+
+    def _read(self) -> None:
+        """Report what has arrived, or start to wait for the server's exit."""
+        try:
+            data = self._socket.recv(_LONGEST_READ, MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._disconnect()
+            self._ending = self._loop.create_task(self._report_end())
+        self._received += data
+        while len(self._received) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
+            if len(self._received) < end:
+                break
+            message: ServerReport = decode(bytes(self._received[LENGTH.size : end]), ServerReport)
+            del self._received[:end]
+            self._report(message)
+
+    def _report(self, message: ServerReport) -> None:
+        if isinstance(message, WorldStarted):
+            self._reports.started(message.world, message.pids, message.port)
+        elif isinstance(message, StartFailed):
+            self._reports.not_started(message.world, message.text)
+        elif isinstance(message, RankExited):
+            self._reports.exited(message.world, message.rank, message.exit)
+        elif isinstance(message, ServerNote):
+            self._reports.note(message.text)
+        elif isinstance(message, PreloadFailed):
+            self._reports.broken(message.text)
+        else:
+            self._reports.left(message.world, message.processes)
+
+    async def _report_end(self) -> None:
+        await self._exit()
+        self._reports.ended(self._spec.server, self._process.loss)
+
+    def _disconnect(self) -> None:
+        """Close the connection, with which the server ends."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+
+    async def _exit(self) -> bool:
+        """Wait for the exit of the server; kill it after `_STOP_TIMEOUT`, and return False then."""
+        if await self._exits_within(_STOP_TIMEOUT):
+            return True
+        self._process.kill()
+        await self._exits_within(KILL_TIMEOUT)
+        return False
+
+    async def _exits_within(self, seconds: float) -> bool:
+        # A poll on all systems, since the process may be the child of another one, whose exit no descriptor tells.
+        deadline = monotonic() + seconds
+        while not self._process.wait(0.0):
+            if monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_EXIT_POLL)
+        return True
