@@ -15,7 +15,7 @@ from statistics import median
 import psutil
 
 from benchmarks.measure import PLUGINS, WITH, Effort, Figure, clean_environment
-from pytest_accel.leases.device_locks import who_holds
+from pytest_accel.leases.locks import who_holds
 from pytest_accel.leases.shared_folder import VARIABLE
 
 DEVICES = 4

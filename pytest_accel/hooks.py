@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pytest_accel.driver.item_plan import ItemPlan, Resources
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.item_redirection import Redirector
-    from pytest_accel.pool.world_leases import ClusterConnection
-    from pytest_accel.pool.world_manager import StartJob
+    from pytest_accel.pool.elsewhere import ClusterConnection, JobStarter
     from pytest_accel.rank.context import RankContext
     from pytest_accel.session import AccelSession
 
@@ -142,7 +141,7 @@ def pytest_accel_connect_cluster(session: AccelSession) -> ClusterConnection | N
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_accel_job_starter() -> StartJob | None:
+def pytest_accel_job_starter() -> JobStarter | None:
     """Return the function that starts the ranks of a world with a launcher."""
 
 

@@ -116,9 +116,9 @@ class ReportHooks:
             if pool is not None:
                 from pytest_accel.pool.pool_client import waiting_line
 
-                for waiting in pool.cancel_waiting():
+                for waiting in pool.call(pool.cancel_waiting):
                     self._session.show(waiting_line(waiting))
-                pool.record_interrupted()
+                pool.call(pool.record_interrupted)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:

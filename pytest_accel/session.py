@@ -18,9 +18,9 @@ from pytest_accel.settings.options import Settings, planned_machine
 if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
     from pytest_accel.hardware.inventory import Machine
+    from pytest_accel.pool.elsewhere import ClusterConnection, LaunchedMachines
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
-    from pytest_accel.pool.world_leases import ClusterConnection, LaunchedMachines
     from pytest_accel.session_pool import SessionPool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +20,22 @@ from pytest_accel.core.paths import current_folder
 from pytest_accel.core.plugin_roles import chosen_roles, published_plugins
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.stash_keys import EARLY_SERVER, LAUNCHED, RECORDERS
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.output_tail import shows_logs_of_ranks, shows_output
 from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.leases.leases import HeldLease, Leases
 from pytest_accel.messages.session_spec import SessionSpec, with_options
+from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.world_leases import ThisMachine
+from pytest_accel.pool.starter import Starter, StarterReports, Taken
 from pytest_accel.rank_inputs import RankInputs
 from pytest_accel.settings.options import Settings, is_distributed, own_path
 from pytest_accel.suite_place import place_options
 
 if TYPE_CHECKING:
     from pytest_accel.forkserver.server_process import EarlyServer
-    from pytest_accel.pool.world_leases import ClusterConnection, LaunchedMachines
-    from pytest_accel.pool.world_manager import StartJob, WorldStarter
+    from pytest_accel.pool.elsewhere import ClusterConnection, Elsewhere, JobStarter, LaunchedMachines
 
 _IMPORTED_AHEAD = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 """Filter of a warning that ranks would give for `-p asyncio`, the name of pytest-asyncio's entry point: pytest takes it
@@ -78,17 +80,18 @@ class SessionPool:
             children = coverage_data.for_children(os.environ)
             spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
         launched: LaunchedMachines | None = config.stash.get(LAUNCHED, None)
-        waits = settings.busy == "wait"
-        here = ThisMachine(early.spawn if early else spawn_here)
+
+        def starters(reports: StarterReports) -> SessionStarters:
+            return SessionStarters(config, settings, own_machine, spec, early, launched or cluster, reports)
+
         self.pool = Pool(
             machine,
             spec,
             own_machine.slots,
             workers=RankInputs(config),
-            waits_for_busy=waits,
-            machines=launched or (here if cluster is None else cluster.machines),
-            start_job=partial(_start_job, config),
             record=Recorders((*config.stash.get(RECORDERS, ()), *((log.record,) if log.is_on() else ()))),
+            starters=starters,
+            on_cluster=cluster is not None,
         )
         self.pool.summary.left_before += [f"{process.about} could not be killed" for process in left]
 
@@ -102,10 +105,71 @@ class SessionPool:
                     self._show(f"accel: coverage of ranks is incomplete: {problem}")
 
 
-def _start_job(config: pytest.Config, *arguments: Any) -> WorldStarter:
-    """Start a world with a launcher; see `StartJob` in `pool/world_manager.py`."""
-    start: StartJob = features.require(config, "launcher").pytest_accel_job_starter()
-    return start(*arguments)
+class SessionStarters:
+    """The starters of a session: this machine, another place if a launcher or a cluster has one, and MPI jobs."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        machine: Machine,
+        spec: SessionSpec,
+        early: EarlyServer | None,
+        elsewhere: Elsewhere | None,
+        reports: StarterReports,
+    ) -> None:
+        """`machine` is this machine."""
+        self._config = config
+        self._reports = reports
+        waits = settings.busy == "wait"
+        leases = Leases(machine, machine.slots, self._wanted, self._lost, waits_for_busy=waits)
+        self._here = LocalStarter(spec, leases, early.spawn if early else spawn_here, reports)
+        self._elsewhere = None if elsewhere is None else elsewhere.starter(spec, self._here, reports)
+        self._jobs: Starter[Any] | None = None
+        """The starter of MPI jobs, from the first one on."""
+
+    def _wanted(self, lease: HeldLease) -> None:
+        self._reports.wanted(self._taken(lease))
+
+    def _lost(self, lease: HeldLease, why: str) -> None:
+        self._reports.lost(self._taken(lease), why)
+
+    def _taken(self, lease: HeldLease) -> Taken:
+        """Return what a world has, of which `lease` is at least a part."""
+        return (None if self._elsewhere is None else self._elsewhere.taken_with(lease)) or lease
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        return ("",) if self._elsewhere is None else self._elsewhere.machines
+
+    @property
+    def missing(self) -> list[str]:
+        return self._here.leases.missing
+
+    def of(self, key: WorldKey) -> Starter[Any]:
+        if key.launcher is not None:
+            if self._jobs is None:
+                make: JobStarter = features.require(self._config, "launcher").pytest_accel_job_starter()
+                self._jobs = make(self._here, key.launcher, self._reports)
+            return self._jobs
+        if self._elsewhere is not None and self._elsewhere.serves(key):
+            return self._elsewhere
+        return self._here
+
+    def warm(self) -> None:
+        with suppress(OSError):  # The first test that needs a server reports the error.
+            (self._elsewhere or self._here).warm()
+
+    async def run(self) -> None:
+        await self._here.leases.run()
+
+    async def stop(self) -> bool:
+        # The server of this machine is stopped last, since it removes the session's folder.
+        starters: list[Starter[Any] | None] = [self._jobs, self._elsewhere, self._here]
+        return all([await starter.stop() for starter in starters if starter is not None])
+
+    def close(self) -> None:
+        self._here.leases.close()
 
 
 def _explanation_options(config: pytest.Config) -> list[str]:

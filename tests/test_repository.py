@@ -60,10 +60,9 @@ RUNS_BETWEEN_TESTS = (
 RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("driver/driver", "driver/world", "driver/world_run", "driver/rank_monitor", "driver/rank_connection"),
     *("driver/debugger_relay", "driver/debugger_terminal", "driver/output_tail"),
-    *("pool/pool", "pool/pool_client", "pool/pool_service", "pool/world_manager", "pool/pooled_world"),
-    *("pool/lease_request", "pool/world_leases", "pool/summary", "forkserver/server_client", "forkserver/client"),
-    *("leases/allocator", "leases/broker", "leases/device_locks", "leases/holder"),
-    *("leases/polling", "leases/request_queue", "leases/shared_folder"),
+    *("pool/pool", "pool/pool_client", "pool/pool_service", "pool/pooled_world"),
+    *("pool/local_starter", "pool/summary", "forkserver/client"),
+    *("leases/leases", "leases/locks", "leases/holder", "leases/shared_folder"),
     *("diagnostics/inspector", "diagnostics/collectives", "diagnostics/pyspy"),
     *("messages/connect", "core/prctl", "core/at_work"),
     *("features/record/live_hooks", "features/record/terminal_file"),
@@ -73,7 +72,19 @@ _MAIN_MODULES = {"pool", "leases", "driver", "launch"}
 """Modules with the name of a package: the class that the package is named after, or its public names."""
 REPLACEABLE = {
     *("os", "signal", "socket", "select", "fcntl", "pickle", "json", "struct"),
-    *("time", "threading", "gc", "traceback", "zlib", "contextlib", "subprocess", "selectors", "queue", "shutil"),
+    *(
+        "time",
+        "threading",
+        "asyncio",
+        "gc",
+        "traceback",
+        "zlib",
+        "contextlib",
+        "subprocess",
+        "selectors",
+        "queue",
+        "shutil",
+    ),
 }
 """Modules whose functions a test may have replaced by then."""
 
@@ -278,16 +289,6 @@ def test_no_two_modules_share_a_name() -> None:
     assert [
         name for name, count in names.items() if count > 1 or (name in packages and name not in _MAIN_MODULES)
     ] == []
-
-
-def test_no_two_public_classes_share_a_name() -> None:
-    places: dict[str, list[str]] = {}
-    for path in (*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
-    del places["ForkServer"]  # The client of a fork server, and the place of one in `pool/placement.py`.
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_torch_is_imported_where_ranks_run_and_only_when_called() -> None:

@@ -38,7 +38,7 @@ KILL_TIMEOUT = 10.0
 A process that does not is in uninterruptible sleep, as in a driver that hangs, or belongs to another user.
 """
 _DESCENDANTS_TIMEOUT = 8.0
-"""Seconds for which :func:`kill_descendants` waits: less than the fork server has to exit (`server_client`)."""
+"""Seconds for which :func:`kill_descendants` waits: less than the fork server has to exit (`forkserver.client`)."""
 MARK = "PYTEST_ACCEL_SESSION"
 """Environment variable of a session's fork servers and all their descendants, see :func:`mark`."""
 

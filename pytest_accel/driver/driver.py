@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import append_to_log_file
+from pytest_accel.compat.pytest_shims import append_to_log_file, fixtures_by_name
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import OWNERS
@@ -79,15 +79,19 @@ class Driver:
         world.send(marked)
         return world
 
-    def _can_keep(self, world: World, following: MarkedTest) -> bool:
-        """Return whether `following` can use the world, and nobody else waits for it."""
+    def _can_keep(self, world: World, before: MarkedTest | None, following: MarkedTest) -> bool:
+        """Return whether `following` can use the world, and nobody else waits for it.
+
+        Nobody gets it while the next test uses a module's or class' fixture of the last one, `before`: in the ranks it
+        would be torn down, and be set up again for the next test.
+        """
         return (
             following.missing is None
             and following.key == world.grant.spec.key
             and not following.key.fresh
             and world.condition.reusable
             and world.alive  # Otherwise the pool reports the death, and the next test is not blamed for it.
-            and not self._pool_client.wanted(world.number)
+            and (not self._pool_client.wanted(world.number) or _share_fixture(before, following))
         )
 
     def _ensure_world(self, marked: MarkedTest) -> World:
@@ -184,8 +188,9 @@ class Driver:
 
     def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""
+        before = self._running
         self._error = self._running = None
-        if self._world is not None and (following is None or not self._can_keep(self._world, following)):
+        if self._world is not None and (following is None or not self._can_keep(self._world, before, following)):
             self.close()
 
     def _show_progress(self, when: When, seconds: float, timeout: float, progress: Progress) -> None:
@@ -220,6 +225,18 @@ class Driver:
         if world is not None:
             step("world %d: given back", world.number)
             world.close()
+
+
+def _share_fixture(one: MarkedTest | None, other: MarkedTest) -> bool:
+    """Return whether two tests use the same fixture of their module or class."""
+    if one is None:
+        return False
+    shared = fixtures_by_name(one.item).items() & fixtures_by_name(other.item).items()
+    return any(
+        one.item.getparent(kind) is not None and one.item.getparent(kind) is other.item.getparent(kind)
+        for scope, kind in (("class", pytest.Class), ("module", pytest.Module))
+        if any(fixture.scope == scope for _, fixture in shared)
+    )
 
 
 def _show(text: str) -> None:

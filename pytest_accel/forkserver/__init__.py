@@ -18,6 +18,6 @@ The fork server refuses
   and reports how each has ended;
 - to outlive the controller, or to leave anything behind: it is the subreaper of all that its ranks start.
 
-`server` is the program, `server_process` starts it, and `server_client` is the pool's side, as is `client` for a pool
-with an event loop. `server_messages` is all that they say to each other.
+`server` is the program, `server_process` starts it, and `client` is the pool's side. `server_messages` is all
+that they say to each other.
 """

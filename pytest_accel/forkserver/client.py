@@ -6,13 +6,13 @@ then, if it still runs, and :meth:`Reports.ended` follows.
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import Task, get_running_loop, sleep
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from socket import MSG_DONTWAIT, send_fds
 from typing import Protocol
 
-from pytest_accel.core import session_folder
+from pytest_accel.core import loop_tasks, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT, Survivor
 from pytest_accel.core.signals import without_sigpipe
@@ -31,6 +31,7 @@ from pytest_accel.forkserver.server_messages import (
 )
 from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.messages import unix_sockets
+from pytest_accel.messages.fd_passing import MOST_AT_ONCE
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import LENGTH, decode, encode, frame
@@ -44,7 +45,7 @@ _LONGEST_READ = 1 << 16
 
 
 class Reports(Protocol):
-    """The callbacks of a :class:`ForkServer`, called in the loop's thread, and never from within a call of it."""
+    """The callbacks of a :class:`ForkServerClient`, called in the loop's thread, and never from within a call of it."""
 
     def started(self, world: int, pids: tuple[int, ...], port: int | None) -> None:
         """Note that the server has forked its ranks of a world; `pids` are in the order of the ranks.
@@ -68,23 +69,23 @@ class Reports(Protocol):
         """Note that no rank can ever be started, because of the module that ``accel_preload`` names in `text`."""
 
     def ended(self, server: int, loss: str | None) -> None:
-        """Note that the server's process has exited without :meth:`ForkServer.stop`, and its ranks with it.
+        """Note that the server's process has exited without :meth:`ForkServerClient.stop`, and its ranks with it.
 
         `loss` is `ServerProcess.loss`.
         """
 
 
-class ForkServer:
+class ForkServerClient:
     """A running fork server, started by this object. All methods are called in the loop's thread."""
 
     def __init__(self, spec: SessionSpec, reports: Reports, spawn: Spawn) -> None:
         """Start the server with `spawn`. Raise OSError if that is impossible."""
         self._spec = spec
         self._reports = reports
-        self._loop = asyncio.get_running_loop()
+        self._loop = get_running_loop()
         self._received = bytearray()
         self._used = False
-        self._ending: asyncio.Task[None] | None = None
+        self._ending: Task[None] | None = None
         """The task that reports the end; None while the server is connected, and after :meth:`stop`."""
         session_folder.ensure(spec.directory)
         ours, theirs = unix_sockets.pair()
@@ -99,11 +100,15 @@ class ForkServer:
         """Have the server start its ranks of `world`, which inherit the open files of `descriptors`.
 
         The caller may close its descriptors after this call. `port` is that of the world's store, if another server
-        has opened it. Raise OSError if too many files are open.
+        has opened it. A server on another machine cannot be passed open files. Raise OSError if too many are open.
         """
         self._used = True
-        with file_with(StartWorld(world, port), self._spec.directory) as file:
-            self._send(StartInFile(len(descriptors)), [file.fileno(), *descriptors])
+        if not self._process.remote:
+            # Without root's rights, which this process may have given up since, the ranks cannot be reached either.
+            with suppress(PermissionError), file_with(StartWorld(world, port), self._spec.directory) as file:
+                self._send(StartInFile(len(descriptors)), [file.fileno(), *descriptors])
+                return
+        self._send(StartWorld(world, port))
 
     def kill(self, world: int, after: float = 0.0) -> None:
         """Have the server kill the ranks of `world` after some seconds, in which they may exit by themselves."""
@@ -130,9 +135,11 @@ class ForkServer:
         """Send `message`, and `descriptors` after it. All that is sent is small, so a full socket is not read."""
         try:
             with without_sigpipe():
-                self._socket.send(frame(encode(message)), MSG_DONTWAIT)
-                if descriptors:
-                    send_fds(self._socket, [b"\0"], descriptors, MSG_DONTWAIT)
+                data = frame(encode(message))
+                if self._socket.send(data, MSG_DONTWAIT) < len(data):
+                    raise BlockingIOError
+                for first in range(0, len(descriptors), MOST_AT_ONCE):
+                    send_fds(self._socket, [b"\0"], descriptors[first : first + MOST_AT_ONCE], MSG_DONTWAIT)
         except ConnectionError:
             pass  # The server has ended, which `_read` notices.
         except OSError:  # The server does not read, or has got a part of the message only.
@@ -148,7 +155,7 @@ class ForkServer:
             data = b""
         if not data:
             self._disconnect()
-            self._ending = self._loop.create_task(self._report_end())
+            self._ending = loop_tasks.start(self._report_end())
         self._received += data
         while len(self._received) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
@@ -196,5 +203,5 @@ class ForkServer:
         while not self._process.wait(0.0):
             if monotonic() >= deadline:
                 return False
-            await asyncio.sleep(_EXIT_POLL)
+            await sleep(_EXIT_POLL)
         return True

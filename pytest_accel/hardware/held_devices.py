@@ -4,7 +4,7 @@ A test may start pytest: with pytester, in a subprocess, under a launcher. Such 
 the rank in which it runs, and sees no others. If it waited for more, two tests could wait for each other's devices
 forever.
 
-The variable takes devices away from a session, and grants none: their locks do that (`leases/allocator.py`).
+The variable takes devices away from a session, and grants none: their locks do that (`leases/leases.py`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ One queue holds the requests of all kinds: those of different kinds have no cand
 
 from __future__ import annotations
 
-import asyncio
 import math
+import os
+from asyncio import CancelledError, Future, get_running_loop
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from time import localtime, strftime
 
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.core.device import Device, DeviceNeed, PretendVendor
+from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.core.units import count_text
 from pytest_accel.hardware.availability import Guard
 from pytest_accel.hardware.device_order import ties
@@ -46,6 +48,14 @@ _MOST_WISHES = 64
 """Number of devices for which a request wishes at most, unless it needs more: each wish is an open file."""
 _MOST_NAMES = 16
 """Number of devices that a line about a wait names: more than most machines have, but not all parts of a memory."""
+
+
+class UnfitDevicesError(Exception):
+    """The devices that a cluster has reserved on a machine do not meet the need."""
+
+    def __init__(self, text: str, machine: int = 0) -> None:
+        super().__init__(text)
+        self.machine = machine
 
 
 @dataclass(eq=False, slots=True)
@@ -87,7 +97,7 @@ class _Wait:
 
     request: policy.Request
     demand: WorldDemand
-    is_over: asyncio.Future[None]
+    is_over: Future[None]
     outcome: HeldLease | LockFolderError | None = None
     """What has ended the wait; None for a cancellation."""
     unclaimed: Callable[[], None] | None = None
@@ -158,7 +168,7 @@ class Leases:
         self._wished: set[str] = set()
         """Devices of this session for which another one waited at the last look."""
         self._is_reacting = self._has_changed = self._is_closed = False
-        self._alarm: asyncio.Future[None] | None = None
+        self._alarm: Future[None] | None = None
         self._last_change = 0.0
         """Time of the last request or return in this session (`clock.monotonic`)."""
         self._interval = math.inf
@@ -166,22 +176,26 @@ class Leases:
 
     # For the pool
 
-    async def take(self, demand: WorldDemand) -> HeldLease:
+    async def take(self, demand: WorldDemand, need: DeviceNeed | None = None, mask: str | None = None) -> HeldLease:
         """Wait for a lease for `demand`, and return it; at once if that is possible. A cancellation undoes all of it.
 
         Raises :class:`~pytest_accel.leases.shared_folder.LockFolderError` if devices cannot be locked, and ValueError
         for a demand that can never be met.
+
+        `need` are the devices on this machine, in place of all that the demand has. `mask` shows only the devices that
+        may be leased, as a process without a mask numbers them; :class:`UnfitDevicesError` is raised if they do not
+        suffice.
         """
         if self._is_closed:
             raise RuntimeError("the session's leases are closed: none can be requested any more")
-        request = self._request(demand)
+        request = self._request(demand, need or _need(demand), mask)
         policy.check_request(request, self._slots)
         self._last_change = monotonic()
-        wait = self._waiting[request.id] = _Wait(request, demand, asyncio.get_running_loop().create_future())
+        wait = self._waiting[request.id] = _Wait(request, demand, get_running_loop().create_future())
         try:
             self._react()
             await wait.is_over
-        except asyncio.CancelledError:
+        except CancelledError:
             if isinstance(wait.outcome, HeldLease):  # And then cancelled before this coroutine has run again.
                 (wait.unclaimed or partial(self.give_back, wait.outcome))()
             raise
@@ -336,12 +350,13 @@ class Leases:
 
     # Requests and devices
 
-    def _request(self, demand: WorldDemand) -> policy.Request:
+    def _request(self, demand: WorldDemand, need: DeviceNeed | None, mask: str | None) -> policy.Request:
         """Return a new request for `demand`."""
-        need, number = _need(demand), next(self._numbers)
+        number = next(self._numbers)
         if need is None:
             return policy.Request(number, (), 0, slots=min(demand.key.ranks, self._slots))
-        fitting = candidates(need, _usable(self._kind(demand.key.kind)))
+        inventory = _usable(self._kind(demand.key.kind))
+        fitting = candidates(need, inventory if mask is None else self._shown(mask, need, inventory))
         return policy.Request(
             number,
             tuple(device.id for device in fitting),
@@ -350,6 +365,21 @@ class Leases:
             parts=tuple(parts(need.share, device) or WHOLE for device in fitting) if need.share else (),
             sets=need.sets,
         )
+
+    def _shown(self, mask: str, need: DeviceNeed, inventory: Inventory) -> Inventory:
+        """Return `inventory` with only the devices that `mask` shows."""
+        vendor = self._machine.vendor(inventory.kind)
+        variable = next((name for name in vendor.mask_variables if name != PJRT_DEVICE), None)
+        if variable is None:
+            raise UnfitDevicesError(f"{inventory.kind} devices have no mask, by which a cluster could name them")
+        # The other variables may set the order in which the mask counts devices (CUDA_DEVICE_ORDER).
+        environ = {name: value for name, value in os.environ.items() if name not in vendor.mask_variables}
+        names = {device.id for device in vendor.visible(vendor.discover(), {**environ, variable: mask})}
+        shown = replace(inventory, devices=tuple(device for device in inventory.devices if device.id in names))
+        missing = shortfall(need, shown)
+        if missing is not None:
+            raise UnfitDevicesError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
+        return shown
 
     def _kind(self, name: str) -> _Kind:
         if name not in self._kinds:
@@ -577,7 +607,7 @@ class Leases:
 
     async def _sleep(self) -> None:
         """Sleep for `_interval` seconds, which may change meanwhile."""
-        loop, begin = asyncio.get_running_loop(), monotonic()
+        loop, begin = get_running_loop(), monotonic()
         while (left := begin + self._interval - monotonic()) > 0:
             alarm = self._alarm = loop.create_future()
             timer = None if left == math.inf else loop.call_later(left, _ring, alarm)
@@ -600,7 +630,7 @@ class Leases:
             _ring(self._alarm)
 
 
-def _ring(alarm: asyncio.Future[None]) -> None:
+def _ring(alarm: Future[None]) -> None:
     if not alarm.done():
         alarm.set_result(None)
 

@@ -26,11 +26,9 @@ import pwd
 import re
 import secrets
 import stat
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
-from json import dumps
-from os import access, close, fchmod, fstat, ftruncate, link, pread, pwrite, unlink
+from os import access, close, fchmod, fstat, link, pread, unlink
 from os import open as open_descriptor
 from pathlib import Path
 
@@ -178,22 +176,6 @@ def open_lock_file(path: Path, flags: int = os.O_RDWR) -> int:
     # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
     close(descriptor)
     raise NoLockFileError(path, f"its mode is {mode:04o}, and not 0666")
-
-
-def write(descriptor: int, content: Mapping[str, object]) -> None:
-    """Replace the file's content by `content` as one line of JSON.
-
-    Raises OSError if it cannot be written completely, or is longer than :func:`read` reads.
-    """
-    data = dumps(content).encode() + b"\n"
-    if len(data) > _CONTENT_LIMIT:
-        raise OSError(errno.EFBIG, f"{len(data)} bytes are to be written; allowed are {_CONTENT_LIMIT}")
-    # One write in place, then truncate: a reader in between finds the first line complete. Renaming a new file into
-    # place would be safe too, but ext4 then writes it to the disk at once (auto_da_alloc), which takes 0.5 ms.
-    written = pwrite(descriptor, data, 0)
-    if written < len(data):
-        raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes could be written")
-    ftruncate(descriptor, len(data))
 
 
 def read(descriptor: int) -> bytes:

@@ -11,6 +11,9 @@ from socket import recv_fds, send_fds, socket
 
 from pytest_accel.core.signals import without_sigpipe
 
+MOST_AT_ONCE = 200
+"""Descriptors that one message carries at most; Linux allows 253 (``SCM_MAX_FD``)."""
+
 
 def send(connection: Connection, descriptors: Sequence[int]) -> None:
     """Send a few `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
@@ -23,17 +26,21 @@ def receive(connection: Connection, count: int) -> list[int]:
 
     Raise EOFError if the other end is closed, and OSError if this process may not open as many files.
     """
+    received: list[int] = []
     with socket_of(connection) as end:
-        data, received, _, _ = recv_fds(end, 1, count)
-    if len(received) == count:
-        for descriptor in received:
-            set_inheritable(descriptor, False)
-        return received
+        while len(received) < count:
+            expected = min(count - len(received), MOST_AT_ONCE)
+            data, more, _, _ = recv_fds(end, 1, expected)
+            received += more
+            if len(more) < expected:
+                for descriptor in received:
+                    close(descriptor)
+                if not data:
+                    raise EOFError
+                raise OSError(EMFILE, f"{strerror(EMFILE)}: {len(received)} of {count} descriptors were received")
     for descriptor in received:
-        close(descriptor)
-    if not data:
-        raise EOFError
-    raise OSError(EMFILE, f"{strerror(EMFILE)}: {len(received)} of {count} descriptors were received")
+        set_inheritable(descriptor, False)
+    return received
 
 
 @contextmanager

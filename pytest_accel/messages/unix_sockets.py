@@ -84,12 +84,12 @@ def connect(path: str, *, limited: bool = False) -> socket:
     return connection
 
 
-def pair() -> tuple[socket, socket]:
+def pair(*, blocking: bool = True) -> tuple[socket, socket]:
     """Return two connected sockets. Unlike `socket.socketpair`, this does not look up `socket.socket`."""
     one, other = socketpair()
     ends = socket(fileno=one.detach()), socket(fileno=other.detach())
     for end in ends:
-        _setblocking(end, True)
+        _setblocking(end, blocking)
     return ends
 
 

@@ -122,6 +122,8 @@ class PoolClient:
         if isinstance(message, WorldWanted):
             self._wanted.add(message.world)
             return
+        if isinstance(message.value, WorldGrant):  # A notice of its last use may have come after its return.
+            self._wanted.discard(message.value.spec.world)
         with self._lock:
             answers = self._answers.pop(message.number, None)
             if answers is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pickle import dumps, loads
 from traceback import format_exc
 
@@ -29,10 +29,7 @@ from pytest_accel.pool.pool_messages import (
 
 
 class PoolService:
-    """Answers the messages of one driver.
-
-    Those of an xdist worker arrive in execnet's receiver thread, so the methods must be short.
-    """
+    """Answers the messages of one driver. Those of an xdist worker arrive in execnet's receiver thread."""
 
     def __init__(
         self,
@@ -52,67 +49,64 @@ class PoolService:
         self._used_pool: Pool | None = None
         """The pool; None if the worker has not needed it, or it could not be created."""
         self._requests: dict[int, int] = {}
-        """The pool's id of each request of the driver."""
-
-    @property
-    def _pool(self) -> Pool:
-        self._used_pool = self._get_pool()
-        return self._used_pool
+        """The pool's id of each request of the driver. Used in the pool's thread only."""
 
     def on_wanted(self, world: int) -> None:
         self._send(WorldWanted(world))
 
     def receive(self, data: bytes | None) -> None:
-        """Handle a serialized message of an xdist worker; None says that the worker has ended."""
-        if data is None:
-            if self._used_pool is not None:
-                with self._failing():
-                    self._used_pool.driver_lost(self)
-            return
-        with self._failing():
-            message: DriverMessage = loads(data)
-            with self._failing(message.number if isinstance(message, (SubmitDemand, WatchExit)) else None):
-                self.handle(message)
+        """Handle a serialized message of an xdist worker; None says that the worker has ended.
 
-    @contextmanager
-    def _failing(self, number: int | None = None) -> Iterator[None]:
-        """On error, answer the worker's request `number` with it and fail the pool; execnet would hide the error.
-
-        If the pool could not be created, each request gets the error.
+        On error, answer the worker's request with it and fail the pool; execnet would hide the error.
         """
+        number = None
         try:
-            yield
+            if data is not None:
+                message: DriverMessage = loads(data)
+                number = message.number if isinstance(message, (SubmitDemand, WatchExit)) else None
+                self.handle(message)
+            elif self._used_pool is not None:
+                self._used_pool.post(self._used_pool.driver_lost, self)
         except BaseException:
             why = f"a request of an xdist worker has ended with an error:\n{format_exc()}"
             if number is not None:
-                self._answer(number, PoolError(why))
+                self._send(Answer(number, PoolError(why)))
             if self._used_pool is not None:
                 self._used_pool.fail(why)
 
     def handle(self, message: DriverMessage) -> None:
-        """Do what the driver asks for. An error is raised, unlike in :meth:`receive`."""
+        """Do what the driver asks for, in the pool's thread except for what the terminal shows."""
+        if isinstance(message, ShowLine):
+            self._show(message.line)
+        elif isinstance(message, EndWithUsageError):
+            self._on_usage_error(message.text)
+        else:
+            pool = self._used_pool = self._get_pool()
+            pool.post(self._serve, pool, message)
+
+    def _serve(self, pool: Pool, message: DriverMessage) -> None:
         match message:
             case SubmitDemand(number, demand):
-                self._requests[number] = self._pool.acquire(demand, self, lambda answer: self._answer(number, answer))
-            case ShowWaiting(number, seconds):
-                if (waiting := self._pool.waiting(self._requests.get(number, 0))) is not None:
-                    self._show(waiting_line(waiting, seconds))
+                self._requests[number] = pool.acquire(demand, self, lambda answer: self._answer(number, answer))
+            case ShowWaiting():
+                # The task of a request that has just been made begins first.
+                pool.post(self._show_waiting, pool, message)
             case FailIfWaiting(number, why):
-                self._pool.fail_if_waiting(self._requests.get(number, 0), why)
+                pool.fail_if_waiting(self._requests.get(number, 0), why)
             case CancelRequest(number):
-                self._pool.cancel(self._requests.pop(number, 0))
+                pool.cancel(self._requests.pop(number, 0))
             case ReleaseWorld(world, kill_reason, noticed, retire):
-                self._pool.release(world, kill_reason, noticed, retire)
+                pool.release(world, kill_reason, noticed, retire)
             case InterruptedTest(world, test):
-                self._pool.record_interrupted(world, test)  # Slow, but the session is ending.
+                pool.record_interrupted(world, test)  # Slow, but the session is ending.
             case WatchExit(number, world, rank):
-                self._pool.watch_exit(world, rank, lambda end: self._answer(number, end))
+                pool.watch_exit(world, rank, lambda end: self._answer(number, end))
             case WarmServer():
-                self._pool.warm()
-            case ShowLine(line):
-                self._show(line)
-            case EndWithUsageError(text):
-                self._on_usage_error(text)
+                pool.warm()
+
+    def _show_waiting(self, pool: Pool, message: ShowWaiting) -> None:
+        if (waiting := pool.waiting(self._requests.get(message.number, 0))) is not None:
+            self._show(waiting_line(waiting, message.seconds))
 
     def _answer(self, number: int, value: Value) -> None:
         self._requests.pop(number, None)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from asyncio import Future, Task, get_running_loop
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import Survivor
 from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.lease_request import LeaseRequest, MachineLease
-from pytest_accel.pool.place_request import PlaceRequest
-from pytest_accel.pool.placement import Place
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
+from pytest_accel.pool.starter import Starter, Taken
 
 RETIRE_TIMEOUT = 10.0
 """Seconds that the ranks of a retired world have to tear down their session fixtures."""
@@ -28,7 +25,7 @@ class WantedObserver(Protocol):
     """The pool's view of a driver."""
 
     def on_wanted(self, world: int) -> None:
-        """Note that another request waits for the devices or slots of `world`, which this driver has."""
+        """Note that another request waits for what `world`, which this driver has, holds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,20 +36,15 @@ class WorldRequest:
     demand: WorldDemand
     driver: WantedObserver
     answer: Callable[[WorldGrant | PoolError], None]
-    lease_request: LeaseRequest | PlaceRequest | None = None
-    """The request for the place and the leases that the world needs, while it waits for them."""
-    cancelled: bool = False
-    retried: bool = False
-    """True if a fork server has ended, or a machine was lost, once while providing the world for this request."""
+    task: Task[None] | None = None
+    """The task that provides the world; None once it has its answer."""
+    starter: Starter[Any] | None = None
+    """The starter of whose devices or slots the task waits for; None while it waits for none."""
+    late: str | None = None
+    """Why the request fails as soon as it has to wait; None: it may wait."""
     since: float = field(default_factory=monotonic)
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None while it has none."""
-
-    def cancel(self) -> None:
-        """Cancel the request and what it waits for."""
-        self.cancelled = True
-        if self.lease_request is not None:
-            self.lease_request.cancel()
 
     def end_wait(self) -> float:
         """Note that the request has its devices or CPU slots, unless that is known; return :attr:`waited`."""
@@ -75,11 +67,14 @@ class WorldState(Enum):
     KILLED = "killed"
     """The processes were told to exit or are being killed; how they exit is not reported."""
     GONE = "gone"
-    """The processes have ended, and the leases have been returned."""
+    """The processes have ended, and what was taken for them has been returned."""
+
+
+_LIVE = tuple(state for state in WorldState if state is not WorldState.GONE)
 
 
 class PooledWorld:
-    """One world: its state, the request that it serves, its leases, and the exits of its ranks.
+    """One world: its state, the request that it serves, what was taken for it, and the exits of its ranks.
 
     The attributes are changed by the methods of this class only. A method raises RuntimeError if the state does not
     allow its transition::
@@ -91,34 +86,22 @@ class PooledWorld:
         each of these ──► KILLED, and each state ──► GONE
     """
 
-    def __init__(
-        self,
-        spec: WorldSpec,
-        request: WorldRequest,
-        leases: Mapping[int, MachineLease] = MappingProxyType({}),
-        slots: MachineLease | None = None,
-        place: Place | None = None,
-    ) -> None:
+    def __init__(self, spec: WorldSpec, request: WorldRequest, starter: Starter[Any], taken: Taken) -> None:
         self.spec = spec
+        self.starter = starter
         self.state = WorldState.STARTING
         self.request: WorldRequest | None = request
         self.driver = request.driver
         """The last driver that has got the world."""
-        self.leases = leases
-        """The leases on devices, by the number of the machine; held as long as the world has processes."""
-        self.slots = slots
-        """The lease on CPU slots; held as long as the world runs a test."""
-        self.place = place
-        """The place on a cluster, held as long as the world has processes; None: the world was not placed by one."""
-        self.wanted = any(lease.wanted for lease in (slots, *leases.values()) if lease is not None)
-        """True if another request waits for the world's devices or slots."""
+        self.taken: Taken | None = taken
+        """What was taken for it; None while an idle world has no CPU slots."""
+        self.keeps = starter.keeps(spec.key)
+        """True if it has this as long as it has processes; False: as long as it runs a test."""
         self.pids: tuple[int, ...] = ()
+        self.start: Future[None] = get_running_loop().create_future()
+        """Done once the processes have started, or cannot be started any more."""
         self.exits: dict[int, RankExit] = {}
         """The exit status of each rank that has ended."""
-        self.survivors: dict[int, tuple[Survivor, ...]] = {}
-        """The processes that live on although a fork server has killed them, by the server's number."""
-        self.survived_since = 0.0
-        """Time at which the first of them was reported (`clock.monotonic`)."""
         self.ticks_after_kill = 0
         """Ticks since the processes were to be killed. The time that a stopped controller loses does not count."""
         self.since = monotonic()
@@ -131,9 +114,14 @@ class PooledWorld:
         self._exit_callbacks: list[tuple[int, Callable[[RankExit | None], None]]] = []
 
     @property
+    def wanted(self) -> bool:
+        """True if another request waits for what the world has."""
+        return self.taken is not None and self.taken.wanted
+
+    @property
     def ended(self) -> bool:
-        """True if every process of the world has ended."""
-        return len(self.exits) == self.spec.ranks and not self.survivors
+        """True if every rank has ended."""
+        return len(self.exits) == self.spec.ranks
 
     @property
     def ending(self) -> bool:
@@ -141,20 +129,9 @@ class PooledWorld:
         return self.state in (WorldState.RETIRING, WorldState.KILLED)
 
     @property
-    def unanswered(self) -> set[int]:
-        """The fork servers that have reported neither the exit of each of their ranks nor that they live on."""
-        ranks = (rank for rank in range(self.spec.ranks) if rank not in self.exits)
-        return {self.spec.server_of(rank) for rank in ranks}.difference(self.survivors)
-
-    @property
     def alive(self) -> dict[int, int]:
         """The process id of each rank that has not ended."""
         return {rank: pid for rank, pid in enumerate(self.pids) if rank not in self.exits}
-
-    def started(self, pids: tuple[int, ...]) -> None:
-        """Record the process ids of the ranks. The world stays STARTING until it is handed over."""
-        self._change(WorldState.STARTING, WorldState.STARTING)
-        self.pids = pids
 
     def hand_over(self, request: WorldRequest) -> None:
         """Give the world to the driver of `request`."""
@@ -163,15 +140,15 @@ class PooledWorld:
         self._change(WorldState.IN_USE, WorldState.STARTING, WorldState.IDLE, WorldState.IN_USE)
         self.request, self.driver = request, request.driver
 
-    def take_slots(self, slots: MachineLease) -> None:
-        """Hold `slots` while an idle world runs its next test."""
+    def take_slots(self, taken: Taken) -> None:
+        """Have `taken`, the CPU slots of the next test of an idle world."""
         self._change(WorldState.IDLE, WorldState.IDLE)
-        self.slots, self.wanted = slots, slots.wanted
+        self.taken = taken
 
-    def drop_slots(self) -> MachineLease | None:
-        """Remove and return the lease on CPU slots, in any state; None if there is none."""
-        slots, self.slots = self.slots, None
-        return slots
+    def drop(self) -> Taken | None:
+        """Return what was taken for the world, which has it no more, in any state; None if there is nothing."""
+        taken, self.taken = self.taken, None
+        return taken
 
     def take_back(self) -> None:
         """Take the world from its driver. Another transition must follow."""
@@ -181,16 +158,7 @@ class PooledWorld:
     def make_idle(self) -> None:
         """Keep the world warm for the next driver."""
         self._change(WorldState.IDLE, WorldState.IN_USE)
-        self.request, self.wanted, self.since = None, False, monotonic()
-
-    def mark_wanted(self) -> None:
-        """Record, in any state, that another request waits for the devices or slots of the world."""
-        self.wanted = True
-
-    def clear_wanted(self) -> None:
-        """Record that the request that waited for the devices is about to get the world, after :meth:`take_back`."""
-        self._change(WorldState.IN_USE, WorldState.IN_USE)
-        self.wanted = False
+        self.request, self.since = None, monotonic()
 
     def retire(self, *, quietly: bool = False) -> None:
         """Give the ranks time to end their sessions; with `quietly`, errors in this are not reported."""
@@ -199,12 +167,11 @@ class PooledWorld:
 
     def record_stacks(self, stacks: Mapping[int, str]) -> None:
         """Record where the ranks of a retiring world are."""
-        self._change(WorldState.RETIRING, WorldState.RETIRING)
         self.stacks.update(stacks)
 
     def kill(self) -> None:
         """Record that the processes are being killed. A killed world may be killed again: the session's end does it."""
-        self._change(WorldState.KILLED, *(state for state in WorldState if state is not WorldState.GONE))
+        self._change(WorldState.KILLED, *_LIVE)
 
     def revoke(self, forced_exit: RankExit) -> None:
         """Record that the processes are being killed while a driver has the world, which is to return it.
@@ -224,24 +191,13 @@ class PooledWorld:
             self._exit_callbacks.append((rank, on_exit))
 
     def rank_exited(self, rank: int, end: RankExit) -> None:
-        """Record the exit of a rank and report it to its watchers; no-op if an exit of the rank is recorded.
-
-        A fork server that ends may have reported the exits of some ranks before.
-        """
+        """Record the exit of a rank and report it to its watchers; no-op if an exit of the rank is recorded."""
         if rank in self.exits:
             return
         end = self.exits[rank] = self._forced_exit or end
         for entry in [entry for entry in self._exit_callbacks if entry[0] == rank]:
             self._exit_callbacks.remove(entry)
             entry[1](end)
-
-    def record_survivors(self, server: int, processes: tuple[Survivor, ...]) -> None:
-        """Record which processes live on although the fork server `server` has killed them; empty: none any more."""
-        if processes:
-            self.survived_since = self.survived_since or monotonic()
-            self.survivors[server] = processes
-        else:
-            self.survivors.pop(server, None)
 
     def tick(self) -> None:
         """Count a tick if the processes were to be killed before."""
@@ -250,7 +206,7 @@ class PooledWorld:
 
     def gone(self) -> None:
         """Record that no process is left. Watchers of ranks without a recorded exit get None."""
-        self._change(WorldState.GONE, *(state for state in WorldState if state is not WorldState.GONE))
+        self._change(WorldState.GONE, *_LIVE)
         callbacks, self._exit_callbacks = self._exit_callbacks, []
         for _, on_exit in callbacks:
             on_exit(None)

@@ -65,14 +65,10 @@ class PoolSummary:
             return
         self._add_problem(OutsideError.NOT_ENDED, world, rank, stack=world.stacks.get(rank, ""))
 
-    def add_survivors(self, world: PooledWorld) -> None:
-        """Report the processes of a world that live on although they were killed."""
-        self.add_left((one for found in world.survivors.values() for one in found), world.spec.devices)
-
     def add_left(self, processes: Iterable[Survivor], devices: Sequence[Device] = ()) -> None:
         """Report `processes`, which could not be killed, and the `devices` that they may use."""
         names = ", ".join(dict.fromkeys(device.id for device in devices))
-        locked = f"; no test gets {names} while it lives" if names else ""
+        locked = f" (its test had {names})" if names else ""
         for process in processes:
             self.errors.append(f"{process.about} could not be killed{locked}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.background_suite import BackgroundSuite
 from tests.run import CAUSES
 
@@ -43,3 +45,49 @@ def test_a_stopped_rank_does_not_block_the_driver_that_sends_it_a_long_message(s
     run = suite.run("--tb=line", CAUSES)
     assert run.result("test_first") == run.result("test_last") == "PASSED"
     assert list(run.causes.values()) == ["hung: unread; rank 1"]
+
+
+@pytest.mark.long
+def test_a_stopped_fork_server_is_replaced_and_does_not_delay_the_end_for_long(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:1,shared\naccel_wait = 100\n")
+    suite.write(
+        "conftest.py",
+        """
+        from pytest_accel.forkserver import client
+        from pytest_accel.pool import pool
+
+        # Each server of this session is stopped, so nothing that these timeouts wait for comes.
+        pool._ANSWER_TICKS = 3
+        pool.RETIRE_TIMEOUT = pool._REPORTING_TIMEOUT = client._STOP_TIMEOUT = 1.0
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import os, pytest, signal, subprocess, time
+
+        @pytest.mark.distributed(1, timeout=1)
+        def test_stops_the_server():
+            os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(1000)
+
+        @pytest.mark.devices(1)
+        def test_gets_the_device(): pass
+
+        @pytest.fixture(scope="session")
+        def process():
+            yield subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+        @pytest.mark.devices(1)
+        def test_stops_the_last_server(process):
+            os.kill(os.getppid(), signal.SIGSTOP)
+        """,
+    )
+    run = suite.start().finish(timeout=150)
+    run.expect(
+        {
+            "test_stops_the_server": "FAILED",
+            "test_gets_the_device": "PASSED",
+            "test_stops_the_last_server": "PASSED",
+        }
+    )

@@ -1,9 +1,8 @@
-"""Tests of processes that a session cannot kill: it goes on without their devices, names them, and ends."""
+"""Tests of processes that a session cannot kill: it goes on, names them, and ends."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 
@@ -77,17 +76,11 @@ def test_the_session_goes_on_and_names_the_process(
             "test_leaves_a_process": outcome,
             "test_on_the_cpu": "PASSED",
             "test_on_the_other_device": "PASSED",
-            "test_on_both_devices": "ERROR",
+            "test_on_both_devices": "PASSED",  # A program that a test has executed has no lock of its devices.
         }
     )
     assert cause.format(pid=suite.read("left")) in run.text
-    waits = run.failure("test_on_both_devices")
-    assert re.search(r"^sim-0 is held by pid \d+ \(root\) for test_it.py::test_\w+ since", waits, re.MULTILINE)
-    assert f"{process} could not be killed; no test gets sim-0 while it lives" in run.text
-
-    # Also in the next session.
-    run = suite.run("-k", "device", "--deselect", "test_it.py::test_leaves_a_process")
-    run.expect({"test_on_the_other_device": "PASSED", "test_on_both_devices": "ERROR"})
+    assert f"{process} could not be killed (its test had sim-0)" in run.text
 
 
 def test_a_launched_script_ends_although_a_process_of_it_does_not(suite: BackgroundSuite) -> None:

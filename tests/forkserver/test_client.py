@@ -20,7 +20,7 @@ from pytest_accel.core import session_folder
 from pytest_accel.core.kill import Survivor
 from pytest_accel.core.paths import socket_path
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.forkserver.client import ForkServer
+from pytest_accel.forkserver.client import ForkServerClient
 from pytest_accel.forkserver.server_process import spawn_here
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
@@ -169,12 +169,12 @@ def suite(tmp_path: Path) -> Iterator[RankSuite]:
     assert not suite.is_locked()
 
 
-def run(suite: RankSuite, test: Callable[[ForkServer, ReportQueue], Awaitable[None]]) -> None:
+def run(suite: RankSuite, test: Callable[[ForkServerClient, ReportQueue], Awaitable[None]]) -> None:
     """Run `test` in a loop with a fork server, which then stops without a report, and leaves nothing."""
 
     async def main() -> None:
         reports = ReportQueue()
-        server = ForkServer(suite.spec, reports, spawn_here)
+        server = ForkServerClient(suite.spec, reports, spawn_here)
         try:
             await test(server, reports)
         finally:
@@ -186,7 +186,7 @@ def run(suite: RankSuite, test: Callable[[ForkServer, ReportQueue], Awaitable[No
 
 
 def test_ranks_start_and_end_as_they_are_told(suite: RankSuite) -> None:
-    async def test(server: ForkServer, reports: ReportQueue) -> None:
+    async def test(server: ForkServerClient, reports: ReportQueue) -> None:
         server.start(suite.world(1, ranks=2))
         server.start(suite.world(2))
         pids, port = await reports.next("started", 1)
@@ -209,7 +209,7 @@ def test_ranks_start_and_end_as_they_are_told(suite: RankSuite) -> None:
 def test_a_world_keeps_the_locks_of_its_devices(suite: RankSuite) -> None:
     (suite.path / "forks").touch()
 
-    async def test(server: ForkServer, reports: ReportQueue) -> None:
+    async def test(server: ForkServerClient, reports: ReportQueue) -> None:
         descriptor = suite.take_lock()
         server.start(suite.world(1, ranks=2), [descriptor])
         server.start(suite.world(2))  # Its ranks do not have the lock.
@@ -250,12 +250,12 @@ _CONTROLLER = """
     from pathlib import Path
 
     from tests.forkserver.test_client import ReportQueue, RankSuite
-    from pytest_accel.forkserver.client import ForkServer
+    from pytest_accel.forkserver.client import ForkServerClient
     from pytest_accel.forkserver.server_process import spawn_here
 
     async def main():
         suite, reports = RankSuite(Path(sys.argv[1])), ReportQueue()
-        server = ForkServer(suite.spec, reports, spawn_here)
+        server = ForkServerClient(suite.spec, reports, spawn_here)
         server.start(suite.world(1), [suite.take_lock()])
         ((rank,), _) = await reports.next("started", 1)
         program, child, _ = await suite.facts(rank)
@@ -294,7 +294,7 @@ def test_a_device_stays_locked_while_a_fork_of_a_killed_session_lives(suite: Ran
 
 
 def test_the_end_of_a_server_is_reported(suite: RankSuite) -> None:
-    async def test(server: ForkServer, reports: ReportQueue) -> None:
+    async def test(server: ForkServerClient, reports: ReportQueue) -> None:
         descriptor = suite.take_lock()
         server.start(suite.world(1), [descriptor])
         os.close(descriptor)
@@ -316,7 +316,7 @@ def test_the_end_of_a_server_is_reported(suite: RankSuite) -> None:
 
 
 def test_a_server_that_imports_blocks_nobody(suite: RankSuite) -> None:
-    async def test(server: ForkServer, reports: ReportQueue) -> None:
+    async def test(server: ForkServerClient, reports: ReportQueue) -> None:
         world = suite.world(1)
         large = {**world.workers[0], "mainargv": ["x" * (1 << 22)]}
         server.start(WorldSpec(1, world.key, workers=(large,)))  # More than fits into the socket.
@@ -326,7 +326,7 @@ def test_a_server_that_imports_blocks_nobody(suite: RankSuite) -> None:
 
 
 def test_a_server_that_is_not_used_ends_at_once(suite: RankSuite) -> None:
-    async def test(server: ForkServer, reports: ReportQueue) -> None:
+    async def test(server: ForkServerClient, reports: ReportQueue) -> None:
         assert await server.stop()
 
     run(suite, test)
@@ -336,7 +336,7 @@ def test_a_server_that_is_not_used_ends_at_once(suite: RankSuite) -> None:
 def test_a_module_that_cannot_be_preloaded_is_reported(tmp_path: Path) -> None:
     suite = RankSuite(tmp_path, preload=("no_such_module",))
 
-    async def test(server: ForkServer, reports: ReportQueue) -> None:
+    async def test(server: ForkServerClient, reports: ReportQueue) -> None:
         (text,) = await reports.next("broken")
         assert text.startswith("accel_preload: no_such_module cannot be imported where ranks are forked: ")
         await reports.next("ended", 0)

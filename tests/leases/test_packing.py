@@ -1,4 +1,4 @@
-"""Tests of the broker with shared devices: few devices are used, and no device is granted beyond its capacity."""
+"""Tests of the policy with shared devices: few devices are used, and no device is granted beyond its capacity."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_accel.hardware.shares import WHOLE
-from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.policy import Lease
-from tests.leases.requests import submit
+from pytest_accel.leases.policy import Lease, Request, decide
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0)
 
@@ -33,16 +31,20 @@ def used_parts(leases: Sequence[Lease]) -> Counter[str]:
     return total
 
 
+def take(lease: Lease, free: dict[str, int]) -> None:
+    for device, parts in lease.takes():
+        free[device] -= parts
+
+
 def devices_used(shares: Sequence[int]) -> int:
-    """Return the number of devices that a broker uses for `shares`, which are requested one after the other."""
-    devices = [f"d{number}" for number in range(len(shares))]
-    broker = Broker(devices, 0, None, lambda lease: None)
+    """Return the number of devices that are used for `shares`, which are requested one after the other."""
+    free = {f"d{number}": WHOLE for number in range(len(shares))}
     leases: list[Lease] = []
-    for share in shares:
-        submit(broker, devices, 1, leases.append, parts=[share] * len(devices))
-    broker.close()
+    for number, share in enumerate(shares):
+        (lease,) = decide([Request(number, tuple(free), 1, parts=(share,) * len(free))], free, 0)
+        take(lease, free)
+        leases.append(lease)
     total = used_parts(leases)
-    assert len(leases) == len(shares)
     assert max(total.values()) <= WHOLE
     return len(total)
 
@@ -73,29 +75,26 @@ def test_shares_are_packed_tightly() -> None:
 def test_leases_never_exceed_a_device(seed: int) -> None:
     """The requests are for whole devices, shares and sets."""
     draw = random.Random(seed)
-    devices = ("a", "b", "c", "d")
-    broker = Broker(devices, 0, None, lambda lease: None)
+    free = dict.fromkeys("abcd", WHOLE)
+    waiting: list[Request] = []
     leases: list[Lease] = []
-    asked = granted = 0
-
-    def take(lease: Lease) -> None:
-        nonlocal granted
-        granted += 1
-        leases.append(lease)
-
-    for _ in range(200):
+    granted = 0
+    for number in range(200):
         if leases and draw.random() < 0.5:
-            broker.release(leases.pop(draw.randrange(len(leases))).id)
+            for device, parts in leases.pop(draw.randrange(len(leases))).takes():
+                free[device] += parts
         else:
             share = int(WHOLE * draw.choice(SHARES))
             sets = draw.choice([1, 1, 2]) if share <= WHOLE // 2 else 1
             count = sets * draw.randint(1, 2)
             whole = draw.random() < 0.3
-            parts = [] if whole else [share] * len(devices)
-            submit(broker, devices, count, take, parts=parts, sets=1 if whole else sets)
-            asked += 1
+            parts_of_each = () if whole else (share,) * len(free)
+            waiting.append(Request(number, tuple(free), count, parts=parts_of_each, sets=1 if whole else sets))
+        for lease in decide(waiting, free, 0):
+            take(lease, free)
+            waiting = [request for request in waiting if request.id != lease.id]
+            leases.append(lease)
+            granted += 1
+        assert min(free.values()) >= 0
         assert max(used_parts(leases).values(), default=0) <= WHOLE
-    while leases:
-        broker.release(leases.pop().id)
-    broker.close()
-    assert granted == asked
+    assert granted

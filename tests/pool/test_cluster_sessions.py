@@ -26,13 +26,13 @@ CONFTEST = f"""
     from pytest_accel import session_pool
     from pytest_accel.driver import item_plan
     from pytest_accel.settings.options import Settings
-    from tests.features.ray.table_cluster import Agents, TableCluster
+    from tests.features.ray.table_cluster import Agents, Nodes, TableCluster
 
     {NO_MASKS}  # The mask in the environment of a node's agent, by the number of the node.
     MADE = []
 
 
-    def nodes(spawn):
+    def nodes():
         agents, table = Agents(Settings(accel="sim:4,shared")), TableCluster({{1: ["0", "1"], 2: ["2", "3"]}})
         agents.nodes.cluster = table
         agents.nodes.on_lost = lambda number, why: table.lose(number)
@@ -41,11 +41,16 @@ CONFTEST = f"""
             agents.start()
             os.environ.pop("SIM_VISIBLE_DEVICES", None)
         MADE.append((agents, table))
-        return agents.nodes
+        return Nodes(agents.nodes)
+
+
+    class Starters(session_pool.SessionStarters):
+        def __init__(self, config, settings, machine, spec, early, elsewhere, reports):
+            super().__init__(config, settings, machine, spec, early, nodes(), reports)
 
 
     def pytest_configure(config):
-        session_pool.ThisMachine = nodes
+        session_pool.SessionStarters = Starters
         item_plan._missing = lambda key, resources: None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -24,18 +24,20 @@ from pytest_accel.diagnostics.waiting_limits import PhaseLimit
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.world import World
 from pytest_accel.leases.demand import WorldDemand
-from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.locks import SessionLocks
 from pytest_accel.leases.shared_folder import default_folder
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.pool.pool_service import client_here
+from pytest_accel.pool.starter import StarterReports
+from pytest_accel.session_pool import SessionStarters
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 from tests.deadline import eventually
-from tests.features.ray.table_cluster import CROWDED, Agents, TableCluster
+from tests.features.ray.table_cluster import CROWDED, Agents, Nodes, TableCluster
 from tests.pool.plain_workers import PlainWorkers
 
 SETTINGS = Settings(accel="sim:4,shared")
@@ -97,8 +99,12 @@ class ClusterPool:
     def request(self, key: WorldKey) -> queue.SimpleQueue[WorldGrant | PoolError]:
         """Request a world; return the queue that gets the answer."""
         answers: queue.SimpleQueue[WorldGrant | PoolError] = queue.SimpleQueue()
-        self.last = self.pool.acquire(WorldDemand(key, HOLDER), Unconcerned(), answers.put)
+        self.last = self.pool.call(self.pool.acquire, WorldDemand(key, HOLDER), Unconcerned(), answers.put)
         return answers
+
+    def waiting(self) -> str | None:
+        """Return what the last request waits for."""
+        return self.pool.call(self.pool.waiting, self.last)
 
     def get(self, answers: queue.SimpleQueue[WorldGrant | PoolError]) -> World:
         """Wait for the answer, which must be a world; return it when its ranks are ready."""
@@ -143,7 +149,7 @@ class ClusterPool:
     def wait_exit(self, world: World, rank: int) -> RankExit | None:
         """Wait until `rank` has ended, and return its exit."""
         exits: queue.SimpleQueue[RankExit | None] = queue.SimpleQueue()
-        self.pool.watch_exit(world.number, rank, exits.put)
+        self.pool.call(self.pool.watch_exit, world.number, rank, exits.put)
         return exits.get(timeout=60)
 
 
@@ -166,7 +172,12 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
     )
     agents, table = Agents(SETTINGS), TableCluster(devices)
     agents.nodes.cluster = table
-    pool = Pool(machine_for(SETTINGS), spec, 2, machines=agents.nodes, workers=PlainWorkers(), record=Recorders())
+    machine = machine_for(SETTINGS)
+
+    def starters(reports: StarterReports) -> SessionStarters:
+        return SessionStarters(cast(Any, None), SETTINGS, machine, spec, None, Nodes(agents.nodes), reports)
+
+    pool = Pool(machine, spec, 2, workers=PlainWorkers(), record=Recorders(), starters=starters)
     try:
         for _ in devices:
             agents.start()
@@ -193,18 +204,18 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPool]:
 
 
 def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: ClusterPool) -> None:
-    other = DeviceLocks(default_folder())
+    other = SessionLocks(default_folder())
     world = one_node.acquire(PAIR)
     assert world.grant.spec.machines == (1, 1)
     assert sorted(device_ids(world)) == ["sim-1", "sim-3"]
     one_node.run(world, "test_sum")
     world.close()
-    assert [other.acquire(name, HOLDER) for name in ("sim-1", "sim-3", "sim-0")] == [False, False, True]
+    assert [other.lock(name) for name in ("sim-1", "sim-3", "sim-0")] == [False, False, True]
     assert one_node.table.released == []
 
     # A request with another key: the idle world makes room. A single process with a device is no distributed world.
     single = one_node.acquire(ONE)
-    assert len(one_node.table.released) == 1
+    eventually("the first place to be given back", lambda: len(one_node.table.released) == 1)
     one_node.run(single, "test_device")
     one_node.run(single, "test_device")
     single.close()
@@ -212,14 +223,11 @@ def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node
 
 
 def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node: ClusterPool) -> None:
-    other = DeviceLocks(default_folder())
-    assert other.acquire("sim-3", HOLDER)
+    other = SessionLocks(default_folder())
+    assert other.lock("sim-3")
     answers = one_node.request(ONE)
-    one_node.table.settle()
-    assert len(one_node.table.granted) == 1
-    waiting_text = one_node.pool.waiting(one_node.last)
-    assert waiting_text is not None
-    assert waiting_text.startswith("a test waits for 1 sim device of the machine node-1")
+    waits = "a test waits for 1 sim device of the machine node-1"
+    eventually("the device's lock to be awaited", lambda: str(one_node.waiting()).startswith(waits))
     assert answers.empty()
     other.close()
     world = one_node.get(answers)
@@ -232,11 +240,12 @@ def test_a_request_that_waits_for_a_node_is_cancelled_fails_with_the_reason_or_g
 ) -> None:
     world = one_node.acquire(PAIR)
     cancelled = one_node.request(ONE)
-    one_node.pool.cancel(one_node.last)
+    one_node.pool.call(one_node.pool.cancel, one_node.last)
     failed = one_node.request(ONE)
     one_node.table.settle()
-    assert one_node.pool.waiting(one_node.last) == f"a test waits for a place on the cluster: {CROWDED}"
-    one_node.pool.fail_if_waiting(one_node.last, "no devices came free")
+    waits = f"a test waits for a place on the cluster: {CROWDED}"
+    eventually("the place to be awaited", lambda: one_node.waiting() == waits)
+    one_node.pool.call(one_node.pool.fail_if_waiting, one_node.last, "no devices came free")
     assert str(failed.get(timeout=60)) == f"no devices came free\n{CROWDED}"
     served = one_node.request(ONE)
     world.close()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.demand import LeaseSource, MachineDemand, WorldDemand
+from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.leases.holder import Holder
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.messages.world_spec import WorldSpec
-from pytest_accel.pool.lease_request import MachineLease
+from pytest_accel.pool.local_starter import LocalStarter
 from pytest_accel.pool.pooled_world import PooledWorld, WantedObserver, WorldRequest, WorldState
+from pytest_accel.pool.starter import Taken
 
 KEY = WorldKey("cpu", None, 2, grouped=True)
 DEMAND = WorldDemand(KEY, Holder.here("a test"))
-SLOTS = MachineLease(cast(LeaseSource, None), 0, MachineDemand(1, DEMAND, None))
+SLOTS = cast(Taken, None)
 LOCK_LOST = RankExit(ExitCause.LOCK_LOST)
 
 
@@ -26,12 +28,15 @@ def make_request() -> WorldRequest:
 
 
 def make_world(number: int = 7) -> PooledWorld:
-    return PooledWorld(WorldSpec(number, KEY), make_request())
+    async def make() -> PooledWorld:
+        starter = LocalStarter(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None))
+        return PooledWorld(WorldSpec(number, KEY), make_request(), starter, SLOTS)
+
+    return asyncio.run(make())
 
 
 def in_use() -> PooledWorld:
     world = make_world()
-    world.started((71, 72))
     world.hand_over(make_request())
     return world
 
@@ -73,15 +78,12 @@ IN_STATE: dict[WorldState, Callable[[], PooledWorld]] = {
 STARTING, IN_USE, IDLE, RETIRING, KILLED, GONE = WorldState
 ALIVE = set(WorldState) - {GONE}
 TRANSITIONS: dict[str, tuple[Callable[[PooledWorld], object], set[WorldState], WorldState]] = {
-    "started": (lambda world: world.started((1, 2)), {STARTING}, STARTING),
     "hand_over": (lambda world: world.hand_over(make_request()), {STARTING, IDLE}, IN_USE),
     "take_slots": (lambda world: world.take_slots(SLOTS), {IDLE}, IDLE),
     "take_back": (lambda world: world.take_back(), {IN_USE}, IN_USE),
-    "clear_wanted": (lambda world: world.clear_wanted(), {IN_USE}, IN_USE),
     "make_idle": (lambda world: world.make_idle(), {IN_USE}, IDLE),
     "retire": (lambda world: world.retire(), {IN_USE, IDLE}, RETIRING),
     "retire quietly": (lambda world: world.retire(quietly=True), {IN_USE, IDLE}, KILLED),
-    "record_stacks": (lambda world: world.record_stacks({0: "stack"}), {RETIRING}, RETIRING),
     "revoke": (lambda world: world.revoke(LOCK_LOST), {IN_USE}, IN_USE),
     "kill": (lambda world: world.kill(), ALIVE, KILLED),
     "gone": (lambda world: world.gone(), ALIVE, GONE),

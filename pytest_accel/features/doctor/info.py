@@ -12,8 +12,8 @@ from pytest_accel.core.device import Device, PretendVendor
 from pytest_accel.core.units import format_capability, format_memory
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.inventory import Machine, describe
-from pytest_accel.leases.device_locks import who_holds
 from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.locks import who_holds
 from pytest_accel.leases.shared_folder import LockFolderError, default_folder
 
 FORMAT = 1

@@ -10,6 +10,10 @@ How a session starts, if ``accel_launcher`` is on: `core/launcher_env.py` reads 
 machines) or a Unix socket. Each process writes what it waits for to the log of ``--accel-log``. Both ways of meeting
 have a timeout, after which an error names the missing ranks.
 
+For the pool, `machines_starter` is one starter, which has one fork server for each launched process (`server_group`),
+the locks of this machine, and those of other machines through their agents (`remote_leases`, `lease_agent`). `mpi` is
+another one.
+
 The conversations, each of frozen structs (`messages/struct_messages.py`):
 
 - the greeting, with which the processes meet: over a Unix socket on rank 0's machine (`local_rendezvous`), else over

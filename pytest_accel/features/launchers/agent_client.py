@@ -19,6 +19,9 @@ from pytest_accel.messages.session_spec import SessionSpec
 class ClientTransport(Protocol):
     """The driver's end of its connection to an agent. All methods may be called in any thread."""
 
+    remote: bool
+    """True if the agent is on another machine."""
+
     def send(self, message: object) -> None:
         """Send `message` to the agent; no-op if the connection has ended."""
 
@@ -135,6 +138,7 @@ class _AgentServer:
         self.spec = spec
         self.ended = threading.Event()
         self.loss: str | None = None
+        self.remote = transport.remote
         self._number = number
         self._transport = transport
 

@@ -170,6 +170,8 @@ class DriverLink(MachineLink):
 class RemoteAgent:
     """An agent that has connected to the driver from another machine; the `ClientTransport` of its client."""
 
+    remote = True
+
     def __init__(self, link: DriverLink, peer: bytes, hello: Hello, address: str) -> None:
         """`address` is that of the agent's machine; `link` names the connection `peer`."""
         self.peer = peer

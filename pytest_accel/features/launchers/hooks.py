@@ -12,7 +12,7 @@ from pytest_accel.core.units import count_text
 from pytest_accel.features.launchers.launched_session import LaunchedSession
 
 if TYPE_CHECKING:
-    from pytest_accel.features.launchers.mpi import MpiJob
+    from pytest_accel.features.launchers.mpi import MpiStarter
     from pytest_accel.session import AccelSession
 
 
@@ -30,10 +30,10 @@ def pytest_accel_configure(session: AccelSession) -> None:
     config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
 
 
-def pytest_accel_job_starter() -> type[MpiJob]:
-    from pytest_accel.features.launchers.mpi import MpiJob
+def pytest_accel_job_starter() -> type[MpiStarter]:
+    from pytest_accel.features.launchers.mpi import MpiStarter
 
-    return MpiJob
+    return MpiStarter
 
 
 def pytest_accel_why_no_launcher(launcher: str) -> str | None:

@@ -21,13 +21,16 @@ from pytest_accel.features.launchers.agent_client import AgentClient, ClientTran
 from pytest_accel.features.launchers.agent_messages import Hello
 from pytest_accel.features.launchers.local_rendezvous import RendezvousError
 from pytest_accel.features.launchers.local_transport import LocalAgentTransport, LocalClientTransport
-from pytest_accel.features.launchers.remote_leases import RemoteLeases
+from pytest_accel.features.launchers.machines_starter import MachinesStarter
+from pytest_accel.features.launchers.remote_leases import RemoteDevicesError, RemoteLeases
 from pytest_accel.features.launchers.tcp_rendezvous import Rendezvous
-from pytest_accel.forkserver.server_client import Spawn, spawn_here
+from pytest_accel.forkserver.server_process import Spawn
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.leases.demand import RemoteDevicesError
+from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.unix_sockets import Connection
+from pytest_accel.pool.local_starter import LocalStarter
+from pytest_accel.pool.starter import StarterReports
 from pytest_accel.settings.options import Settings
 
 if TYPE_CHECKING:
@@ -184,8 +187,12 @@ class LaunchedSession:
 
     @property
     def spawns(self) -> dict[int, Spawn]:
-        """The function that starts the fork server of each launched process, by its rank."""
-        return {0: spawn_here, **{client.hello.rank: client.spawn for client in self._clients}}
+        """The function that starts the fork server of each other launched process, by its rank."""
+        return {client.hello.rank: client.spawn for client in self._clients}
+
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
+        """Return the starter of ranks in the launched processes."""
+        return MachinesStarter(spec, here, self, reports)
 
     @property
     def remote_leases(self) -> dict[int, RemoteLeases]:

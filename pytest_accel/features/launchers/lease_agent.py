@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from traceback import format_exc
 
-from pytest_accel.core.device import Device
+from pytest_accel.core import threads
 from pytest_accel.features.launchers.lease_messages import (
     InventoryReply,
     InventoryRequest,
@@ -17,12 +18,12 @@ from pytest_accel.features.launchers.lease_messages import (
     LeaseReturn,
     LeaseUsers,
     LeaseWanted,
+    MachineDemand,
     RequestLease,
     UseSettings,
 )
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.leases.allocator import Allocator
-from pytest_accel.leases.demand import MachineDemand, UnfitDevicesError
+from pytest_accel.leases.leases import HeldLease, Leases, UnfitDevicesError
 from pytest_accel.leases.shared_folder import LockFolderError
 from pytest_accel.settings.options import Settings
 
@@ -30,8 +31,7 @@ from pytest_accel.settings.options import Settings
 class LeaseAgent:
     """Takes leases on this machine for the driver. :meth:`handle` is called in one thread only.
 
-    A request and its lease have the driver's number here, too, so notices need no translation. One may precede the
-    answer to its request.
+    The leases live in a thread of their own with an asyncio loop, as those of the pool do.
     """
 
     def __init__(self, send: Callable[[object], None], make_machine: Callable[[Settings], Machine]) -> None:
@@ -39,9 +39,15 @@ class LeaseAgent:
         self._send = send
         self._make_machine = make_machine
         self._machine: Machine | None = None
-        self._allocator: Allocator | None = None
         self._unusable = "the session has not sent its settings"
-        """Why no device can be leased, if there is no allocator."""
+        """Why no device can be leased, if there is no machine."""
+        self._loop = asyncio.SelectorEventLoop()
+        self._leases: Leases | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """The task of each lease, from its request until it is returned."""
+        self._numbers: dict[HeldLease, int] = {}
+        """The number of each lease that was granted."""
+        self._thread = threads.start(self._loop.run_forever, "accel-leases")
 
     def handle(self, message: object) -> None:
         """Handle a message of the driver."""
@@ -52,29 +58,33 @@ class LeaseAgent:
                 self._unusable = str(error)
         elif isinstance(message, InventoryRequest):
             self._send_inventory(message)
-        elif self._allocator is None:
-            if isinstance(message, RequestLease):
-                self._send(LeaseFailed(message.demand.number, self._unusable))
-        elif isinstance(message, RequestLease):
-            self._submit(message.demand, self._allocator)
-        elif isinstance(message, LeaseReturn):
-            if not self._allocator.cancel(message.number):
-                self._allocator.give_back(message.number, killed=message.killed)
-        elif isinstance(message, LeaseUsers):
-            with contextlib.suppress(LockFolderError):  # For example a full disk; the lock itself is still held.
-                self._allocator.describe(message.number, pids=message.pids)
+        elif isinstance(message, RequestLease) and self._machine is None:
+            self._send(LeaseFailed(message.demand.number, self._unusable))
+        elif isinstance(message, (RequestLease, LeaseReturn, LeaseUsers)):
+            self._loop.call_soon_threadsafe(self._serve, message)
 
     def close(self) -> None:
         """Return all leases."""
-        if self._allocator is not None:
-            self._allocator.close()
+
+        async def close() -> None:
+            for task in self._tasks.values():
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks.values())
+            if self._leases is not None:
+                self._leases.close()
+            self._loop.stop()
+
+        asyncio.run_coroutine_threadsafe(close(), self._loop)
+        if threads.end(self._thread):
+            self._loop.close()
 
     def _prepare(self, settings: Settings) -> Machine:
         """Return the machine, which the first settings describe."""
         if self._machine is None:
             machine = self._make_machine(settings)
             waits = settings.busy == "wait"
-            self._allocator = Allocator(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
+            self._loop.call_soon_threadsafe(self._open, machine, waits)
             self._machine = machine
         return self._machine
 
@@ -84,22 +94,54 @@ class LeaseAgent:
         except Exception as error:
             self._send(InventoryReply(message.kind, None, str(error)))
 
-    def _submit(self, demand: MachineDemand, allocator: Allocator) -> None:
-        def answer(result: tuple[Device, ...] | Exception) -> None:
-            if isinstance(result, Exception):
-                self._send(LeaseFailed(demand.number, str(result), isinstance(result, UnfitDevicesError)))
-            else:
-                self._send(LeaseGranted(demand.number, result))
+    # In the thread of the leases
 
+    def _open(self, machine: Machine, waits: bool) -> None:
+        self._leases = Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
+        self._tasks[0] = self._loop.create_task(self._leases.run())
+
+    def _serve(self, message: RequestLease | LeaseReturn | LeaseUsers) -> None:
+        if isinstance(message, RequestLease):
+            self._tasks[message.demand.number] = self._loop.create_task(self._lease(message.demand))
+        elif isinstance(message, LeaseUsers):
+            for lease in [lease for lease, number in self._numbers.items() if number == message.number]:
+                assert self._leases is not None
+                self._leases.describe(lease, pids=message.pids)
+        elif (task := self._tasks.pop(message.number, None)) is not None:
+            task.cancel(msg=message.killed)
+
+    async def _lease(self, demand: MachineDemand) -> None:
+        """Take a lease, and keep it until this task is cancelled. Its message says whether processes were killed."""
+        leases = self._leases
+        assert leases is not None
         # The lock file must name a process of this machine, for the other sessions here.
         holder = replace(demand.world.holder, pid=os.getpid())
         try:
-            allocator.submit(replace(demand, world=replace(demand.world, holder=holder)), answer)
-        except Exception as error:
-            answer(error)
+            lease = await leases.take(replace(demand.world, holder=holder), need=demand.need, mask=demand.mask)
+        except (LockFolderError, UnfitDevicesError) as error:
+            self._send(LeaseFailed(demand.number, str(error), isinstance(error, UnfitDevicesError)))
+            return
+        except Exception:
+            self._send(LeaseFailed(demand.number, format_exc()))
+            return
+        self._numbers[lease] = demand.number
+        self._send(LeaseGranted(demand.number, lease.devices))
+        if lease.wanted:
+            self._wanted(lease)
+        killed = False
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            killed = bool(error.args and error.args[0])
+            raise
+        finally:
+            del self._numbers[lease]
+            leases.give_back(lease, killed=killed)
 
-    def _wanted(self, number: int) -> None:
-        self._send(LeaseWanted(number))
+    def _wanted(self, lease: HeldLease) -> None:
+        if lease in self._numbers:
+            self._send(LeaseWanted(self._numbers[lease]))
 
-    def _lost(self, number: int, why: str) -> None:
-        self._send(LeaseLost(number, why))
+    def _lost(self, lease: HeldLease, why: str) -> None:
+        if lease in self._numbers:
+            self._send(LeaseLost(self._numbers[lease], why))

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from pytest_accel.core.device import Device
+from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.leases.demand import MachineDemand
+from pytest_accel.leases.demand import WorldDemand
 from pytest_accel.settings.options import Settings
+
+
+class MachineDemand(Struct, frozen=True):
+    """The part of a world's demand that one machine serves."""
+
+    number: int
+    """Number of the request, and then of the lease: unique for the machine."""
+    world: WorldDemand
+    need: DeviceNeed | None
+    """The devices on this machine; None: none."""
+    mask: str | None = None
+    """Mask that shows only the devices to lease, as a process without a mask numbers them; None: any devices."""
+
 
 # Driver to agent
 

@@ -33,6 +33,8 @@ class _LocalTransport:
 class LocalClientTransport(_LocalTransport):
     """The driver's end of a connection; its `AgentClient` owns it."""
 
+    remote = False
+
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         with fd_passing.socket_of(connection) as end:

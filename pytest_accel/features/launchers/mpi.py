@@ -12,9 +12,9 @@ import os
 import select
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from asyncio import Event, Task, sleep, wait
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from traceback import format_exc
 from typing import Any
@@ -22,39 +22,36 @@ from typing import Any
 import psutil
 from msgspec import Struct, structs
 
-from pytest_accel.core import prctl, session_folder, threads
+from pytest_accel.core import loop_tasks, prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command, unmeasured
-from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
+from pytest_accel.core.kill import MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.truncation import tail
 from pytest_accel.features.launch.launch_commands import mpirun
 from pytest_accel.features.launchers.local_rendezvous import accept
-from pytest_accel.forkserver.server_client import ForkServerGroup, ServerCallbacks
-from pytest_accel.forkserver.server_messages import (
-    FirstStep,
-    KillWorld,
-    RankExited,
-    Serve,
-    StartFailed,
-    StartWorld,
-    file_with,
-)
+from pytest_accel.features.launchers.server_group import ServerGroup
+from pytest_accel.forkserver.server_messages import FirstStep, Serve, file_with
 from pytest_accel.forkserver.server_process import first_step
+from pytest_accel.leases.leases import HeldLease
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.rank_exit import ExitCause, RankExit
 from pytest_accel.messages.session_spec import SessionSpec
 from pytest_accel.messages.struct_messages import encode, frame
 from pytest_accel.messages.world_spec import WorldSpec
+from pytest_accel.pool.local_starter import LocalStarter
+from pytest_accel.pool.starter import StarterReports
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""
-_POLL_INTERVAL = 0.1
-"""Seconds between two checks whether ``mpirun`` has ended while its processes are awaited."""
+_POLL_INTERVAL = 0.02
+"""Seconds between two looks for processes of a job, and whether ``mpirun`` has ended."""
 _END_TIMEOUT = 5.0
 """Seconds that ``mpirun`` may take to exit after its processes have."""
+_FIRST_SERVER = 1_000_000
+"""The number of the first fork server of a job: larger than those of machines, which may become more."""
 
 
 class MpiProcess(Struct, frozen=True):
@@ -64,45 +61,71 @@ class MpiProcess(Struct, frozen=True):
     pid: int
 
 
+class MpiStarter(LocalStarter):
+    """The starter of worlds on this machine that are MPI jobs."""
+
+    def __init__(self, here: LocalStarter, launcher: str, reports: StarterReports) -> None:
+        """`here` has the leases. `launcher` is ``mpirun``, the only one."""
+        super().__init__(here.spec, here.leases, here.spawn, reports)
+        self._jobs: dict[int, tuple[MpiJob, Task[None]]] = {}
+        """The jobs that run, each with the task that runs it, by the number of the world."""
+        self._next_server = _FIRST_SERVER
+
+    def place(self, spec: WorldSpec, taken: HeldLease) -> WorldSpec:
+        first = self._next_server
+        self._next_server += spec.ranks
+        return replace(super().place(spec, taken), servers=tuple(range(first, self._next_server)))
+
+    def start(self, spec: WorldSpec, taken: HeldLease) -> None:
+        job = MpiJob(self.spec, spec, taken, self.reports)
+        task = loop_tasks.start(job.run())
+        self._jobs[spec.world] = job, task
+        task.add_done_callback(lambda done: self._jobs.pop(spec.world))
+
+    def forget(self, spec: WorldSpec) -> None:
+        if spec.world in self._jobs:
+            self._jobs[spec.world][0].over.set()
+
+    def kill(self, spec: WorldSpec, after: float) -> None:
+        if spec.world in self._jobs:
+            self._jobs[spec.world][0].kill(after)
+
+    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
+        if spec.world in self._jobs:
+            self._jobs[spec.world][0].over.set()
+
+    async def stop(self) -> bool:
+        jobs = list(self._jobs.values())
+        for job, _ in jobs:
+            job.over.set()
+        for _, task in jobs:
+            await wait([task])
+        return all(job.cleaned_up for job, _ in jobs)
+
+
 class MpiJob:
-    """The MPI job of one world, with the interface of a :class:`ForkServerClient`."""
+    """The MPI job of one world."""
 
-    def __init__(
-        self,
-        spec: SessionSpec,
-        callbacks: ServerCallbacks,
-        lock: threading.RLock,
-        launcher: str,
-        world: WorldSpec,
-        on_job_end: Callable[[], None],
-    ) -> None:
-        """Start `world` with `launcher`, which is ``mpirun``. Each rank has a fork server of its own.
-
-        `on_job_end` is called once all processes of the job have exited. The callbacks `on_end` and `on_tick` are not
-        called. All callbacks except for `on_failure` are called with `lock` held.
-        """
-        self._world = world
-        self._spec = spec
-        self._lock = lock
-        self._callbacks = callbacks
-        self._on_job_end = on_job_end
-        self._servers: ForkServerGroup | None = None
-        self._exited: set[int] = set()
-        self._cleaned_up = True
-        """False if a fork server had to be killed, so that its descendants may live on."""
-        """The ranks whose exit was reported."""
-        self._over = threading.Event()
+    def __init__(self, spec: SessionSpec, world: WorldSpec, taken: HeldLease, reports: StarterReports) -> None:
+        """Start the job. Each rank has a fork server of its own. `taken` has the ranks' devices."""
+        self.world = world
+        self.over = Event()
         """Set when the job is to end, or its fork servers have ended."""
+        self.cleaned_up = True
+        """False if a fork server had to be killed, so that its descendants may live on."""
+        self._spec = spec
+        self._taken = taken
+        self._reports = reports
+        self._servers = ServerGroup(spec, reports, self._server_ended)
         self._log = server_log_path(spec.directory, world.servers[0])
         self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
         session_folder.ensure(spec.directory)
         self._listener = unix_sockets.listen(self._path, world.ranks)
         self._process = self._start()
-        self._thread = threads.start(self._run, f"accel-mpi-{world.world}")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        words, variables = mpirun(self._world.ranks, self._spec.directory)
-        first = first_step(structs.replace(self._spec, server=self._world.servers[0]))
+        words, variables = mpirun(self.world.ranks, self._spec.directory)
+        first = first_step(structs.replace(self._spec, server=self.world.servers[0]))
         source = f"from pytest_accel.features.launchers.mpi import serve; serve({self._path!r}, {tuple(first)!r})"
         command = python_command(source, path=self._spec.sys_path)
         dropped = set(of_a_rank(os.environ))
@@ -113,112 +136,70 @@ class MpiJob:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**environment, **variables, MARK: mark(self._spec.directory, self._world.servers[0])},
+                env={**environment, **variables, MARK: mark(self._spec.directory, self.world.servers[0])},
                 start_new_session=True,
             )
 
-    def send(self, message: object) -> None:
-        """Send `message` to the fork servers; no-op if the job has ended, which `on_job_end` reports."""
-        if self._servers is not None:
-            self._servers.send(message)
-        elif isinstance(message, KillWorld):
-            self.kill()
-
-    def kill(self) -> None:
-        """Terminate the job; `on_job_end` follows."""
-        self._over.set()
-        if self._servers is None and self._process.poll() is None:
-            kill_tree(self._process.pid)
-
-    def stop(self) -> bool:
-        """Terminate the job, and wait until it has ended; return False if some of its processes may live on.
-
-        The caller must not hold the lock.
-        """
-        with self._lock:
-            self.kill()
-        return threads.end(self._thread) and self._cleaned_up
-
-    # The job's thread
-
-    def _run(self) -> None:
-        try:
-            self._run_job()
-        except BaseException:
-            self._callbacks.on_failure(f"the thread that runs an MPI job has ended with an error:\n{format_exc()}")
-
-    def _run_job(self) -> None:
-        """Wait for the job's processes, connect their fork servers, and wait until the job has ended."""
-        calls = self._gather()
-        with self._lock:
-            if len(calls) == self._world.ranks and not self._over.is_set():
-                self._serve(calls)
-        if self._servers is not None:
-            self._over.wait()
-            self._cleaned_up = self._servers.stop()
-            self._report_ended()
+    def kill(self, after: float) -> None:
+        """Kill the ranks in some seconds; a job whose ranks have not started ends at once."""
+        if self._servers.running:
+            self._servers.kill(self.world, after)
         else:
-            kill_tree(self._process.pid)
-        for call, _ in calls.values():  # A fork server that still imports ends with its connection.
-            call.close()
-        try:
-            self._process.wait(_END_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            kill_tree(self._process.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILL_TIMEOUT)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
-        with self._lock:
-            if self._servers is None and not self._over.is_set():
-                why = f"mpirun has started {len(calls)} of {self._world.ranks} processes\n{tail(self._log)}"
-                self._callbacks.on_message(StartFailed(self._world.world, why))
-            self._on_job_end()
+            self.over.set()
 
-    def _gather(self) -> dict[int, tuple[socket.socket, int]]:
-        """Return the connection and process id of each rank's process; fewer if the job ends or the time is up."""
+    async def run(self) -> None:
+        """Wait for the job's processes, start the world in them, and wait until the job has ended."""
         calls: dict[int, tuple[socket.socket, int]] = {}
-        deadline = monotonic() + START_TIMEOUT
-        ranks = self._world.ranks
-        with self._listener:
-            while len(calls) < ranks and self._process.poll() is None and monotonic() < deadline:
-                met = accept(self._listener, MpiProcess, _POLL_INTERVAL)
-                if met is not None:
-                    call, process = met
-                    calls[process.rank] = call, process.pid
-        return calls
-
-    def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
-        """Run the fork servers in the job's processes, and start the world; an error fails only this world."""
-        spawns = [partial(_hand_over, *calls[rank]) for rank in range(self._world.ranks)]
-        callbacks = ServerCallbacks(self._forward, self._server_ended, lambda: None, self._callbacks.on_failure)
-        self._servers = ForkServerGroup(callbacks, self._lock)
+        failure = None
         try:
-            self._servers.run(self._spec, dict(zip(self._world.servers, spawns, strict=True)))
-            self._servers.send(StartWorld(self._world))
-        except Exception:  # For example too many open files.
-            self._over.set()
-            self._callbacks.on_message(StartFailed(self._world.world, format_exc()))
+            await self._gather(calls)
+            if len(calls) == self.world.ranks and not self.over.is_set():
+                spawns = {number: partial(_hand_over, *calls[rank]) for rank, number in enumerate(self.world.servers)}
+                self._servers.run(spawns)
+                self._servers.start(self.world, lambda: self._taken.descriptors)
+                await self.over.wait()
+            elif not self.over.is_set():
+                failure = f"mpirun has started {len(calls)} of {self.world.ranks} processes\n{tail(self._log)}"
+        except Exception:  # For example too many open files. It fails only this world.
+            failure = format_exc()
+        finally:
+            self._listener.close()
+            for call, _ in calls.values():
+                call.close()
+            self.cleaned_up = await self._servers.stop()
+            await self._end_mpirun()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+        if failure is not None:
+            self._reports.not_started(self.world.world, failure)
+        for rank in range(self.world.ranks):  # Those whose own exit was reported have ended before.
+            self._reports.exited(self.world.world, rank, RankExit(ExitCause.JOB_ENDED))
+
+    async def _gather(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
+        """Collect the connection and process id of each rank's process, until the job ends or the time is up."""
+        deadline = monotonic() + START_TIMEOUT
+        while len(calls) < self.world.ranks and not self.over.is_set() and monotonic() < deadline:
+            if (met := accept(self._listener, MpiProcess, 0.0)) is not None:
+                call, process = met
+                calls[process.rank] = call, process.pid
+            elif self._process.poll() is not None:
+                return
+            else:
+                await sleep(_POLL_INTERVAL)
 
     def _server_ended(self, number: int, loss: str | None) -> None:
-        """Kill the other fork servers, without which a job cannot go on; called in a thread of the server."""
-        assert self._servers is not None
-        self._servers.kill()
+        """Kill the other fork servers, without which a job cannot go on."""
+        self._servers.kill_servers(self._servers.running)
         if not self._servers.running:
-            self._over.set()
+            self.over.set()
 
-    def _report_ended(self) -> None:
-        """Report the ranks as ended with the job, except those whose own exit was reported."""
-        with self._lock:
-            for rank in range(self._world.ranks):
-                if rank not in self._exited:
-                    self._callbacks.on_message(RankExited(self._world.world, rank, RankExit(ExitCause.JOB_ENDED)))
-
-    def _forward(self, message: object) -> None:
-        """Pass on a message of the fork servers, and record which ranks have exited."""
-        if isinstance(message, RankExited):
-            self._exited.add(message.rank)
-        self._callbacks.on_message(message)
+    async def _end_mpirun(self) -> None:
+        """Wait until ``mpirun`` has exited; kill it if it takes long, or if its processes were never connected."""
+        deadline = monotonic() + _END_TIMEOUT
+        while self._process.poll() is None:
+            if monotonic() > deadline or not self.cleaned_up:
+                kill_tree(self._process.pid)
+            await sleep(_POLL_INTERVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +209,7 @@ class _MpiServer:
     pid: int
     loss = None
     """Always None, since the process is on this machine."""
+    remote = False
 
     def kill(self) -> None:
         kill_tree(self.pid)
@@ -249,9 +231,8 @@ class _MpiServer:
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
     """Pass a process of the job its end of the connection to the pool; return the process as a fork server."""
-    begin = Serve(spec, os.getpid())
     # If the process has ended, the pool notices that its connection is closed.
-    with contextlib.suppress(OSError), file_with(begin, spec.directory) as given:
+    with contextlib.suppress(OSError), file_with(Serve(spec, os.getpid()), spec.directory) as given:
         socket.send_fds(call, [b"\0"], [end.fileno(), given.fileno()])
     return _MpiServer(pid)
 

@@ -1,14 +1,12 @@
-"""Leases on devices of another machine, as the pool requests them of an agent there, which takes the locks there."""
+"""Leases on devices of another machine, as the driver requests them of an agent there, which takes the locks there."""
 
 from __future__ import annotations
 
-import queue
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
-from traceback import format_exc
+from contextlib import suppress
 
-from pytest_accel.core import threads
 from pytest_accel.core.device import Device
 from pytest_accel.features.launchers.lease_messages import (
     InventoryReply,
@@ -19,11 +17,12 @@ from pytest_accel.features.launchers.lease_messages import (
     LeaseReturn,
     LeaseUsers,
     LeaseWanted,
+    MachineDemand,
     RequestLease,
     UseSettings,
 )
 from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.leases.demand import LostMachineError, MachineDemand, RemoteDevicesError, UnfitDevicesError
+from pytest_accel.leases.leases import UnfitDevicesError
 from pytest_accel.settings.options import Settings
 
 _INVENTORY_TIMEOUT = 60.0
@@ -31,35 +30,38 @@ _INVENTORY_TIMEOUT = 60.0
 connection to an agent that is stopped (SIGSTOP) stays open, so its end is not enough."""
 
 
+class RemoteDevicesError(Exception):
+    """The devices of another machine are not available; the message says why."""
+
+
+class LostMachineError(RemoteDevicesError):
+    """The connection to the machine or its agent is lost."""
+
+
+class _Remote:
+    """A lease, or the request for one."""
+
+    def __init__(self, on_wanted: Callable[[], None], on_lost: Callable[[str], None]) -> None:
+        self.on_wanted = on_wanted
+        self.on_lost = on_lost
+        self.granted: asyncio.Future[tuple[Device, ...]] = asyncio.get_running_loop().create_future()
+
+
 class RemoteLeases:
-    """The :class:`~pytest_accel.leases.demand.LeaseSource` of one other machine, in the driver.
-
-    Callbacks are called in a thread of this object, not in the thread that receives messages: the pool may hold its
-    lock while it waits for that thread.
-    """
-
-    slots = 0
-    """CPU slots are leased on the controller's machine only."""
+    """The devices of one other machine. Leases are used in one thread, the pool's, with an asyncio loop."""
 
     def __init__(self, name: str, send: Callable[[object], None]) -> None:
         """`name` is the machine's name; `send` sends a message to the agent."""
-        self.on_wanted: Callable[[int], None] = _ignore
-        """Called with the number of a lease for whose devices another request waits."""
-        self.on_lost: Callable[[int, str], None] = _ignore
-        """Called with the number of a lease whose lock was lost, and the reason."""
-        self.on_failure: Callable[[str], None] = _ignore
-        """Called with the traceback of an error that has ended this object's thread."""
         self.name = name
         self._send = send
-        self._lock = threading.Lock()
-        self._answered = threading.Condition(self._lock)
+        self._answered = threading.Condition()
         """Notified when an inventory has arrived or the agent is lost."""
         self._lost = False
-        self._last_number = 0
-        self._waiting: dict[int, Callable[[tuple[Device, ...] | Exception], None]] = {}
         self._inventories: dict[str, InventoryReply] = {}
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._leases: dict[int, _Remote] = {}
+        """Those that were requested and have not been returned, by number. Used in the pool's thread only."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The pool's loop, once a lease was requested."""
 
     def use(self, settings: Settings) -> None:
         """Have the agent lease devices by `settings`. Needed before the first lease if no inventory was requested."""
@@ -80,36 +82,62 @@ class RemoteLeases:
             raise RemoteDevicesError(f"the {kind} devices of {self.name} cannot be looked up: {seen.error}")
         return seen.inventory
 
-    def submit(self, demand: MachineDemand, answer: Callable[[tuple[Device, ...] | Exception], None]) -> None:
-        with self._lock:
-            self._waiting[demand.number] = answer
-            if self._thread is None:
-                self._thread = threads.start(self._run, "accel-remote-leases")
+    # In the pool's thread
+
+    async def take(
+        self, demand: MachineDemand, on_wanted: Callable[[], None], on_lost: Callable[[str], None]
+    ) -> tuple[Device, ...]:
+        """Wait for a lease, and return its devices. Raise :class:`RemoteDevicesError` if there will be none.
+
+        `on_wanted` is called, here or later, when another request waits for the devices, and `on_lost` with the reason
+        when the lock of one was lost.
+        """
+        self._loop = asyncio.get_running_loop()
+        remote = self._leases[demand.number] = _Remote(on_wanted, on_lost)
         self._send(RequestLease(demand))
         if self._lost:
-            self.lose()
+            self._lose()
+        try:
+            return await remote.granted
+        except (RemoteDevicesError, UnfitDevicesError):
+            self._leases.pop(demand.number, None)
+            raise
+        except BaseException:
+            self.give_back(demand.number, killed=False)
+            raise
 
-    def cancel(self, number: int) -> bool:
-        with self._lock:
-            self._waiting.pop(number, None)
-        self._send(LeaseReturn(number, killed=False))
-        return True
-
-    def obstacles(self, number: int) -> list[str] | None:
-        return []  # Only the agent knows them.
-
-    def unavailable(self, demand: MachineDemand) -> str | None:
-        return None
-
-    def pass_on(self, lease: int, request: int | None) -> bool:
-        return False
-
-    def describe(self, number: int, *, pids: Sequence[int] | None = None, test: str | None = None) -> None:
-        if pids is not None:
-            self._send(LeaseUsers(number, tuple(pids)))
+    def describe(self, number: int, pids: Sequence[int]) -> None:
+        """Tell sessions of the machine which processes use a lease."""
+        self._send(LeaseUsers(number, tuple(pids)))
 
     def give_back(self, number: int, *, killed: bool) -> None:
-        self._send(LeaseReturn(number, killed))
+        """Return a lease, or cancel its request. `killed` says whether processes that used the devices were killed."""
+        if self._leases.pop(number, None) is not None:
+            self._send(LeaseReturn(number, killed))
+
+    def _handle(self, message: LeaseGranted | LeaseFailed | LeaseWanted | LeaseLost) -> None:
+        remote = self._leases.get(message.number)
+        if remote is None:
+            return
+        match message:
+            case LeaseGranted(_, devices):
+                if not remote.granted.done():
+                    remote.granted.set_result(devices)
+            case LeaseFailed(_, text, unfit):
+                error = UnfitDevicesError if unfit else RemoteDevicesError
+                if not remote.granted.done():
+                    remote.granted.set_exception(error(f"{text} (on {self.name})"))
+            case LeaseWanted():
+                remote.on_wanted()
+            case LeaseLost(_, why):
+                remote.on_lost(f"{why} (on {self.name})")
+
+    def _lose(self) -> None:
+        for remote in self._leases.values():
+            if not remote.granted.done():
+                remote.granted.set_exception(LostMachineError(f"the machine {self.name} is lost"))
+
+    # In the thread that receives the agent's messages
 
     def handle(self, message: object) -> None:
         """Handle a message of the agent."""
@@ -117,36 +145,17 @@ class RemoteLeases:
             with self._answered:
                 self._inventories[message.kind] = message
                 self._answered.notify_all()
-        elif isinstance(message, (LeaseGranted, LeaseFailed)):
-            with self._lock:
-                answer = self._waiting.pop(message.number, None)
-            if answer is not None and isinstance(message, LeaseGranted):
-                self._calls.put(partial(answer, message.devices))
-            elif answer is not None and isinstance(message, LeaseFailed):
-                error = UnfitDevicesError if message.unfit else RemoteDevicesError
-                self._calls.put(partial(answer, error(f"{message.text} (on {self.name})")))
-        elif isinstance(message, LeaseWanted):
-            self._calls.put(partial(self.on_wanted, message.number))
-        elif isinstance(message, LeaseLost):
-            self._calls.put(partial(self.on_lost, message.number, f"{message.why} (on {self.name})"))
+        elif isinstance(message, (LeaseGranted, LeaseFailed, LeaseWanted, LeaseLost)):
+            self._post(self._handle, message)
 
     def lose(self) -> None:
         """Fail all waiting requests, since the connection to the machine or its agent is lost."""
         with self._answered:
             self._lost = True
             self._answered.notify_all()
-            waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
-            self._calls.put(partial(answer, LostMachineError(f"the machine {self.name} is lost")))
+        self._post(self._lose)
 
-    def _run(self) -> None:
-        try:
-            while True:
-                self._calls.get()()
-        except BaseException:
-            what = f"the thread that leases devices of {self.name} has ended with an error"
-            self.on_failure(f"{what}:\n{format_exc()}")
-
-
-def _ignore(*values: object) -> None:
-    pass
+    def _post(self, method: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # The pool is closed.
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(method, *arguments)

@@ -5,5 +5,6 @@ each node that is used starts an agent there, and the agent joins the session as
 A node is what Ray calls so: ``ray start`` makes one, and one machine may have several. For the session, each is a
 machine of its own.
 
-The seams are `Cluster` and `Layout` (`pytest_accel.pool.placement`), and the feature `launchers`, whose agents it uses.
+It stands on the feature `launchers`: `RayCluster` is a `Cluster` (`launchers/cluster.py`), `ClusterMachines` are the
+`SessionMachines` of its `MachinesStarter`, and the agents and their connections are those of launched processes.
 """

@@ -19,12 +19,13 @@ from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.features.launchers import job_secret
 from pytest_accel.features.launchers.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.features.launchers.agent_messages import Hello, Invitation
+from pytest_accel.features.launchers.cluster import Cluster
 from pytest_accel.features.launchers.driver_link import DriverLink, RemoteAgent
 from pytest_accel.features.launchers.remote_leases import RemoteLeases
 from pytest_accel.features.launchers.suite_code import difference, suite_code
 from pytest_accel.features.launchers.tcp_rendezvous import own_interfaces
-from pytest_accel.forkserver.server_client import Spawn, spawn_here
-from pytest_accel.pool.placement import Cluster, ForkServer, Layout, RankMachine
+from pytest_accel.forkserver.server_process import Spawn
+from pytest_accel.pool.placement import ForkServer, Layout, RankMachine
 from pytest_accel.settings.options import Settings
 
 _LOOPBACK = "127.0.0.1"
@@ -115,7 +116,7 @@ class ClusterMachines:
             joined = {
                 number: machine.client for number, machine in self._machines.items() if machine.client is not None
             }
-        return {0: spawn_here, **{number: client.spawn for number, client in joined.items()}}
+        return {number: client.spawn for number, client in joined.items()}
 
     @property
     def remote_leases(self) -> dict[int, RemoteLeases]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.features.ray.ray_session import RaySession
-from pytest_accel.pool.placement import PlaceError
+from pytest_accel.pool.starter import PlaceError
 
 if TYPE_CHECKING:
     from pytest_accel.session import AccelSession

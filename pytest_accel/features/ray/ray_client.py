@@ -24,6 +24,7 @@ from pytest_accel.core.kill import KILL_TIMEOUT, kill_tree
 from pytest_accel.core.signals import signal_name
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.launchers.agent_messages import Invitation
+from pytest_accel.features.launchers.cluster import Place
 from pytest_accel.features.ray.ray_messages import (
     AgentEnded,
     Connect,
@@ -45,7 +46,7 @@ from pytest_accel.features.ray.ray_resources import RayDemand, RayNode, demand_o
 from pytest_accel.messages import unix_sockets
 from pytest_accel.messages.struct_messages import decode, encode
 from pytest_accel.messages.unix_sockets import Connection
-from pytest_accel.pool.placement import Place, PlaceError
+from pytest_accel.pool.starter import PlaceError
 
 _JOIN_TIMEOUT = 120.0
 """Seconds in which the agent of a node must join, once it is needed."""
@@ -89,7 +90,7 @@ class _PendingRequest:
 
 
 class RayCluster:
-    """A Ray cluster, with the interface of a :class:`~pytest_accel.pool.placement.Cluster`.
+    """A Ray cluster, with the interface of a :class:`~pytest_accel.features.launchers.cluster.Cluster`.
 
     Thread-safe. Callbacks are called without a lock held, in a thread of this object or of its `machines`.
     """

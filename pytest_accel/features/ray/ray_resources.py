@@ -19,7 +19,7 @@ from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 from pytest_accel.hardware.matching import shortfall
-from pytest_accel.pool.placement import PlaceError
+from pytest_accel.pool.starter import PlaceError
 
 RESOURCES = {
     "cuda": "GPU",

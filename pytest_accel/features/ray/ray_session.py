@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from pytest_accel.features.launchers.machines_starter import MachinesStarter
 from pytest_accel.features.ray.ray_client import RayCluster
 from pytest_accel.features.ray.ray_resources import RayMachine
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.pool.placement import PlaceError
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.pool.local_starter import LocalStarter
+from pytest_accel.pool.starter import PlaceError, StarterReports
 from pytest_accel.settings.options import Settings
 
 _CONNECT_TIMEOUT = 60.0
@@ -38,6 +41,10 @@ class RaySession:
         except BaseException:
             self.close()
             raise
+
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
+        """Return the starter of ranks on the nodes of the cluster."""
+        return MachinesStarter(spec, here, self.machines, reports)
 
     def close(self) -> None:
         """End the agents, give back all places, and disconnect. The pool must have been closed."""

@@ -131,13 +131,14 @@ class LiveHooks:
                     self._terminal.write_lines(self._report())
             except Empty:
                 if monotonic() - self._terminal.written_at >= QUIET:
-                    self._terminal.show_status(_headline(self._running, self._session.pool.snapshot()))
+                    pool = self._session.pool
+                    self._terminal.show_status(_headline(self._running, pool.call(pool.snapshot)))
 
     def _report(self) -> list[str]:
         """Return the lines about the running and the waiting tests. This may take seconds."""
         try:
             pool, now, running = self._session.pool, monotonic(), dict(self._running)
-            state, folders = pool.snapshot(), folders_of(self._session.config)
+            state, folders = pool.call(pool.snapshot), folders_of(self._session.config)
             lines = [_headline(running, state)]
             # A worker has at most one world, maybe requested for an earlier test.
             worlds = {self._worker_of[test]: world for world, test in state.drivers if test in self._worker_of}
@@ -147,7 +148,7 @@ class LiveHooks:
                 ranks = "; ".join(progress_parts(progress, folders))
                 lines.append(f"  {test} ({about}): {ranks}".removesuffix(": "))
             for number, test, since in state.waiting:
-                text = pool.waiting(number) or f"{test} waits for the start of its ranks"
+                text = pool.call(pool.waiting, number) or f"{test} waits for the start of its ranks"
                 lines.append(f"  {waiting_text(text, now - since)}")
             return lines
         except Exception:  # The end of this thread with an error could fail the running test.

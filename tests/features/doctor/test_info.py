@@ -21,10 +21,11 @@ ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys
 from pathlib import Path
-from pytest_accel.leases.device_locks import DeviceLocks
 from pytest_accel.leases.holder import Holder
-locks = DeviceLocks(Path(sys.argv[1]))
-assert locks.acquire("sim-1", Holder.here("killed"))
+from pytest_accel.leases.locks import SessionLocks
+locks = SessionLocks(Path(sys.argv[1]))
+assert locks.lock("sim-1")
+locks.describe("sim-1", Holder.here("killed"))
 print("held", flush=True)
 sys.stdin.readline()
 """

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.features.launchers.cluster import Place
+from pytest_accel.features.launchers.machines_starter import MachinesStarter
 from pytest_accel.features.ray.cluster_machines import ClusterMachines
-from pytest_accel.pool.placement import Place, PlaceError
+from pytest_accel.messages.session_spec import SessionSpec
+from pytest_accel.pool.local_starter import LocalStarter
+from pytest_accel.pool.starter import PlaceError, StarterReports
 from pytest_accel.settings.options import Settings
 
 CROWDED = "all nodes are in use"
@@ -141,6 +145,16 @@ class TableCluster:
         for node, taken in devices.items():
             del self._free[node].devices[: len(taken)]
         return Place(request.id, tuple(nodes), devices)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a session, as the place of its ranks."""
+
+    machines: ClusterMachines
+
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> MachinesStarter:
+        return MachinesStarter(spec, here, self.machines, reports)
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ import pytest
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.features.ray.ray_resources import TYPE_LABEL, Bundles, RayNode, choose_bundles, demand_of
-from pytest_accel.pool.placement import PlaceError
+from pytest_accel.pool.starter import PlaceError
 
 
 def devices_key(

@@ -24,13 +24,16 @@ def test_a_test_has_what_it_needs_and_stays_in_its_process(suite: Suite) -> None
         import psutil
         import pytest
 
+        from pytest_accel.leases.locks import who_holds
+
         needs = pytest.mark.needs
         MAIN = os.getpid()
 
 
         def locked():
-            files = Path(os.environ["PYTEST_ACCEL_LOCK_DIR"]).glob("*.lock")
-            return sorted(path.name for path in files if f'"pid": {MAIN},' in path.read_text())
+            folder = Path(os.environ["PYTEST_ACCEL_LOCK_DIR"])
+            names = [path.stem.removeprefix("pytest-accel-") for path in folder.glob("*.lock")]
+            return sorted(f"pytest-accel-{name}.lock" for name in names if who_holds(folder, name) is not None)
 
 
         @needs("license", memory="2GiB", cores=3)

@@ -1,0 +1,76 @@
+"""Places besides this machine's fork server, on which a session starts ranks, as the kernel knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.pool.starter import Own, Starter, StarterReports
+
+if TYPE_CHECKING:
+    from pytest_accel.core.launcher_env import LauncherEnv
+    from pytest_accel.hardware.inventory import Inventory, Machine
+    from pytest_accel.leases.leases import HeldLease
+    from pytest_accel.messages.session_spec import SessionSpec
+    from pytest_accel.pool.local_starter import LocalStarter
+    from pytest_accel.pool.placement import Layout
+    from pytest_accel.settings.options import Settings
+
+
+class PlaceStarter(Starter[Own], Protocol[Own]):
+    """A starter of ranks elsewhere: on the machines of the processes of a launcher, or of a cluster."""
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the machines on which ranks may run so far, by number; this machine is the first."""
+
+    def serves(self, key: WorldKey) -> bool:
+        """Return whether it starts worlds of `key`; the others are started on this machine."""
+
+    def warm(self) -> None:
+        """Start what the first world will need. Raise OSError if that is not possible."""
+
+    def taken_with(self, lease: HeldLease) -> Own | None:
+        """Return what `lease`, on devices of this machine, is a part of; None if it is a world's of another starter."""
+
+
+class Elsewhere(Protocol):
+    """Machines besides this one."""
+
+    def starter(self, spec: SessionSpec, here: LocalStarter, reports: StarterReports) -> PlaceStarter[Any]:
+        """Return the starter of ranks there."""
+
+
+class LaunchedMachines(Elsewhere, Protocol):
+    """The machines of the processes that a launcher has started together."""
+
+    @property
+    def process(self) -> LauncherEnv:
+        """This process, as the launcher has described it."""
+
+    @property
+    def layout(self) -> Layout:
+        """The machines, with the number of ranks that each can run."""
+
+    @property
+    def about(self) -> str:
+        """One line about the processes, for the header of the session."""
+
+    def inventory(self, machine: int, kind: str, settings: Settings) -> Inventory | str:
+        """Return the devices of `kind` on another machine, or why they cannot be looked up."""
+
+
+class ClusterConnection(Elsewhere, Protocol):
+    """The connection of a session to a cluster."""
+
+    @property
+    def machine(self) -> Machine:
+        """The devices of the cluster, in place of those of this machine."""
+
+    def close(self) -> None:
+        """Disconnect. The pool must have been closed."""
+
+
+JobStarter = Callable[["LocalStarter", str, StarterReports], Starter[Any]]
+"""Makes the starter of worlds that a launcher, such as ``mpirun``, starts on this machine."""

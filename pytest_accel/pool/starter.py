@@ -1,0 +1,134 @@
+"""The starters of ranks, as the pool knows them: what starts and kills the ranks of a world, and takes what they need.
+
+The fork server of this machine with its leases is one starter; an MPI job, the processes of a launcher and a cluster
+are others. The pool calls a starter in its own thread only, and the starter reports to the pool in that thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from pytest_accel.core.kill import Survivor
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.leases.demand import WorldDemand
+from pytest_accel.messages.rank_exit import RankExit
+from pytest_accel.messages.world_spec import WorldSpec
+
+
+class Taken(Protocol):
+    """What a starter has taken for a world, such as a lease."""
+
+    @property
+    def wanted(self) -> bool:
+        """True if another request waits for it."""
+
+
+class Waiting(NamedTuple):
+    """What a request waits for."""
+
+    what: str
+    """In words, such as ``2 sim devices``."""
+    obstacles: list[str]
+    """A line for each known reason, such as who holds a device."""
+
+
+class PlaceError(Exception):
+    """A starter cannot take what a world needs; the message says why."""
+
+
+class LostPlaceError(PlaceError):
+    """A machine was lost meanwhile: another attempt may succeed."""
+
+
+class StarterReports(Protocol):
+    """The pool, as starters report to it. All methods are called in the pool's thread."""
+
+    def wanted(self, taken: Taken) -> bool:
+        """Note that another request waits for what a world has; `Taken.wanted` is set.
+
+        Return whether the world ends now, so that what it has will be returned.
+        """
+
+    def lost(self, taken: Taken, why: str) -> None:
+        """Note that the ranks of a world must not use what was taken for it any more."""
+
+    def started(self, world: int, pids: tuple[int, ...]) -> None:
+        """Note that all ranks of a world have started; `pids` has their process ids by rank."""
+
+    def not_started(self, world: int, why: str) -> None:
+        """Note that a world could not be started, and that no process of it is left."""
+
+    def exited(self, world: int, rank: int, end: RankExit) -> None:
+        """Note that a rank has ended."""
+
+    def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
+        """Note which processes of a world live on although they were killed; none: all have ended."""
+
+    def lost_ranks(
+        self, starter: Starter[Any], server: int, end: RankExit, why: str, cleanup: Callable[[], Iterable[Survivor]]
+    ) -> None:
+        """Note that the fork server `server` of `starter` has ended, and all its ranks with it: their end is `end`.
+
+        `why` says what has ended. `cleanup` kills what is left, and returns the processes that cannot be killed.
+        """
+
+    def note(self, text: str) -> None:
+        """Show `text` with ``-v``."""
+
+    def broken_by(self, why: str) -> None:
+        """End all worlds: no world can be started any more."""
+
+
+Own = TypeVar("Own", bound=Taken)
+"""What a starter takes."""
+
+
+class Starter(Protocol[Own]):
+    """A starter. See the module's docstring."""
+
+    def keeps(self, key: WorldKey) -> bool:
+        """Return whether an idle world of `key` keeps what was taken for it, as devices; CPU slots are each test's."""
+
+    def unavailable(self, demand: WorldDemand) -> str | None:
+        """Return why `demand` can never be met any more in this session, or None."""
+
+    async def take(self, demand: WorldDemand) -> Own:
+        """Wait for what a world needs, and return it.
+
+        Raise :class:`PlaceError` if that is not possible. A cancelled call has taken nothing.
+        """
+
+    def waiting(self, demand: WorldDemand) -> Waiting | None:
+        """Return what a call of :meth:`take` waits for; None if there is no such call, or it need not wait."""
+
+    def pass_on(self, taken: Own, unclaimed: Callable[[], None]) -> bool:
+        """Give what a returned world has to the next call of :meth:`take` for it, if that has an equal need.
+
+        Return False if there is no such call. Otherwise that call returns `taken`; if it is cancelled first,
+        `unclaimed` is called, and the world still has it.
+        """
+
+    def describe(self, taken: Own, *, test: str | None = None, pids: Sequence[int] = ()) -> None:
+        """Tell other sessions which test uses what was taken, or which processes."""
+
+    def give_back(self, taken: Own, *, killed: bool) -> None:
+        """Return what was taken; no process uses it any more. `killed` says whether the processes were killed."""
+
+    def place(self, spec: WorldSpec, taken: Own) -> WorldSpec:
+        """Return `spec` with the devices, the machine and the fork server of each rank."""
+
+    def start(self, spec: WorldSpec, taken: Own) -> None:
+        """Start the ranks. Raise an error if that is impossible; otherwise a report follows."""
+
+    def kill(self, spec: WorldSpec, after: float) -> None:
+        """Kill the ranks in some seconds, in which they may exit by themselves; reports of their exits follow."""
+
+    def kill_silent(self, spec: WorldSpec, ranks: Collection[int]) -> None:
+        """Kill what should have reported the start or the exits of `ranks` long ago; reports of their ends follow."""
+
+    def forget(self, spec: WorldSpec) -> None:
+        """Note that all ranks of a world have ended, or could not be started."""
+
+    async def stop(self) -> bool:
+        """End all processes that this has started; return False if some may live on."""

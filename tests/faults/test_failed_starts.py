@@ -1,0 +1,98 @@
+"""Tests of errors between the grant of devices and a running world: the devices and slots are given back."""
+
+from __future__ import annotations
+
+from tests.background_suite import BackgroundSuite
+
+_STEPS = (
+    "driver.driver:Driver._debugger_relay",
+    "driver.driver:Driver._tail",
+    "driver.driver:World",
+    "driver.world:RankMonitor",
+    "driver.rank_monitor:WorldInspector",
+    "driver.rank_monitor:DefaultSelector",
+    "driver.rank_connection:RankConnection.open",
+    "driver.rank_connection:call_rank",
+    "core.prctl:end_of",
+    "messages.unix_sockets:limit_reads",
+    "driver.world:World.start",
+    "pool.pool:Pool._begin",
+    "pool.local_starter:LocalStarter.place",
+    "pool.pool:PooledWorld",
+    "pool.local_starter:LocalStarter.start",
+    "forkserver.client:ForkServerClient.start",
+    "pool.pool:WorldGrant",
+)
+_CONFTEST = f"""
+    import importlib, pytest
+
+    running = []  # The test for which the driver does a step.
+    in_pool = [""]  # The test for which the pool has begun to provide a world.
+
+    def break_step(step):
+        module, _, name = step.partition(":")
+        owner = importlib.import_module("pytest_accel." + module)
+        *path, name = name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        whole, calls = getattr(owner, name), []
+
+        def broken(*args, **given):
+            if step in in_pool[0] or (running and step in running[-1]):
+                calls.append(args)
+                if len(calls) == (2 if name in ("open", "call_rank", "end_of", "limit_reads") else 1):  # For rank 1.
+                    raise RuntimeError(f"broken: {{step}}")
+            return whole(*args, **given)
+
+        setattr(owner, name, broken)
+
+    def note_test(owner, name, test_of):
+        whole = getattr(owner, name)
+
+        def noting(self, *args):
+            running.append(test_of(args[0]))
+            try:
+                return whole(self, *args)
+            finally:
+                running.pop()
+
+        setattr(owner, name, noting)
+
+    def pytest_configure(config):
+        from pytest_accel.pool.pool import Pool
+        from pytest_accel.driver.driver import Driver
+        note_test(Driver, "prepare", lambda marked: marked.item.nodeid)
+        serve = Pool._serve
+
+        def noting(self, request):
+            in_pool[0] = request.demand.holder.test
+            return serve(self, request)
+
+        Pool._serve = noting
+        for step in {_STEPS}:
+            break_step(step)
+"""
+
+
+def test_an_error_on_the_way_to_a_world_gives_everything_back(suite: BackgroundSuite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\naccel_wait = 5\n")
+    suite.write("conftest.py", _CONFTEST)
+    suite.write(
+        "test_it.py",
+        f"""
+        import pytest
+
+        @pytest.mark.distributed(2, fresh=True)
+        @pytest.mark.parametrize("step", {_STEPS})
+        def test_broken(step): pass
+
+        @pytest.mark.distributed(2)
+        def test_next(): pass
+        """,
+    )
+    run = suite.run("-n1")
+    steps = {f"test_broken[{step}]": "ERROR" for step in _STEPS}
+    run.expect({**steps, "test_next": "PASSED"})
+    for step in _STEPS:
+        assert f"RuntimeError: broken: {step}" in run.text
+    assert "no devices came free" not in run.text
