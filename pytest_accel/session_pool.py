@@ -135,7 +135,7 @@ class SessionStarters:
         self._reports.lost(self._taken(lease), why)
 
     def _taken(self, lease: HeldLease) -> Taken:
-        """Return what a world has, of which `lease` is at least a part."""
+        """Return `lease`, or what a world on several machines has if `lease` is a part of that."""
         return (None if self._elsewhere is None else self._elsewhere.taken_with(lease)) or lease
 
     @property

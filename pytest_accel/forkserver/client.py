@@ -6,14 +6,13 @@ then, if it still runs, and :meth:`Reports.ended` follows.
 
 from __future__ import annotations
 
-from asyncio import Task, get_running_loop, sleep
+from asyncio import Task, get_running_loop
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from socket import MSG_DONTWAIT, send_fds
 from typing import Protocol
 
 from pytest_accel.core import loop_tasks, session_folder
-from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import KILL_TIMEOUT, Survivor
 from pytest_accel.core.signals import without_sigpipe
 from pytest_accel.forkserver.server_messages import (
@@ -199,9 +198,4 @@ class ForkServerClient:
 
     async def _exits_within(self, seconds: float) -> bool:
         # A poll on all systems, since the process may be the child of another one, whose exit no descriptor tells.
-        deadline = monotonic() + seconds
-        while not self._process.wait(0.0):
-            if monotonic() >= deadline:
-                return False
-            await sleep(_EXIT_POLL)
-        return True
+        return await loop_tasks.becomes_true(lambda: self._process.wait(0.0), seconds, _EXIT_POLL)

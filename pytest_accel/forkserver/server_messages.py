@@ -26,7 +26,7 @@ _Message = TypeVar("_Message")
 
 
 class FirstStep(NamedTuple):
-    """What a fork server needs before it knows the session's settings: the arguments of its program."""
+    """The arguments of a fork server's program, which it needs before it knows the session's settings."""
 
     directory: str
     """The session's folder."""

@@ -60,7 +60,7 @@ class UnfitDevicesError(Exception):
 
 @dataclass(eq=False, slots=True)
 class HeldLease:
-    """What one request has got. It lives until :meth:`Leases.give_back`, and may be passed on meanwhile."""
+    """The devices or CPU slots of one request, until :meth:`Leases.give_back`. It may be passed on meanwhile."""
 
     granted: policy.Lease
     devices: tuple[Device, ...]
@@ -99,9 +99,9 @@ class _Wait:
     demand: WorldDemand
     is_over: Future[None]
     outcome: HeldLease | LockFolderError | None = None
-    """What has ended the wait; None for a cancellation."""
+    """The lease or the error that has ended the wait; None for a cancellation."""
     unclaimed: Callable[[], None] | None = None
-    """What to do with a lease that was passed on to this request if the request is cancelled at that moment."""
+    """Called if the request is cancelled at the moment at which a lease is passed on to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ class Pool:
     def _run(self) -> None:
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(sleep(0))  # What was called until now gets its answer.
+            self._loop.run_until_complete(sleep(0))  # Answers the calls of other threads that came before the stop.
         finally:
             self._loop.close()
 
@@ -400,7 +400,7 @@ class Pool:
                 self._retire(world, _SESSION_ENDS)
             elif world.state not in (WorldState.RETIRING, WorldState.KILLED) or not gracefully:
                 self._kill(world, _SESSION_ENDS)
-        with ExitStack() as rest:  # Whatever fails, the rest is done.
+        with ExitStack() as rest:  # An error in one step does not keep the others from being done.
             rest.callback(session_folder.remove, self.directory)
             rest.callback(self._starters.close)
             for task in self._tasks:
@@ -415,7 +415,9 @@ class Pool:
             for processes, devices in self._left.values():
                 self.summary.add_left(processes, devices)
             stopped = await self._starters.stop()
-            if self.broken is not None or not stopped:  # What cleans up after the processes may have failed.
+            if (
+                self.broken is not None or not stopped
+            ):  # The fork server, which kills what its ranks have left, may have failed.
                 with suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
                     self.summary.add_left(kill_marked(self.directory))
             for world in list(self.worlds.values()):
@@ -459,7 +461,7 @@ class Pool:
             world.starter.kill(world.spec, 0.0)
         elif world.state is not WorldState.KILLED:
             self._kill(world, why)
-            self._start_failed(world, PoolError(why))
+            loop_tasks.fail(world.start, PoolError(why))
 
     def started(self, number: int, pids: tuple[int, ...]) -> None:
         """Let the request of a world have it."""
@@ -478,7 +480,7 @@ class Pool:
         if world is not None:
             self._forget(world)
             separator = "\n" if "\n" in why else " "
-            self._start_failed(world, PoolError(f"the ranks could not be started:{separator}{why}"))
+            loop_tasks.fail(world.start, PoolError(f"the ranks could not be started:{separator}{why}"))
 
     def exited(self, number: int, rank: int, end: RankExit) -> None:
         """Record the end of a rank. It is an error in the session's summary if no driver can notice it."""
@@ -518,7 +520,7 @@ class Pool:
         self.summary.add_left(cleanup())
         for world in worlds:
             if world.state is WorldState.STARTING:
-                self._start_failed(world, LostPlaceError(why))
+                loop_tasks.fail(world.start, LostPlaceError(why))
             if world.state is WorldState.RETIRING and self._closing:
                 self.summary.add_unknown_teardown(world)
             if world.state not in (WorldState.IN_USE, WorldState.GONE):
@@ -603,8 +605,8 @@ class Pool:
     def _record_wait(self, request: WorldRequest) -> None:
         if (why := self.waiting(request.id)) is not None:
             self._record("RequestWaits", request=request.id, why=why)
-            if request.late is not None:
-                self.fail_if_waiting(request.id, request.late)
+        if request.starter is not None and request.late is not None:
+            self.fail_if_waiting(request.id, request.late)
 
     def _lend(self, request: WorldRequest, starter: Starter[Any], taken: Taken) -> None:
         """Give what was taken to the driver of `request`, whose test uses it in the driver's own process."""
@@ -644,11 +646,6 @@ class Pool:
                 self._kill(world, "its request was cancelled" if isinstance(error, CancelledError) else str(error))
             raise
 
-    def _start_failed(self, world: PooledWorld, error: Exception) -> None:
-        if not world.start.done():
-            world.start.set_exception(error)
-            world.start.exception()  # Otherwise asyncio reports it if the request is cancelled at this moment.
-
     def _hand_over(self, world: PooledWorld, request: WorldRequest) -> None:
         warm = world.state is not WorldState.STARTING
         world.hand_over(request)
@@ -661,7 +658,7 @@ class Pool:
         except Exception:  # The driver does not know that it has the world.
             self.release(world.spec.world, "it could not be handed to its driver", frozenset())
             raise
-        if world.wanted:  # What is wanted is said once, and was said before this driver had the world.
+        if world.wanted:  # The starter has said so once, before this driver had the world.
             request.driver.on_wanted(world.spec.world)
 
     def _answer(self, request: WorldRequest, answer: WorldGrant | PoolError) -> None:
@@ -736,7 +733,12 @@ class Pool:
     def _retire_idle(self) -> None:
         """Retire the idle worlds that the policy does not keep."""
         idle = [
-            IdleWorld(world.spec.world, world.spec.ranks, world.since, devices=world.keeps)
+            IdleWorld(
+                world.spec.world,
+                sum(not world.spec.is_remote(rank) for rank in range(world.spec.ranks)),
+                world.since,
+                devices=world.keeps,
+            )
             for world in self._in_state(WorldState.IDLE)
         ]
         for number, why in to_retire(idle, monotonic(), max(KEPT_RANKS, 2 * self._slots)):

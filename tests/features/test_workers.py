@@ -209,6 +209,47 @@ def test_workers_get_different_first_devices_in_unmarked_tests(suite: Suite) -> 
     assert len({mask[0] for mask in masks}) == 4
 
 
+def test_a_worker_keeps_its_ranks_while_its_tests_share_a_fixture_of_their_module_or_class(suite: Suite) -> None:
+    """Only one world fits, and each change of the worker would set up the fixtures again."""
+    names = []
+    for name in ("one", "two"):
+        names += [f"{kind}_{name}[{number}]" for kind in ("test_of_module", "test_of_class") for number in range(4)]
+        suite.write(
+            f"test_{name}.py",
+            f"""
+            import pytest
+
+
+            @pytest.fixture(scope="module")
+            def made():
+                return []
+
+
+            @pytest.fixture(scope="class")
+            def made_for_class():
+                return []
+
+
+            @pytest.mark.devices(1)
+            @pytest.mark.parametrize("number", range(4))
+            def test_of_module_{name}(made, number):
+                made.append(number)
+                assert made == list(range(number + 1))
+
+
+            @pytest.mark.devices(1)
+            class TestClass:
+                @pytest.mark.parametrize("number", range(4))
+                def test_of_class_{name}(self, made_for_class, number):
+                    made_for_class.append(number)
+                    assert made_for_class == list(range(number + 1))
+            """,
+        )
+    run = suite.run("-n2", "--dist=loadfile", "--accel=sim:1,shared")
+    outcomes = {test.rpartition("::")[2]: outcome for test, outcome in run.outcomes().items()}
+    assert outcomes == dict.fromkeys(names, "PASSED"), run.text
+
+
 def test_an_idle_world_serves_the_next_test_of_its_size(suite: Suite) -> None:
     suite.write(
         "test_worlds.py",

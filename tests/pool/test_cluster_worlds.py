@@ -283,12 +283,17 @@ def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_n
 
 
 @pytest.mark.long
-def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: ClusterPool) -> None:
-    agent = two_nodes.agent(2)
+@pytest.mark.parametrize("node", [1, 2])
+def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: ClusterPool, node: int) -> None:
+    """Rank 0 is on the first node, and the ranks of the other one are requested when it has started."""
+    agent, other = two_nodes.agent(node), two_nodes.agent(3 - node)
     agent.suspend()
     answers = two_nodes.request(ON_CPU)  # The agent does not answer the request for the fork server.
-    eventually("the fork server of the other node to start", lambda: two_nodes.agent(1).children(recursive=True))
+    eventually("the fork server of the other node to start", lambda: other.children(recursive=True))
+    (server,) = other.children()
     agent.kill()
     answer = answers.get(timeout=120)
-    assert str(answer) == "a machine of this session is lost: node-2 (its agent has ended)"
+    assert str(answer) == f"a machine of this session is lost: node-{node} (its agent has ended)"
     eventually("both places to be given back", lambda: len(two_nodes.table.released) == 2)
+    assert server.is_running()
+    assert server.status() != psutil.STATUS_ZOMBIE

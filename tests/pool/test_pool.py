@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.kill import Survivor
 from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.demand import WorldDemand
@@ -251,6 +252,35 @@ def test_an_idle_world_of_another_session_is_given_up_at_once(folder: Path, tmp_
     assert one.pool.call(lambda: dict(one.pool.worlds)) == {}
     for session in (one, other):
         session.pool.close(gracefully=True)
+
+
+def test_a_killed_process_that_takes_a_while_to_end_is_no_error(folder: Path, tmp_path: Path) -> None:
+    session = SimulatedSession.start(tmp_path / "a")
+    session.request(key(1))
+    grant = session.receive()
+    assert grant is not None
+    left = Survivor(2**30, 0.0, "process 1073741824 (it; user ci, running)")
+    session.pool.call(session.pool.left, grant.spec.world, (left,))
+    session.give_back(grant.spec.world, "a rank hangs")
+    eventually("the world to end", lambda: not session.pool.call(lambda: dict(session.pool.worlds)))
+    session.pool.call(session.pool.left, grant.spec.world, ())
+    session.pool.close(gracefully=False)
+    assert session.pool.summary.errors == []
+
+
+def test_a_request_without_a_wait_fails_although_it_has_just_been_made(folder: Path, tmp_path: Path) -> None:
+    session = SimulatedSession.start(tmp_path / "a")
+    session.request(key(4))
+    assert session.receive() is not None
+
+    def request_and_fail() -> None:
+        number = session.request(key(1))
+        session.pool.fail_if_waiting(session.waiting[number], "no devices came free")
+
+    session.pool.call(request_and_fail)
+    _, answer = session.answers.get(timeout=30)
+    assert str(answer).startswith("no devices came free\nsim-0")
+    session.pool.close(gracefully=False)
 
 
 def test_a_request_that_waits_too_long_fails_with_the_holders(folder: Path, tmp_path: Path) -> None:

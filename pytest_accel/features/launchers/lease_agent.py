@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from traceback import format_exc
+from typing import Any
 
-from pytest_accel.core import threads
+from pytest_accel.core import loop_tasks, threads
 from pytest_accel.features.launchers.lease_messages import (
     InventoryReply,
     InventoryRequest,
@@ -42,12 +44,14 @@ class LeaseAgent:
         self._unusable = "the session has not sent its settings"
         """Why no device can be leased, if there is no machine."""
         self._loop = asyncio.SelectorEventLoop()
+        self._thread: threading.Thread | None = None
+        """The thread of the leases, once there is a machine."""
         self._leases: Leases | None = None
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The task of each lease, from its request until it is returned."""
-        self._numbers: dict[HeldLease, int] = {}
-        """The number of each lease that was granted."""
-        self._thread = threads.start(self._loop.run_forever, "accel-leases")
+        self._run: asyncio.Task[None] | None = None
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        """The requests that wait, by number."""
+        self._granted: dict[int, HeldLease] = {}
+        """The leases by number, from their grant until they are returned."""
 
     def handle(self, message: object) -> None:
         """Handle a message of the driver."""
@@ -67,16 +71,17 @@ class LeaseAgent:
         """Return all leases."""
 
         async def close() -> None:
-            for task in self._tasks.values():
+            tasks = [*self._requests.values(), *([self._run] if self._run is not None else [])]
+            for task in tasks:
                 task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks.values())
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self._leases is not None:
                 self._leases.close()
             self._loop.stop()
 
-        asyncio.run_coroutine_threadsafe(close(), self._loop)
-        if threads.end(self._thread):
+        if self._thread is not None:
+            asyncio.run_coroutine_threadsafe(close(), self._loop)
+        if self._thread is None or threads.end(self._thread):
             self._loop.close()
 
     def _prepare(self, settings: Settings) -> Machine:
@@ -84,6 +89,7 @@ class LeaseAgent:
         if self._machine is None:
             machine = self._make_machine(settings)
             waits = settings.busy == "wait"
+            self._thread = threads.start(self._loop.run_forever, "accel-leases")
             self._loop.call_soon_threadsafe(self._open, machine, waits)
             self._machine = machine
         return self._machine
@@ -97,51 +103,59 @@ class LeaseAgent:
     # In the thread of the leases
 
     def _open(self, machine: Machine, waits: bool) -> None:
+        self._loop.set_exception_handler(lambda loop, context: self._fail(context))
         self._leases = Leases(machine, 0, self._wanted, self._lost, waits_for_busy=waits)
-        self._tasks[0] = self._loop.create_task(self._leases.run())
+        self._run = loop_tasks.start(self._leases.run())
+
+    def _fail(self, context: dict[str, Any]) -> None:
+        """Fail all requests, those to come too, since the leases of this machine have ended with an error."""
+        self._leases = None
+        self._unusable = f"the leases of this machine have ended with an error: {context['message']}"
+        for number, task in self._requests.items():
+            task.cancel()
+            self._send(LeaseFailed(number, self._unusable))
 
     def _serve(self, message: RequestLease | LeaseReturn | LeaseUsers) -> None:
         if isinstance(message, RequestLease):
-            self._tasks[message.demand.number] = self._loop.create_task(self._lease(message.demand))
-        elif isinstance(message, LeaseUsers):
-            for lease in [lease for lease, number in self._numbers.items() if number == message.number]:
-                assert self._leases is not None
-                self._leases.describe(lease, pids=message.pids)
-        elif (task := self._tasks.pop(message.number, None)) is not None:
-            task.cancel(msg=message.killed)
+            number = message.demand.number
+            task = self._requests[number] = loop_tasks.start(self._lease(message.demand))
+            task.add_done_callback(lambda done: self._requests.pop(number))
+        elif message.number in self._granted and self._leases is not None:
+            if isinstance(message, LeaseUsers):
+                self._leases.describe(self._granted[message.number], pids=message.pids)
+            else:
+                self._leases.give_back(self._granted.pop(message.number), killed=message.killed)
+        elif message.number in self._requests and isinstance(message, LeaseReturn):
+            self._requests[message.number].cancel()
 
     async def _lease(self, demand: MachineDemand) -> None:
-        """Take a lease, and keep it until this task is cancelled. Its message says whether processes were killed."""
-        leases = self._leases
-        assert leases is not None
+        """Take a lease, and tell the driver its devices, or why there is none."""
+        if self._leases is None:
+            self._send(LeaseFailed(demand.number, self._unusable))
+            return
         # The lock file must name a process of this machine, for the other sessions here.
         holder = replace(demand.world.holder, pid=os.getpid())
         try:
-            lease = await leases.take(replace(demand.world, holder=holder), need=demand.need, mask=demand.mask)
+            lease = await self._leases.take(replace(demand.world, holder=holder), need=demand.need, mask=demand.mask)
         except (LockFolderError, UnfitDevicesError) as error:
             self._send(LeaseFailed(demand.number, str(error), isinstance(error, UnfitDevicesError)))
             return
         except Exception:
             self._send(LeaseFailed(demand.number, format_exc()))
             return
-        self._numbers[lease] = demand.number
+        self._granted[demand.number] = lease
         self._send(LeaseGranted(demand.number, lease.devices))
         if lease.wanted:
             self._wanted(lease)
-        killed = False
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError as error:
-            killed = bool(error.args and error.args[0])
-            raise
-        finally:
-            del self._numbers[lease]
-            leases.give_back(lease, killed=killed)
 
     def _wanted(self, lease: HeldLease) -> None:
-        if lease in self._numbers:
-            self._send(LeaseWanted(self._numbers[lease]))
+        if (number := self._number(lease)) is not None:
+            self._send(LeaseWanted(number))
 
     def _lost(self, lease: HeldLease, why: str) -> None:
-        if lease in self._numbers:
-            self._send(LeaseLost(self._numbers[lease], why))
+        if (number := self._number(lease)) is not None:
+            self._send(LeaseLost(number, why))
+
+    def _number(self, lease: HeldLease) -> int | None:
+        """Return the number of a lease that the driver knows."""
+        return next((number for number, one in self._granted.items() if one is lease), None)

@@ -16,16 +16,18 @@ rejected: a process that is stopped for a while does not answer them, and would 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
 import sys
+from asyncio import BaseTransport, Protocol, Transport, all_tasks, current_task, gather, sleep
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
+
+from pytest_accel.compat.asyncio_shims import GuardedLoop
 
 SILENCE = 10
 """Seconds after which a machine that does not answer counts as lost."""
@@ -41,7 +43,7 @@ _CHUNK = 1 << 16
 """Maximum number of bytes of a stream in one message."""
 
 
-class _Stream(asyncio.Protocol):
+class _Stream(Protocol):
     """A local socket whose bytes go to another machine.
 
     The buffer for a slow reader is not bounded, since one stream must not block the others; senders truncate everything
@@ -53,7 +55,7 @@ class _Stream(asyncio.Protocol):
         self.process_end = process_end
         self._end = end
         self._send = send
-        self._transport: asyncio.Transport | None = None
+        self._transport: Transport | None = None
         self._early: list[bytes] = []
         """Data that has come before there is a transport."""
 
@@ -71,8 +73,8 @@ class _Stream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: BaseTransport) -> None:
+        assert isinstance(transport, Transport)
         self._transport = transport
         for data in self._early:
             self.take(data)
@@ -92,7 +94,7 @@ class MachineLink:
 
     def __init__(self, kind: int, events: int) -> None:
         """`events` are the events of the socket that :meth:`_on_event` gets (zmq_socket_monitor(3))."""
-        self._loop = asyncio.SelectorEventLoop()
+        self._loop = GuardedLoop()  # The driver's process runs code of the suite.
         self._streams: dict[tuple[bytes, int], _Stream] = {}
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -183,11 +185,11 @@ class MachineLink:
             while self._streams:
                 for stream in self._streams.values():
                     stream.abort()
-                await asyncio.sleep(0)
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+                await sleep(0)
+            tasks = all_tasks() - {current_task()}
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await gather(*tasks, return_exceptions=True)
 
         self._loop.run_until_complete(end_all())
         self._loop.close()

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import repeat
 from typing import Protocol
 
+from pytest_accel.core import loop_tasks
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.kill import kill_marked
 from pytest_accel.core.paths import server_log_path
@@ -72,7 +73,7 @@ class _RemotePart:
 
 @dataclass(eq=False)
 class MachinesTaken:
-    """What a world has on several machines."""
+    """The place of a world, and its leases on the devices of each machine."""
 
     demand: WorldDemand
     place: Place | None
@@ -101,10 +102,8 @@ class _Placing:
     """Why it waits; empty: it may get a place at once."""
     request: int = 0
     """The id of the request at the cluster."""
-    place: Place | None = None
-    """The place that it has got."""
     unclaimed: Callable[[], None] | None = None
-    """What to do with a warm world's place that was passed on, if the request is cancelled at that moment."""
+    """Called if the request is cancelled at the moment at which it gets the place of a warm world."""
 
 
 class MachinesStarter:
@@ -176,7 +175,6 @@ class MachinesStarter:
             try:
                 return await self._lease(demand, place)
             except UnfitDevicesError as error:
-                assert self._cluster is not None
                 if error.machine in avoided:
                     raise PlaceError(str(error)) from error
                 unfit[error.machine] = str(error)
@@ -195,7 +193,6 @@ class MachinesStarter:
             if placing.placed.done():
                 cluster.release(place)
             else:
-                placing.place = place
                 placing.placed.set_result(place)
 
         def waits(why: str) -> None:
@@ -203,9 +200,7 @@ class MachinesStarter:
             self._make_room(demand.key)
 
         def failed(error: PlaceError) -> None:
-            if not placing.placed.done():
-                placing.placed.set_exception(error)
-                placing.placed.exception()  # Otherwise asyncio reports it if the request is cancelled at this moment.
+            loop_tasks.fail(placing.placed, error)
 
         placing.request = cluster.place(
             demand.key, partial(post, placed), partial(post, waits), partial(post, failed), avoided
@@ -218,17 +213,18 @@ class MachinesStarter:
             return await placing.placed
         except CancelledError:
             cluster.cancel(placing.request)
-            if placing.unclaimed is not None:
-                placing.unclaimed()
-            elif placing.place is not None:
-                cluster.release(placing.place)
-            placing.placed.cancel()  # A place that comes later is given back.
+            # A cancelled future gives a place back that comes later. It may have got one at this moment.
+            if not placing.placed.cancel() and placing.placed.exception() is None:
+                if isinstance(place := placing.placed.result(), Place):
+                    cluster.release(place)
+                elif placing.unclaimed is not None:
+                    placing.unclaimed()
             raise
         finally:
             self._placing.remove(placing)
 
     async def _lease(self, demand: WorldDemand, place: Place | None) -> MachinesTaken:
-        """HeldLease the devices of each machine, or the CPU slots of this one."""
+        """Lease the devices of each machine, or the CPU slots of this one."""
         taken = MachinesTaken(demand, place, place_wanted=self._place_is_wanted if place is not None else lambda: False)
         try:
             for machine, need in self._needs(demand.key, place):

@@ -25,7 +25,7 @@ from msgspec import Struct, structs
 from pytest_accel.core import loop_tasks, prctl, session_folder
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.interpreter import python_command, unmeasured
-from pytest_accel.core.kill import MARK, kill_tree, mark
+from pytest_accel.core.kill import KILL_TIMEOUT, MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.timeouts import START_TIMEOUT
@@ -150,13 +150,14 @@ class MpiJob:
     async def run(self) -> None:
         """Wait for the job's processes, start the world in them, and wait until the job has ended."""
         calls: dict[int, tuple[socket.socket, int]] = {}
-        failure = None
+        failure, has_served = None, False
         try:
             await self._gather(calls)
             if len(calls) == self.world.ranks and not self.over.is_set():
                 spawns = {number: partial(_hand_over, *calls[rank]) for rank, number in enumerate(self.world.servers)}
                 self._servers.run(spawns)
                 self._servers.start(self.world, lambda: self._taken.descriptors)
+                has_served = True
                 await self.over.wait()
             elif not self.over.is_set():
                 failure = f"mpirun has started {len(calls)} of {self.world.ranks} processes\n{tail(self._log)}"
@@ -167,12 +168,12 @@ class MpiJob:
             for call, _ in calls.values():
                 call.close()
             self.cleaned_up = await self._servers.stop()
-            await self._end_mpirun()
+            await self._end_mpirun(_END_TIMEOUT if has_served and self.cleaned_up else 0.0)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
         if failure is not None:
             self._reports.not_started(self.world.world, failure)
-        for rank in range(self.world.ranks):  # Those whose own exit was reported have ended before.
+        for rank in range(self.world.ranks):  # The pool ignores this for ranks whose own exit was reported.
             self._reports.exited(self.world.world, rank, RankExit(ExitCause.JOB_ENDED))
 
     async def _gather(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
@@ -193,13 +194,15 @@ class MpiJob:
         if not self._servers.running:
             self.over.set()
 
-    async def _end_mpirun(self) -> None:
-        """Wait until ``mpirun`` has exited; kill it if it takes long, or if its processes were never connected."""
-        deadline = monotonic() + _END_TIMEOUT
-        while self._process.poll() is None:
-            if monotonic() > deadline or not self.cleaned_up:
-                kill_tree(self._process.pid)
-            await sleep(_POLL_INTERVAL)
+    async def _end_mpirun(self, seconds: float) -> None:
+        """Wait until ``mpirun`` has exited; kill it after some seconds."""
+
+        def has_exited() -> bool:
+            return self._process.poll() is not None
+
+        if not await loop_tasks.becomes_true(has_exited, seconds, _POLL_INTERVAL):
+            kill_tree(self._process.pid)
+            await loop_tasks.becomes_true(has_exited, KILL_TIMEOUT, _POLL_INTERVAL)
 
 
 @dataclass(frozen=True, slots=True)

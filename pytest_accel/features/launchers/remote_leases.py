@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from pytest_accel.core import loop_tasks
 from pytest_accel.core.device import Device
 from pytest_accel.features.launchers.lease_messages import (
     InventoryReply,
@@ -59,7 +60,7 @@ class RemoteLeases:
         self._lost = False
         self._inventories: dict[str, InventoryReply] = {}
         self._leases: dict[int, _Remote] = {}
-        """Those that were requested and have not been returned, by number. Used in the pool's thread only."""
+        """The leases that were requested and have not been returned, by number. Used in the pool's thread only."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The pool's loop, once a lease was requested."""
 
@@ -125,8 +126,7 @@ class RemoteLeases:
                     remote.granted.set_result(devices)
             case LeaseFailed(_, text, unfit):
                 error = UnfitDevicesError if unfit else RemoteDevicesError
-                if not remote.granted.done():
-                    remote.granted.set_exception(error(f"{text} (on {self.name})"))
+                loop_tasks.fail(remote.granted, error(f"{text} (on {self.name})"))
             case LeaseWanted():
                 remote.on_wanted()
             case LeaseLost(_, why):
@@ -134,8 +134,7 @@ class RemoteLeases:
 
     def _lose(self) -> None:
         for remote in self._leases.values():
-            if not remote.granted.done():
-                remote.granted.set_exception(LostMachineError(f"the machine {self.name} is lost"))
+            loop_tasks.fail(remote.granted, LostMachineError(f"the machine {self.name} is lost"))
 
     # In the thread that receives the agent's messages
 

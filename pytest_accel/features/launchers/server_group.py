@@ -41,6 +41,9 @@ class ServerGroup:
         self._servers: dict[int, ForkServerClient] = {}
         """The running servers, by number."""
         self._starting: dict[int, _Starting] = {}
+        """The worlds that have neither started nor been killed, by number."""
+        self._left: dict[tuple[int, int], tuple[Survivor, ...]] = {}
+        """By world and server: the processes that live on although they were killed."""
 
     def run(self, spawns: Mapping[int, Spawn]) -> None:
         """Start those of these servers that do not run. Raise OSError if that is not possible."""
@@ -113,12 +116,16 @@ class ServerGroup:
             server.kill(world)
         self.reports.not_started(world, why)
 
+    def left_by(self, server: int, world: int, processes: tuple[Survivor, ...]) -> None:
+        """Note which processes of a world live on although a server has killed them."""
+        self._left[world, server] = processes
+        left = (one for (number, _), found in self._left.items() if number == world for one in found)
+        self.reports.left(world, tuple(left))
+
     def ended_by(self, server: int, loss: str | None) -> None:
         """Note that a server has ended."""
         self._servers.pop(server, None)
-        for world, starting in list(self._starting.items()):
-            if server in starting.spec.server_numbers:
-                del self._starting[world]
+        self._left = {key: processes for key, processes in self._left.items() if key[1] != server}
         self._on_end(server, loss)
 
 
@@ -139,7 +146,7 @@ class _ServerReports:
         self.group.reports.exited(world, rank, end)
 
     def left(self, world: int, processes: tuple[Survivor, ...]) -> None:
-        self.group.reports.left(world, processes)
+        self.group.left_by(self.number, world, processes)
 
     def note(self, text: str) -> None:
         self.group.reports.note(text)

@@ -31,6 +31,30 @@ _HEAD = """
 
         return MPI.COMM_WORLD
 """
+_WITH_DEVICES = """
+    import os
+    import time
+
+    import psutil
+    import pytest
+
+
+    @pytest.mark.devices(1)
+    @pytest.mark.distributed(2, launcher="mpirun", fresh=True)
+    @pytest.mark.parametrize("number", range(2))
+    def test_job(number):
+        pass
+
+
+    @pytest.mark.devices(2)
+    def test_plain():
+        session = psutil.Process(os.getppid()).parent()
+        deadline = time.monotonic() + 30
+        while any("launchers.mpi" in " ".join(one.cmdline()) for one in session.children(recursive=True)):
+            assert time.monotonic() < deadline, "the processes of a job have not ended with its world"
+            time.sleep(0.1)
+"""
+"""The devices of each job are those of the next test, and the job ends with its world."""
 _WORLD = (
     _HEAD
     + """
@@ -155,6 +179,10 @@ def test_the_processes_of_a_job_are_the_ranks_of_its_world_alone_and_end_with_it
         stopped = "rank 0: .* when it was stopped .* s after rank 1 died"
         assert re.fullmatch(f"rank 0: failed as a consequence: {ended}|{stopped}", rank_0)
     assert "rank 0 exited with status 0" in run.failure("test_exit")
+
+    suite.write("test_devices.py", _WITH_DEVICES)
+    run = suite.start("--accel=sim:2,shared", "--accel-wait=30", "test_devices.py", environment=mpi).finish(2 * TIMEOUT)
+    run.expect({"test_job[0]": "PASSED", "test_job[1]": "PASSED", "test_plain": "PASSED"})
 
 
 @pytest.mark.long

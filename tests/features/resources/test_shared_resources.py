@@ -268,3 +268,17 @@ def test_a_session_inside_a_test_and_a_child_of_a_test_do_not_get_what_the_test_
     run = suite.run("test_outer.py")
     run.expect(dict.fromkeys(("test_inner_session", "test_child_returns", "test_after"), "PASSED"))
     assert (suite.path / "after").read_text() == "x\n"
+
+
+def test_a_process_may_have_hundreds_of_licenses(suite: BackgroundSuite) -> None:
+    """One message between processes carries at most 253 open files, and each license has a lock."""
+    text = """
+        import pytest
+
+
+        @pytest.mark.devices(300, kind="license")
+        def test_many():
+            pass
+        """
+    prepare(suite, {"test_many.py": text}, resources="license: 300")
+    suite.run().expect({"test_many": "PASSED"})
