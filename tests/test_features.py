@@ -122,10 +122,8 @@ def test_the_kernel_runs_without_a_feature(
     run.expect(expected)
 
 
-@pytest.mark.axe
-@pytest.mark.parametrize("name", [one.name for one in FEATURES])
-def test_the_tests_of_the_kernel_and_the_examples_pass_without_a_feature(name: str) -> None:
-    names = standing_on(name)
+def run_the_copy(names: set[str], where: str, *arguments: str) -> None:
+    """Run pytest with `arguments` in the folder `where` of a copy of the project without the features `names`."""
     used = re.compile(rf"(pytest_accel|tests)[.]features[.]({'|'.join(names)})\b")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # The path of a socket in `tmp_path` would be too long.
         os.chmod(folder, 0o755)  # Some tests act as other users.
@@ -140,11 +138,21 @@ def test_the_tests_of_the_kernel_and_the_examples_pass_without_a_feature(name: s
             path.unlink() if path.is_file() else shutil.rmtree(path)
         environment = {name: value for name, value in os.environ.items() if not OUTER_VARIABLES.match(name)}
         environment |= {"PYTHONPATH": str(copy), "TMPDIR": folder}
-        packages = [f"tests/{one}" for one in KERNEL if Path(copy, "tests", one).is_dir()]
-        for where, arguments in ("", packages), ("examples", ["--accel", "sim:4", "--ignore=failing", "."]):
-            command = [sys.executable, "-m", "pytest", "-n", "2", "-q", *arguments]
-            run = subprocess.run(command, cwd=copy / where, env=environment, capture_output=True, text=True)
-            assert run.returncode == 0, run.stdout
+        command = [sys.executable, "-m", "pytest", "-n", "2", "-q", *arguments]
+        run = subprocess.run(command, cwd=copy / where, env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.axe
+@pytest.mark.parametrize("name", [one.name for one in FEATURES])
+def test_the_examples_pass_without_a_feature(name: str) -> None:
+    run_the_copy(standing_on(name), "examples", "--accel", "sim:4", "--ignore=failing", ".")
+
+
+@pytest.mark.axe
+def test_the_tests_of_the_kernel_pass_without_any_feature() -> None:
+    packages = [f"tests/{one}" for one in KERNEL if Path(ROOT, "tests", one).is_dir()]
+    run_the_copy({one.name for one in FEATURES}, "", *packages)
 
 
 @pytest.mark.long
