@@ -48,7 +48,8 @@ class HarnessInRank:
     def _replace_functions(self, harness: Any) -> None:
         self._harness, case = harness, harness.MultiProcessTestCase
         self._start_processes, self._join_processes = case._start_processes, case._join_processes
-        case._start_processes = _record_start
+        # The environment that the children would inherit, in place of the start of the children.
+        case._start_processes = lambda case, process: setattr(case, "_accel_start", (dict(os.environ), process))
         case._join_processes = lambda case, function: self._join(case, function)
         case.run_test = lambda case, test_name, parent_pipe: self._run_test(case, test_name)
 
@@ -141,8 +142,3 @@ class HarnessInRank:
         if hasattr(self._harness, "common_utils"):  # torch 2.8 and older set no seed here.
             self._harness.common_utils.set_rng_seed()
         getattr(case, test)()
-
-
-def _record_start(case: Any, process: Any) -> None:
-    """Record the environment that the children would inherit, instead of starting them as `_start_processes` does."""
-    case._accel_start = dict(os.environ), process

@@ -83,8 +83,7 @@ def _report(text: str, result: LaunchResult) -> str:
     for name, stream, path in outputs(result.folder):
         lines = path.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
         fatal = (at for at, line in enumerate(lines) if line.startswith(_FATAL) and at > len(lines) - _STACK_LINES)
-        shown = lines[max(0, max(fatal, default=len(lines)) - _LINES) :]
-        if shown:
+        if shown := lines[max(0, max(fatal, default=len(lines)) - _LINES) :]:
             more = f" (the last {len(shown)} lines of {len(lines)})" if len(shown) < len(lines) else ""
             who = "the launcher" if name == LAUNCHER else f"rank {name}"
             parts += [f"--- {who}, std{stream}{more}", *shown]

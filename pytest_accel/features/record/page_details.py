@@ -24,7 +24,7 @@ _TEMPLATE = TEMPLATES.from_string("""
 {% for phase in test.phases if phase.headline %}
 <p>{{ where(phase) }}<br><span class="bad">{{ phase.headline }}</span></p>
 {% endfor %}
-<dl>{% for name, value in facts if value %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
+<dl>{% for name, value in facts if value %}<dt class="muted">{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 <h4>Phases</h4>
 <div class="scroll"><table>
 <tr><th></th>{% for phase in test.phases %}<th>{{ phase.when }}</th>{% endfor %}</tr>

@@ -101,8 +101,7 @@ button { cursor: pointer; }
 body:has(#details:not([hidden])) { padding-bottom: calc(48vh + 40px); }
 #close { position: sticky; top: 4px; float: right; margin-left: 12px; }
 #details h3 { font-size: 15px; margin: 8px 0 6px; }
-#details h4 { font-size: 12px; margin: 12px 0 4px; }
-#details h4, #details dt { color: var(--muted); }
+#details h4 { font-size: 12px; margin: 12px 0 4px; color: var(--muted); }
 #details dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0; }
 #details dd { margin: 0; }
 #details table { width: auto; }
@@ -124,6 +123,5 @@ body:has(#details:not([hidden])) { padding-bottom: calc(48vh + 40px); }
   #tests td button { min-height: 34px; }
   #tests .devices { display: none; }
   #details { padding: 4px 12px 16px; max-height: 60vh; }
-  #details th, #details td { padding-right: 10px; font-size: 12px; }
 }
 """

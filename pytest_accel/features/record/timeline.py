@@ -208,12 +208,11 @@ def lane_rows(sessions: Sequence[Session]) -> list[tuple[Lane, list[list[TestRun
 
 def _session(record: Sequence[Event], position: int) -> Session:
     session = Session(record[0], Period(record[0].at, max(event.at for event in record)))
-    worlds = session.worlds
     waits: dict[int, Wait] = {}
     latest_wait: dict[str, Wait] = {}
     running: dict[tuple[str, str], TestRun] = {}
     for event in record:
-        world, wait = worlds.get(event.world), waits.get(event.request)
+        world, wait = session.worlds.get(event.world), waits.get(event.request)
         match event.event:
             case "MachineFound":
                 session.machines[event.machine] = event.name
@@ -226,7 +225,7 @@ def _session(record: Sequence[Event], position: int) -> Session:
             case "RequestEnded" if wait is not None:
                 wait.ended = event
             case "WorldStarting":
-                worlds[event.world] = event
+                session.worlds[event.world] = event
                 if wait is not None:
                     wait.leased = event.at
             case "WorldReady":
