@@ -203,4 +203,3 @@ class ReportHooks:
         devices = pool.summary.devices
         advice = [_USED_AT_IMPORT] if any(USED_BY_SUITE in text for text in devices) else []
         yield "accel: device memory that tests found in use", [*devices, *advice]
-        yield "accel: processes that killed sessions have left", pool.summary.left_before

@@ -30,8 +30,6 @@ class PoolSummary:
         """Lines to show with ``-v``."""
         self.devices: list[str] = []
         """A line for each device whose memory others, or the session's own processes, still use."""
-        self.left_before: list[str] = []
-        """A line for each process of a dead session that could not be killed."""
         self._interrupted: dict[int, Interrupted] = {}
         """By world number."""
         self._directory = directory
