@@ -14,15 +14,14 @@ from pytest_accel.core.frames import folders_of
 from pytest_accel.core.log import step
 from pytest_accel.core.stash_keys import OWNERS
 from pytest_accel.core.terminal_lines import write_text
-from pytest_accel.diagnostics.diagnosis import Progress
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
+from pytest_accel.driver.debugger_terminal import lend_terminal
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.output_tail import OutputTail, shows_logs_of_ranks, shows_output
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.holder import Holder
-from pytest_accel.messages.rank_messages import CollectFile, ExitRequest, When
+from pytest_accel.messages.rank_messages import CollectFile, ExitRequest
 from pytest_accel.pool.pool_messages import PoolError, WorldGrant
 from pytest_accel.verdict import remote_exceptions, sentences
 from pytest_accel.verdict.judgement import Phase, judge
@@ -47,7 +46,6 @@ class Driver:
         self.settings = settings
         self._pool_client = pool_client
         append_to_log_file(config)
-        self._interactive = is_interactive(config)
         self._world: World | None = None
         self._error: BaseException | None = None
         self._running: MarkedTest | None = None
@@ -141,10 +139,7 @@ class Driver:
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
-            on_quiet = self._show_progress if self._interactive and not shows_output(self.config) else None
-            world = self._world = World(
-                grant, self._pool_client, self._debugger_relay(grant), self._tail(grant), on_quiet
-            )
+            world = self._world = World(grant, self._pool_client, self._debugger_relay(grant), self._tail(grant))
         except BaseException as error:  # Return the world: it would keep its devices and slots.
             self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
             if not isinstance(error, OSError):
@@ -192,11 +187,6 @@ class Driver:
         self._error = self._running = None
         if self._world is not None and (following is None or not self._can_keep(self._world, before, following)):
             self.close()
-
-    def _show_progress(self, when: When, seconds: float, timeout: float, progress: Progress) -> None:
-        assert self._running is not None
-        folders, test = folders_of(self.config), self._running.item.nodeid
-        self._pool_client.show(sentences.progress_line(test, when, seconds, timeout, progress, folders))
 
     def end_session(self, request: ExitRequest, test: str) -> NoReturn:
         """End the world and the session, as a rank has requested in `test`, the id of a test."""

@@ -9,7 +9,7 @@ from selectors import EVENT_READ, DefaultSelector
 
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.diagnostics.deadlock import deadlocked
-from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner, Progress
+from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
 from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
@@ -214,10 +214,6 @@ class RankMonitor:
     def stacks(self) -> dict[int, str]:
         """Return the present stacks of every living rank."""
         return self._examiner.stacks(self._alive)
-
-    def progress(self) -> Progress:
-        """Return what the living ranks are doing."""
-        return self._examiner.progress(self._alive)
 
     def finds_deadlock(self, deadline: float) -> bool:
         """Return True if two looks have found the same deadlock; `deadline` is the end of the test's own timeout."""

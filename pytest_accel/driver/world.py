@@ -13,7 +13,7 @@ import pytest
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.timeouts import COLLECTION_TIMEOUT, COLLECTION_TIMEOUT_AFTER_HANG, GRACE, START_TIMEOUT
-from pytest_accel.diagnostics.diagnosis import Findings, Progress
+from pytest_accel.diagnostics.diagnosis import Findings
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, PhaseLimit, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
@@ -50,12 +50,6 @@ _LONGEST_HOLD = 1.0
 _LONGEST_EXTENSION = 7.0
 """Maximum number of seconds by which the grace after a failure is extended on a busy machine."""
 
-QUIET = 30.0
-"""Seconds in one phase of a test after which the user at the terminal is shown what the ranks are doing."""
-
-OnQuiet = Callable[[When, float, float, Progress], None]
-"""Called with the phase, its duration, its timeout, and what the ranks are doing."""
-
 _OUTPUT_INTERVAL = 0.05
 """Seconds between two reads of the ranks' output, if it is shown while the test runs."""
 
@@ -73,15 +67,8 @@ class World:
         pool_client: PoolClient,
         debugger: DebuggerRelay,
         tail: OutputTail | None = None,
-        on_quiet: OnQuiet | None = None,
     ) -> None:
-        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows what they write.
-
-        `on_quiet` is called once in each phase that takes longer than `QUIET` seconds.
-        """
-        self._on_quiet = on_quiet
-        self._quiet: tuple[int, When] | None = None
-        """Test and phase for which `on_quiet` was called last."""
+        """Connect to the ranks; :meth:`start` waits until they are ready. `tail` shows what they write."""
         self._debugger = debugger
         self._tail = tail
         self._output_due = 0.0
@@ -199,8 +186,6 @@ class World:
             looked, deadline = monotonic(), began + limit + self._held_up
             if self._monitor.pump(min(deadline, looked + self._show_output())):
                 continue
-            if hang.cause is HangCause.COLLECTION_TIMEOUT:
-                self._show_if_quiet("setup", began, hang.seconds)
             if looked >= deadline:
                 self._give_up(pending, hang, self._grace()._replace(seconds=GRACE))
             elif limit == GRACE:
@@ -320,7 +305,6 @@ class World:
         looked = monotonic()
         if self._monitor.pump(min(end, looked + interval)):
             return
-        self._show_if_quiet(when, began, limit.timeout)
         if looked >= end:
             timed_out = Hang(HangCause.PHASE_TIMEOUT, limit.timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
@@ -342,13 +326,6 @@ class World:
         if now >= self._output_due:
             self._output_due = now if self._tail.show() else now + _OUTPUT_INTERVAL
         return self._output_due - now
-
-    def _show_if_quiet(self, when: When, began: float, timeout: float) -> None:
-        """Show what the ranks are doing if they are in phase `when` for `QUIET` seconds, once in each phase."""
-        if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
-            self._quiet = self._monitor.serial, when
-            progress = self._monitor.progress()
-            self._on_quiet(when, monotonic() - began, timeout, progress)
 
     def _extend_grace(self, since: float) -> None:
         """Extend the grace by the time since `since` if ranks waited for a processor, or this process itself did."""

@@ -766,13 +766,6 @@ def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
     return lines
 
 
-def progress_line(test: str, when: When, seconds: float, timeout: float, progress: Progress, folders: Folders) -> str:
-    """Return a line on a `test` that has spent `seconds` in one phase."""
-    details = "; ".join(progress_parts(progress, folders))
-    text = f"accel: {test} has been in its {when} phase for {seconds:.0f} s (timeout: {timeout:g} s)"
-    return f"{text}: {details}" if details else text
-
-
 def progress_parts(progress: Progress, folders: Folders) -> list[str]:
     """Return texts on the places of the ranks in the code, on those that have finished, and on their collectives."""
     by_text: dict[str, list[int]] = {}
