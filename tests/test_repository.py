@@ -63,7 +63,7 @@ RUNS_BETWEEN_TESTS_OF_THE_DRIVER = (
     *("pool/pool", "pool/pool_client", "pool/pool_service", "pool/pooled_world"),
     *("pool/local_starter", "pool/summary", "forkserver/client"),
     *("leases/leases", "leases/locks", "leases/holder", "leases/shared_folder"),
-    *("diagnostics/inspector", "diagnostics/collectives", "diagnostics/pyspy"),
+    *("diagnostics/inspector", "diagnostics/collectives"),
     *("messages/connect", "core/prctl", "core/at_work"),
     *("features/record/live_hooks", "features/record/terminal_file"),
 )

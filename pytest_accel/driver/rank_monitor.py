@@ -250,9 +250,7 @@ class RankMonitor:
         """
         phases = {rank.rank: rank.phase for rank in pending}
         is_early = hang.cause in (HangCause.OTHER_RANK, HangCause.DEADLOCK)
-        # Native frames take seconds to collect. They are not needed if the cause is known.
-        known = is_early or any(rank.end is not None or rank.has_failed for rank in self.ranks)
-        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=not known)
+        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending))
         for rank in pending:
             phase = phases[rank.rank]
             if is_early:

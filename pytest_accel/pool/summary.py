@@ -82,7 +82,7 @@ class PoolSummary:
             return
         ends = dict(world.exits)
         examiner = Examiner(WorldInspector(self._directory, world.spec), grouped=world.spec.grouped)
-        stacks, findings = examiner.hung(world.alive, world.alive, thoroughly=False)
+        stacks, findings = examiner.hung(world.alive, world.alive)
         idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
         between_tests = not test and not ends and idle
         if between_tests and not any(waiting_in(record) for record in findings.records.values()):

@@ -6,7 +6,6 @@ Pure functions, except that the source lines at which ranks stand are read from 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,8 +43,6 @@ ALONE = "the test's process"
 _MORE_LINES = 6
 """Lines of a rank's failure message that are shown after the first."""
 _MISSING_FIXTURE = (pytest.FixtureLookupError.__module__, pytest.FixtureLookupError.__qualname__)
-_THREAD_ID = re.compile(r"^Thread [0-9]+ ", re.MULTILINE)
-"""The process id in py-spy's line on a thread."""
 
 COULD_RUN = "could run the test"
 """The predicate of a rank in a test that another rank cannot run."""
@@ -738,7 +735,6 @@ def stacks(
         ("stacks", own),
         ("stacks of other threads and tasks", threads),
         ("stacks when another rank died", seen),
-        ("native frames", findings.native),
     )
     return [
         (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, texts[ranks[0]])
@@ -778,8 +774,8 @@ def progress_parts(progress: Progress, folders: Folders) -> list[str]:
 
 
 def _alike(texts: Mapping[int, str]) -> list[list[int]]:
-    """Return groups of ranks whose texts are the same except for process ids."""
+    """Return groups of ranks whose texts are the same."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
-        groups.setdefault(_THREAD_ID.sub("", text), []).append(rank)
+        groups.setdefault(text, []).append(rank)
     return list(groups.values())

@@ -138,7 +138,7 @@ def test_an_async_test_hangs_where_its_task_waits(suite: BackgroundSuite) -> Non
 
 @pytest.mark.long
 @needs_torch(2, 8)
-def test_a_hang_shows_native_frames(suite: BackgroundSuite) -> None:
+def test_a_hang_shows_the_source_lines_of_each_rank(suite: BackgroundSuite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -162,11 +162,5 @@ def test_a_hang_shows_native_frames(suite: BackgroundSuite) -> None:
     assert f"E   {message}\n\ntest_it.py:11: RankHung" in report
     assert f"FAILED test_it.py::test_hang - {message}" in run.text
     assert ">       dist.all_reduce(torch.ones(1))" in report.partition("[rank 0] stacks")[2]
-    waiting, sleeping = report.partition("[rank 0] native frames")[2].split("[rank 1] native frames")
-    assert "Work::wait (libtorch_cpu.so)" in waiting
-    assert "all_reduce (torch/distributed/distributed_c10d.py:" in waiting
-    assert "pybind11" not in waiting
-    assert "nanosleep (libc.so.6)" in sleeping
-    assert "test_hang (test_it.py:11)" in sleeping
     assert "_pytest" not in report.partition("- rerun -")[0]
     assert max(map(len, report.splitlines())) <= 160
