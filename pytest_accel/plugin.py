@@ -21,7 +21,7 @@ from pytest_accel.core.marks import (
     has_marks,
     marks_in,
 )
-from pytest_accel.core.source_files import PlaceRecorder, record_conftest, record_file, text_of
+from pytest_accel.core.source_files import PlaceRecorder, record_file, text_of
 from pytest_accel.core.stash_keys import (
     DRIVER_LEASES,
     LAUNCHED,
@@ -83,10 +83,6 @@ _MOST_WORKERS = 64
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hooks)
-
-
-def pytest_plugin_registered(plugin: object, plugin_name: str) -> None:
-    record_conftest(plugin, plugin_name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -342,17 +338,17 @@ class CollectionHooks:
         """
         if not self._runs_tests or not isinstance(collector, pytest.File):
             return
-        record_file(collector)
+        text = record_file(collector)
         if collector.path.suffix != ".py":
             return
-        marks = self._marks_of(collector.path)
+        marks = self._marks_of(collector.path, text)
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.machine.session.devices):
             self._session.pool_client.warm()
 
-    def _marks_of(self, path: Path) -> set[str]:
-        """Return the marks that tests in the file seem to have, judged by its text."""
-        text, config = text_of(path), self._session.config
+    def _marks_of(self, path: Path, text: str) -> set[str]:
+        """Return the marks that tests in the file seem to have, judged by its `text`."""
+        config = self._session.config
         marks = marks_in(text) - self._owners.of_project
         marks = marks.union(*config.hook.pytest_accel_marks_of_file(config=config, path=path, text=text))
         return marks - self._deselected_marks
@@ -367,7 +363,7 @@ class CollectionHooks:
         """
         report = yield
         is_skipped = report.skipped and isinstance(collector, pytest.Module)
-        if is_skipped and "distributed" in self._marks_of(collector.path):
+        if is_skipped and "distributed" in self._marks_of(collector.path, text_of(collector.path)):
             from pytest_accel.driver.skip_conditions import condition_of
 
             if (condition := condition_of(report.longrepr, collector.config.rootpath)) is not None:

@@ -115,7 +115,7 @@ class Driver:
                 self.close()
         try:
             project_marks = marked.item.config.stash[OWNERS].of_project
-            request = CollectFile(node, marked.sources, marked.plan.devices, project_marks)
+            request = CollectFile(node, marked.digest, marked.plan.devices, project_marks)
             world.collect(request, has_hung=node.path in self._hung)
         except KeyboardInterrupt:
             raise

@@ -74,7 +74,8 @@ class MarkedItem(MarkedTest):
         if not self.key.grouped:
             return False
         if name == "skip":
-            return any(mentions_ranks(source.path) for source in self.sources)
+            conftests = (folder / "conftest.py" for folder in self.item.path.parents)
+            return any(map(mentions_ranks, map(str, (self.item.path, *conftests))))
         return name == "skipif" or (name == "xfail" and not self.expects_failure)
 
     @property

@@ -10,7 +10,6 @@ from msgspec import Struct, field
 
 from pytest_accel.core.node_refs import NodeRef, TestFamily
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.core.source_files import SourceState
 
 When = Literal["setup", "call", "teardown"]
 Location = tuple[str, int | None, str]
@@ -23,8 +22,8 @@ class CollectFile(Struct, frozen=True):
     """Collect the file of the test `node` unless that has been done, and find the test. The answer is `Collected`."""
 
     node: NodeRef
-    sources: tuple[SourceState, ...] = ()
-    """The states of the file and of its conftests when the driver has collected them."""
+    digest: bytes = b""
+    """Digest of the file when the driver has collected it; empty if it is not known."""
     devices: int | None = None
     """Number of the session's devices of the test's kind; None if there is no such kind."""
     project_marks: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ import pytest
 from pytest_accel.compat.pytest_shims import expects_failure, rewrite_asserts_of_initial_files, teardown_to
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.node_refs import NodeRef, TestFamily, are_copies, reference, without_parameters
-from pytest_accel.core.source_files import SourceState, changed
+from pytest_accel.core.source_files import digest_of, text_of
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.messages.rank_messages import RunTest, TornDown
 from pytest_accel.messages.serialization import exception_text, sketch
@@ -135,21 +135,20 @@ class RankCollector:
             why = text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}"
             self._import_error = f"{node.nodeid} cannot be imported in the ranks: {why}"
 
-    def find(self, session: pytest.Session, node: NodeRef, sources: Sequence[SourceState] = ()) -> pytest.Item:
+    def find(self, session: pytest.Session, node: NodeRef, digest: bytes = b"") -> pytest.Item:
         """Return the test `node`; collect its file if that has not been done.
 
-        `sources` are the states of the file and its conftests when the driver has collected them. Raise
-        :class:`TestNotFound` if this rank has no such test, or if one of these files has changed since,
-        :class:`NotCollected` if the collection of the file fails, and :class:`FileSkipped` if the file is skipped as a
-        whole.
+        `digest` is that of the file when the driver has collected it. Raise :class:`TestNotFound` if this rank has no
+        such test, or if the file has changed since, :class:`NotCollected` if the collection of the file fails, and
+        :class:`FileSkipped` if the file is skipped as a whole.
         """
         if node.path in self._skipped_files:
             raise FileSkipped(self._skipped_files[node.path])
         root = session.config.rootpath
         if node.path not in self._files:
-            if (edited := changed(sources, session.config)) is not None:
+            if digest and digest_of(text_of(Path(node.path))) not in (b"", digest):
                 text = "has changed since the session collected its tests; run the session again"
-                raise TestNotFound(f"{relpath(edited, root)} {text}")
+                raise TestNotFound(f"{relpath(node.path, root)} {text}")
             self._collect(session, node.path)
         tests = self._files[node.path]
         found = tests.get(node)

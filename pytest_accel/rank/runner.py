@@ -130,7 +130,7 @@ class TestRunner:
         self._begun = node
         try:
             try:
-                self._collector.find(session, node, request.sources)
+                self._collector.find(session, node, request.digest)
             except TestNotFound as error:
                 problem = str(error)
                 if (hidden := self._reports.hidden_devices) is not None:
