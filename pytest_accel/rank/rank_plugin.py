@@ -6,6 +6,7 @@ and assertion rewriting work as usual.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from contextlib import suppress
 from functools import cached_property
@@ -30,7 +31,6 @@ from pytest_accel.rank.collector import RankCollector
 from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
-from pytest_accel.rank.late_variables import LateVariables
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.rank_output import RankOutput
 from pytest_accel.rank.reports import RankReports
@@ -64,7 +64,6 @@ class RankPlugin:
         context: RankContext,
         listener: socket,
         store_port: StorePort | None,
-        late_variables: LateVariables,
         output: RankOutput,
     ) -> None:
         self.context = context
@@ -73,9 +72,10 @@ class RankPlugin:
         self.retired = False
         self.exit_status: int | None = None
         """Exit status of the session before the hooks for its end; None: it has not ended."""
+        self._began_with_torch = "torch" in sys.modules
         self._listener = listener
         self._store_port = store_port
-        self._collector = RankCollector(late_variables)
+        self._collector = RankCollector()
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
         self._reports = RankReports(context)
@@ -156,7 +156,7 @@ class RankPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         # Without torch, the first test's file is imported before: it may set variables that torch reads at import.
         # A conftest that has imported torch makes no difference, since it may have done so in some ranks only.
-        if self._collector.late_variables.active and self._problem is not None:
+        if self._began_with_torch and self._problem is not None:
             self.refuse(self._problem)
             return True
         self.served = True
