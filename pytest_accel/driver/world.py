@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pickle import dumps
-
-import pytest
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.node_refs import NodeRef, TestFamily
@@ -218,8 +216,8 @@ class World:
         self._monitor.begin(monotonic())
         following = None if marked.following is None else marked.following.node
         serial, item = self._monitor.serial, marked.item
-        names, skips = (item.name, item.nodeid), _skips(item)
-        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names, skips))
+        names = item.name, item.nodeid
+        self._send(RunTest(serial, marked.node, item.location, following, marked.last, names))
 
     def _begin_call(self, message: RunCall | SkipCall) -> None:
         """Have the ranks begin the call of the test as soon as they have passed its setup; no-op if it has begun."""
@@ -419,13 +417,3 @@ class World:
         """
         stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.event)
         self._monitor.record_hung(pending, timed_out if spent.event is None else stopped)
-
-
-def _skips(item: pytest.Item) -> bool:
-    """Return whether a mark ``skipif`` of `item` has a condition that is true in this process, and no text."""
-    for _, mark in item.iter_markers_with_node("skipif"):
-        conditions = (*mark.args, mark.kwargs.get("condition", False))
-        with suppress(Exception):  # The ranks report a condition that has no truth value.
-            if any(condition and not isinstance(condition, str) for condition in conditions):
-                return True
-    return False

@@ -50,8 +50,6 @@ class RunTest(Struct, frozen=True):
     """True if no test follows in this world, so that session fixtures are torn down after this test."""
     names: tuple[str, str]
     """Name and node id of the test in the driver. Several tests there may be the same test in a rank."""
-    skips: bool = False
-    """True if a mark ``skipif`` of the test in the driver, which does not evaluate it, would skip the test, too."""
 
 
 class RunCall(Struct, frozen=True):

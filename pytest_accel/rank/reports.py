@@ -37,16 +37,13 @@ class RankReports:
         self._context = context
         self.session_devices: int | None = None
         """Number of the session's devices of the test's kind; None if there is no such kind, or before any test."""
-        self.skips_in_driver = False
-        """True if marks would skip the test in the driver, too."""
         self.exception: ExceptionSketch | None = None
         """The exception of the report that is sent next; None if it has not failed."""
         self.late_error: RuntimeError | None = None
         """The error of work on a device that the test has not waited for."""
 
-    def begin(self, *, skips_in_driver: bool) -> None:
+    def begin(self) -> None:
         """Begin a test."""
-        self.skips_in_driver = skips_in_driver
         self.exception = self.late_error = None
 
     @property
@@ -101,11 +98,11 @@ class RankReports:
         return torch_errors.explain(error, grouped=spec.grouped, init=init)
 
     def _explain_skip(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Add to the reason of a mark that skips in ranks only that these see other devices than the driver."""
+        """Add to the reason of a mark ``skipif`` that ranks see other devices than the driver."""
         longrepr = report.longrepr
-        if self.skips_in_driver or report.when != "setup" or not report.skipped or not isinstance(longrepr, tuple):
+        if report.when != "setup" or not report.skipped or not isinstance(longrepr, tuple):
             return
-        if self.hidden_devices is not None and any(item.get_closest_marker(name) for name in ("skip", "skipif")):
+        if self.hidden_devices is not None and item.get_closest_marker("skipif") is not None:
             path, line, reason = longrepr
             report.longrepr = path, line, f"{reason} ({self.hidden_devices})"
 
