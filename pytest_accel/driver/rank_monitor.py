@@ -25,7 +25,6 @@ from pytest_accel.messages.rank_messages import (
     CannotRun,
     Collected,
     ExitRequest,
-    ExtraReport,
     Finished,
     ForkReturned,
     PhaseReport,
@@ -88,7 +87,7 @@ class RankMonitor:
         """The waits that the last look has found to have no end; empty if ranks have sent messages since."""
         self._next_look = 0.0
         """Time at which to look for a deadlock next (`clock.monotonic`)."""
-        self._extras: list[tuple[int, ExtraReport]] = []
+        self._extras: list[tuple[int, PhaseReport]] = []
         self._selector = DefaultSelector()
         self.ranks: list[RankConnection] = []
         try:
@@ -122,7 +121,7 @@ class RankMonitor:
         """Return the time at which the ranks were told to begin the test, or its call if `when` is a later phase."""
         return self.began if when == "setup" or self.call_began is None else self.call_began
 
-    def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
+    def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
         """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
         phases = PHASES[: PHASES.index(when) + 1]
         taken = [entry for entry in self._extras if entry[1].when in phases]
@@ -186,9 +185,10 @@ class RankMonitor:
             self.exit_request = self.exit_request or message
             self._record_end(rank, "died", sentences.exit_request(message.reason))
         elif isinstance(message, PhaseReport) and message.serial == self.serial:
-            rank.reports[message.when] = message
-        elif isinstance(message, ExtraReport) and message.serial == self.serial:
-            self._extras.append((rank.rank, message))
+            if message.at:
+                rank.reports[message.when] = message
+            else:
+                self._extras.append((rank.rank, message))
         elif isinstance(message, Announced):
             if message.serial == self.serial and rank.phase == "call":
                 rank.announced = message

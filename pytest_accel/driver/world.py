@@ -25,8 +25,8 @@ from pytest_accel.messages.rank_messages import (
     Collected,
     CollectFile,
     ExitRequest,
-    ExtraReport,
     Finished,
+    PhaseReport,
     Prepare,
     RunCall,
     RunTest,
@@ -371,7 +371,7 @@ class World:
         # If one has reacted, those in C code that wait for it usually fail, too, and have time to tear down.
         return [] if any(rank.interrupted for rank in ended) else [rank.rank for rank in ended]
 
-    def take_extras(self, when: When) -> list[tuple[int, ExtraReport]]:
+    def take_extras(self, when: When) -> list[tuple[int, PhaseReport]]:
         """Return the additional reports of phase `when` and those before it, with their ranks, and forget them."""
         return self._monitor.take_extras(when)
 

@@ -111,13 +111,14 @@ class ForkReturned(Struct, frozen=True):
 
 
 class PhaseReport(Struct, frozen=True):
-    """The report of one phase of a test."""
+    """The report of one phase of a test, or an additional report in it, such as that of a subtest."""
 
     serial: int
     when: When
     report: dict[str, Any]
-    """The pytest report of this phase, as ``pytest_report_to_serializable`` returns it."""
-    at: float
+    """The pytest report, as ``pytest_report_to_serializable`` returns it."""
+    at: float = 0.0
+    """0 for an additional report."""
     exception: ExceptionSketch | None = None
     collectives: tuple[CollectiveCall, ...] = ()
 
@@ -179,16 +180,6 @@ class ExitRequest(Struct, frozen=True):
     """File and line of the request, as pytest shows them."""
 
 
-class ExtraReport(Struct, frozen=True):
-    """A report that a test makes in addition to those of its phases, such as that of a subtest."""
-
-    serial: int
-    when: When
-    """The phase in which the report was made."""
-    report: dict[str, Any]
-    """The report, as ``pytest_report_to_serializable`` returns it."""
-
-
 class ExceptionSketch(Struct, frozen=True):
     """Type, text and cause of an exception, enough for marks and plugins that examine it in the driver."""
 
@@ -218,20 +209,15 @@ The other end is None for a receive from any rank. The tag is 0 if the backend i
 """
 
 
-class CallSite(Struct, frozen=True):
-    """The line of code that has called a function of `torch.distributed`."""
-
-    function: str
-    path: str
-    line: int
-
-
 class UnawaitedCollective(Struct, frozen=True):
     """A collective that a test has started and not waited for, and that has failed or does not complete."""
 
-    place: CallSite
+    function: str
+    """The function of `torch.distributed` that the test has called."""
+    path: str
+    line: int
     error: str | None
-    """Text of the error; None: it has not completed."""
+    """First line of the error; None: it has not completed."""
 
 
 class TornDown(Struct, frozen=True):

@@ -31,7 +31,6 @@ from pytest_accel.messages.rank_messages import (
     Collected,
     CollectFile,
     ExitRequest,
-    ExtraReport,
     Finished,
     PhaseReport,
     RunTest,
@@ -349,7 +348,7 @@ class TestRunner:
             test.only_passed &= not report.failed
             test.raised |= report.failed
             data = serialize(self._config, report)
-            test.driver.send(ExtraReport(serial, test.phase, data))
+            test.driver.send(PhaseReport(serial, test.phase, data))
             return
         test.raised |= report.failed or hasattr(report, "wasxfail")
         test.reported.add(report.when)

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.messages.rank_messages import ExtraReport, PhaseReport
+from pytest_accel.messages.rank_messages import PhaseReport
 from pytest_accel.verdict import sentences
 from pytest_accel.verdict.judgement import Phase, judge
 
@@ -35,7 +35,7 @@ class _Subtest(NamedTuple):
     reports: dict[int, dict[str, Any]]
 
 
-def merge(extras: Sequence[tuple[int, ExtraReport]], phase: Phase) -> list[dict[str, Any]]:
+def merge(extras: Sequence[tuple[int, PhaseReport]], phase: Phase) -> list[dict[str, Any]]:
     """Return one report for each subtest or check in `extras`, which the ranks have made in `phase`.
 
     A subtest that some ranks have not reported because the phase ended early for them is left out, unless it has
@@ -127,7 +127,7 @@ def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
         if data is None:
             outcomes.append(RankOutcome(rank, "absent", text=absence))
         else:
-            report = PhaseReport(0, phase.when, data, 0.0)
+            report = PhaseReport(0, phase.when, data)
             outcomes.append(RankOutcome(rank, data["outcome"], report=report))
     verdict = judge(
         Phase(

@@ -24,17 +24,17 @@ from pytest_accel.diagnostics.source_lines import stack_text, threads_text
 from pytest_accel.messages.flight_record import RankWait
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.messages.rank_messages import (
-    CallSite,
     ExceptionSketch,
     ExitRequest,
     ExpectedEnd,
     Finished,
     Leak,
     LeakKind,
+    UnawaitedCollective,
     When,
 )
 from pytest_accel.verdict.causes import Consequence, consequence
-from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
 
 _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
@@ -317,16 +317,12 @@ def _by_rank(numbers: Mapping[int, int]) -> str:
     return ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
 
 
-def _call(place: CallSite, folders: Folders) -> str:
-    return f"{place.function} at {folders.shown(place.path)}:{place.line}"
-
-
-def unawaited_lines(unawaited: Sequence[Unawaited], folders: Folders) -> list[str]:
+def unawaited_lines(unawaited: Mapping[UnawaitedCollective, Sequence[int]], folders: Folders) -> list[str]:
     """Return lines on collectives that a test has not waited for, and that did not succeed."""
     return [
-        f"{ranks_text(one.ranks)}: {_call(one.place, folders)}, for which the test did not wait, "
-        f"{'has not completed' if one.error is None else f'failed: {one.error}'}"
-        for one in unawaited
+        f"{ranks_text(ranks)}: {one.function} at {folders.shown(one.path)}:{one.line}, for which the test did not "
+        f"wait, {'has not completed' if one.error is None else f'failed: {one.error}'}"
+        for one, ranks in unawaited.items()
     ]
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
-from pytest_accel.messages.rank_messages import ExtraReport, PhaseReport
+from pytest_accel.messages.rank_messages import PhaseReport
 from pytest_accel.verdict.judgement import Phase, text_longrepr
 from pytest_accel.verdict.merged_subtests import failed_numbers, merge
 
-Sent = tuple[int, ExtraReport]
+Sent = tuple[int, PhaseReport]
 
 
 def phase(*endings: Ending, **more: Any) -> Phase:
@@ -36,7 +36,7 @@ def sent(rank: int, outcome: str, message: str | None = "a", **report: Any) -> S
     data = {"outcome": outcome, "longrepr": longreprs.get(outcome), "nodeid": "test_it.py::test_it", **report}
     if message is not None:
         data["_subtest.context"] = {"msg": message, "kwargs": {}}
-    return rank, ExtraReport(1, "call", data)
+    return rank, PhaseReport(1, "call", data)
 
 
 def outcomes(*reports: Sent, of: Phase = TWO_PASSED) -> list[str]:

@@ -14,9 +14,9 @@ from pytest_accel.diagnostics.collectives import Record
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted, OutsideError, Progress, RankProblem
 from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankEvent, RankOutcome
 from pytest_accel.messages.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.messages.rank_messages import CallSite, Finished, Leak, LeakKind
+from pytest_accel.messages.rank_messages import Finished, Leak, LeakKind, UnawaitedCollective
 from pytest_accel.verdict import sentences
-from pytest_accel.verdict.mismatches import Mismatch, Unawaited, UnequalCollectives, UnequalGroups
+from pytest_accel.verdict.mismatches import Mismatch, UnequalCollectives, UnequalGroups
 from tests.flight_records import entry, record
 from tests.verdict.phases import FOLDERS, STACK, hung, judged, passed
 
@@ -112,7 +112,7 @@ def test_an_error_outside_of_any_test(error: OutsideError, text: str) -> None:
     assert sentences.problem_lines("the lock of sim-0 was lost") == "the lock of sim-0 was lost"
 
 
-PLACE = CallSite("dist.isend", "test_a.py", 3)
+PLACE = ("dist.isend", "test_a.py", 3)
 IN_ALL = ", counted since the group was made: rank 0: 4, rank 1: 3"
 
 
@@ -140,7 +140,7 @@ def test_a_difference_between_the_ranks_at_the_end_of_a_test(mismatch: Mismatch,
 
 def test_a_collective_for_which_the_test_did_not_wait() -> None:
     at = "dist.isend at test_a.py:3, for which the test did not wait,"
-    unawaited = [Unawaited((0, 1), PLACE, None), Unawaited((1,), PLACE, "Broken pipe")]
+    unawaited = {UnawaitedCollective(*PLACE, None): [0, 1], UnawaitedCollective(*PLACE, "Broken pipe"): [1]}
     assert sentences.unawaited_lines(unawaited, FOLDERS) == [
         f"ranks 0-1: {at} has not completed",
         f"rank 1: {at} failed: Broken pipe",
