@@ -261,8 +261,8 @@ class Leak(Struct, frozen=True):
 class Finished(Struct, frozen=True):
     """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
-    serial: int
-    collectives: Mapping[str, tuple[tuple[int, ...], int | None]]
+    serial: int = 0
+    collectives: Mapping[str, tuple[tuple[int, ...], int | None]] = field(default_factory=dict)
     """For each process group of the rank: the global ranks of its members, and its number of issued collectives.
 
     The number is None if it is unknown: the backend does not count.
@@ -273,8 +273,6 @@ class Finished(Struct, frozen=True):
     leaks: tuple[Leak, ...] = ()
     device_error: str = ""
     """The error of work on a device that has made the device unusable for the rank, which must be killed; or empty."""
-    lost_default: bool = False
-    """True if the test destroyed or replaced the world's default process group. The rank must be killed."""
     groups: int = 0
     """Number of process groups that have been created in the rank, by torch's counter."""
     groups_by_test: int = 0

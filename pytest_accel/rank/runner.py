@@ -31,7 +31,6 @@ from pytest_accel.messages.rank_messages import (
     Collected,
     CollectFile,
     ExitRequest,
-    Finished,
     PhaseReport,
     RunTest,
     WarningSketch,
@@ -225,34 +224,28 @@ class TestRunner:
             failed_work = torch_devices.failed_work(context)
             if test.raised and failed_work is None:  # torch cannot free all memory of an unusable device.
                 device_memory.forget_failure(context, test.item)
-            leaks = self._leak_check.end(failed_work)
-            collectives, groups = group_state.collectives(context), group_state.created_count()
-            unawaited = context.pending_work.end()
-            messages = group_state.messages(context)
+            finished = self._leak_check.end(failed_work)
             peak = device_memory.peak_memory(context.torch_device)
-            if not leaks.must_be_killed:
+            finished = structs.replace(
+                finished,
+                collectives=group_state.collectives(context),
+                groups=group_state.created_count(),
+                unawaited=context.pending_work.end(),
+                messages=group_state.messages(context),
+                properties={} if peak is None else {"accel_peak_memory": peak},
+            )
+            if failed_work is None:
                 device_memory.empty_cache(context, device_memory.CACHE_LIMIT)
+            elif failed_work.seen and not test.raised:
+                doubt = f"the test expected an error of a device, which is unusable now: {failed_work}"
+                finished = structs.replace(finished, doubt=doubt)
         except Exception as error:
-            leaks, collectives, groups, peak = check_failed(error), {}, 0, None
-            messages, unawaited, failed_work = {}, (), None
-        properties: dict[str, object] = {} if peak is None else {"accel_peak_memory": peak}
-        doubt = leaks.doubt
-        if failed_work is not None and failed_work.seen and not test.raised:
-            doubt = f"the test expected an error of a device, which is unusable now: {failed_work}"
-        finished = Finished(
-            test.request.serial,
-            collectives,
+            finished = check_failed(error)
+        finished = structs.replace(
+            finished,
+            serial=test.request.serial,
             warnings=tuple(test.warnings),
             late_teardown_error=test.late_teardown_error,
-            leaks=leaks.found,
-            device_error=leaks.device_error,
-            lost_default=leaks.lost_default,
-            groups=groups,
-            groups_by_test=leaks.groups_by_test,
-            messages=messages,
-            unawaited=unawaited,
-            properties=properties,
-            doubt=doubt,
         )
         test.driver.send(*test.teardown, finished)
 

@@ -369,7 +369,7 @@ def kill_reason(finished: Finished) -> str | None:
         return f"the test left a device unusable: {finished.device_error}"
     if lasting := next((leak for leak in finished.leaks if leak.lasting), None):
         return f"the test {_describe_leak(lasting)}"
-    return "the test destroyed or replaced the world's default process group" if finished.lost_default else None
+    return None
 
 
 # A line for each rank

@@ -177,8 +177,6 @@ def test_a_leak(leak: Leak, text: str) -> None:
 
 def test_other_reasons_to_kill_a_rank() -> None:
     assert sentences.kill_reason(Finished(1, {})) is None
-    lost = Finished(1, {}, lost_default=True)
-    assert sentences.kill_reason(lost) == "the test destroyed or replaced the world's default process group"
     unusable = Finished(1, {}, device_error="device-side assert")
     assert sentences.kill_reason(unusable) == "the test left a device unusable: device-side assert"
 
