@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -16,7 +16,6 @@ from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver.marked_test import MarkedTest
-from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world import World
 from pytest_accel.messages.rank_messages import When
 from pytest_accel.messages.world_spec import WorldSpec
@@ -31,13 +30,14 @@ if TYPE_CHECKING:
 class WorldRun:
     """The run of a marked test in a world. The test's `MarkedItem` makes one when pytest sets the test up."""
 
-    def __init__(self, test: MarkedTest, driver: Driver, limits: TimeLimits, subtests: Subtests) -> None:
-        """Start the test in a world of the `driver`. Reports of subtests are added to `subtests`."""
+    def __init__(self, test: MarkedTest, driver: Driver, limits: TimeLimits) -> None:
+        """Start the test in a world of the `driver`."""
         __tracebackhide__ = True
         self._test = test
         self._driver = driver
         self._limits = limits
-        self._subtests = subtests
+        self._subtests: list[dict[str, Any]] = []
+        """The merged reports of subtests that have not been sent to pytest, serialized as pytest does it."""
         self._outcomes: dict[When, str] = {}
         """The outcomes of the phases so far."""
         self._ended_ranks: frozenset[int] = frozenset()
@@ -51,6 +51,11 @@ class WorldRun:
     def has_world(self) -> bool:
         """False after the last phase, and if the driver has given the world back before."""
         return self._world is not None and not self._world.closed
+
+    def take_subtests(self) -> list[dict[str, Any]]:
+        """Return the merged reports of subtests, and forget them."""
+        taken, self._subtests = self._subtests, []
+        return taken
 
     def phase(self, when: When) -> Verdict:
         """Wait for phase `when`, and return its verdict."""
@@ -107,7 +112,7 @@ class WorldRun:
         # Subtests of a setup that passed are reported with the call phase, which follows.
         if when != "setup" or any(outcome.ending != "passed" for outcome in outcomes):
             reports = merged_subtests.merge(world.take_extras(when), phase)
-            self._subtests.add(reports)
+            self._subtests += reports
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))
         verdict = judge(phase)
         if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
