@@ -23,12 +23,6 @@ from pytest_accel.core.stash_keys import (
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import LAUNCHER, Settings, flag, is_distributed
 
-_USED_AT_IMPORT = (
-    "A conftest or test file that uses a device when it is imported keeps memory of it in each importing process until "
-    "the session ends. Use the device in fixtures, and ask for its properties with arguments of the mark."
-)
-
-
 _ERRORS = "accel: errors outside of any test"
 
 
@@ -192,7 +186,6 @@ class ReportHooks:
         if (pool := self._session.started_pool) is None:
             return
         from pytest_accel.core.frames import folders_of
-        from pytest_accel.hardware.health import USED_BY_SUITE
         from pytest_accel.verdict import sentences
 
         for interrupted in pool.summary.interrupted:
@@ -200,6 +193,3 @@ class ReportHooks:
             lines = sentences.interrupted_lines(interrupted, folders_of(config))
             yield f"accel: the interrupted ranks{name}", list(lines)
         yield _ERRORS, list(map(sentences.problem_lines, pool.summary.errors))
-        devices = pool.summary.devices
-        advice = [_USED_AT_IMPORT] if any(USED_BY_SUITE in text for text in devices) else []
-        yield "accel: device memory that tests found in use", [*devices, *advice]

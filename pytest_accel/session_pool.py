@@ -141,10 +141,6 @@ class SessionStarters:
     def machines(self) -> tuple[str, ...]:
         return ("",) if self._elsewhere is None else self._elsewhere.machines
 
-    @property
-    def missing(self) -> list[str]:
-        return self._here.leases.missing
-
     def of(self, key: WorldKey) -> Starter[Any]:
         if key.launcher is not None:
             if self._jobs is None:

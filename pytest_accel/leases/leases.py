@@ -310,12 +310,6 @@ class Leases:
             return None
         return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in kind.set_aside.items())])
 
-    @property
-    def missing(self) -> list[str]:
-        """A line for each device with less free memory than at the session's start: how much, and who uses it."""
-        guards = [kind.guard for kind in self._kinds.values() if kind.guard is not None]
-        return [f"{name}: {text}" for guard in guards for name, text in guard.missing.items()]
-
     async def run(self) -> None:
         """Look after what other sessions do, as long as this session lives: they send no notices."""
         next_look = next_check = 0.0

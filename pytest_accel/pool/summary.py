@@ -28,8 +28,6 @@ class PoolSummary:
         """Errors that belong to no test, such as one in the teardown of a session fixture."""
         self.notes: list[str] = []
         """Lines to show with ``-v``."""
-        self.devices: list[str] = []
-        """A line for each device whose memory others, or the session's own processes, still use."""
         self._interrupted: dict[int, Interrupted] = {}
         """By world number."""
         self._directory = directory
