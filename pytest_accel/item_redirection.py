@@ -21,19 +21,18 @@ from pytest_accel.settings.options import planned_machine
 from pytest_accel.verdict import remote_exceptions
 
 if TYPE_CHECKING:
-    from pytest_accel.hardware.inventory import Inventory, Machine
+    from pytest_accel.hardware.inventory import Inventory
     from pytest_accel.session import AccelSession
 
 
 class Redirector:
     """Makes the marked items of one process run in worlds, and refuses those whose marks are wrong."""
 
-    def __init__(self, session: AccelSession, machine: Machine | None = None) -> None:
-        """`machine` is one to plan for in place of the session's."""
+    def __init__(self, session: AccelSession) -> None:
         self._session = session
         launched = session.launched
         resources = Resources(
-            machine or session.machine,
+            session.machine,
             session.settings,
             self._why_no_launcher,
             self._remote_inventory,
