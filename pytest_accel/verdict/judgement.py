@@ -190,7 +190,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     leaks = sentences.leak_lines(phase.finished)
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
     found: list[Mismatch] = [*compare_collectives(phase.finished), *compare_groups(phase.finished)]
-    kill_reason = next(iter(sentences.mismatch_lines(found)), None)
+    kill_reason = next(map(sentences.describe_mismatch, found), None)
     waiting = unawaited_collectives(phase.finished)
     missed = []
     if ends := expected_ends.agreed(phase.announced):
@@ -198,7 +198,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
             missed = [f"the test passed; {sentences.announcement([UNEVEN_COLLECTIVES])}"]
         found = expected_ends.unexplained(found, phase.finished, ends)
         waiting = expected_ends.without_consequences(waiting, ends)
-    mismatch = sentences.mismatch_lines(found)
+    mismatch = list(map(sentences.describe_mismatch, found))
     # Ranks that issue different numbers of collectives wait for each other: the numbers say why.
     unawaited = [] if mismatch else sentences.unawaited_lines(waiting, phase.folders)
     problems = missed + mismatch + unawaited

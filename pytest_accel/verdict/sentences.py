@@ -63,16 +63,6 @@ _EXITS = {
 }
 _PASSIVE = frozenset((ExitCause.MACHINE_LOST, ExitCause.LOCK_LOST))
 """The causes whose text is a participle."""
-_HANGS = {
-    HangCause.PHASE_TIMEOUT: "timed out",
-    HangCause.START_TIMEOUT: "did not become ready",
-    HangCause.COLLECTION_TIMEOUT: "did not collect the test's file",
-    HangCause.STALLED: "stopped in the middle of a message",
-    HangCause.UNREAD: "did not read the driver's message",
-    HangCause.OTHER_RANK: "stopped",
-    HangCause.DEADLOCK: "in a deadlock",
-}
-"""Words for a rank that hung, beside the message that says more."""
 _LOST_CONNECTION = "lost its connection to the driver (exit status unknown)"
 """The predicate of a rank that died, and whose end is unknown."""
 _EVENTS = {
@@ -294,12 +284,8 @@ def unknown_outcome(unknown: Sequence[RankOutcome], when: When) -> str:
 # The end of a test
 
 
-def mismatch_lines(mismatches: Sequence[Mismatch]) -> list[str]:
-    """Return a line for each of `mismatches`."""
-    return list(map(_describe_mismatch, mismatches))
-
-
-def _describe_mismatch(one: Mismatch) -> str:
+def describe_mismatch(one: Mismatch) -> str:
+    """Return a line about the mismatch."""
     match one:
         case UnequalCollectives(group, members, numbers):
             return (
@@ -473,9 +459,8 @@ def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
     text = root.ending if root.report is None else _without_message(root, folders)
     if wasxfail(root) is not None:
         text = _describe_briefly(root, folders, number)
-    elif root.ending == "hung":
-        assert root.hang is not None
-        text = _HANGS[root.hang.cause]
+    elif root.hang is not None:
+        text = describe_hang(root.hang, "was" if number == 1 else "were")
     elif root.ending == "unstarted":
         text = "could not run the test"
     return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"

@@ -135,7 +135,7 @@ IN_ALL = ", counted since the group was made: rank 0: 4, rank 1: 3"
     ],
 )
 def test_a_difference_between_the_ranks_at_the_end_of_a_test(mismatch: Mismatch, line: str) -> None:
-    assert sentences.mismatch_lines([mismatch]) == [line]
+    assert sentences.describe_mismatch(mismatch) == line
 
 
 def test_a_collective_for_which_the_test_did_not_wait() -> None:
