@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from os.path import relpath
 from signal import signal
 from traceback import format_exc, walk_tb
 from typing import Any
@@ -314,10 +313,8 @@ class TestRunner:
         failed = torch_devices.failed_work(self._context)
         if failed is None or failed.seen:
             return
-        node = self._test.request.node
-        path = relpath(node.path, self._config.invocation_params.dir)
         error = RuntimeError(f"work that the test started on {failed.device} has failed: {failed.error}")
-        hint = torch_devices.hint_on_place(failed.device, "::".join((path, *node.names)))
+        hint = "the place in the code is unknown, since a device runs its work later; torch's error says how to find it"
         torch_errors.add_hint(error, Explanation(hint))
         self._reports.late_error = error
         raise error
