@@ -283,9 +283,7 @@ class UnmarkedFailureHooks:
                 about_marks = foreign_marks.about_marks(item, item.config.stash[OWNERS])
             name_place(error, item, about_marks)
             if (explanation := torch_errors.explain(error, grouped=False)) is not None:
-                if about_marks is not None and not explanation.headline:  # It would say that the test has no mark.
-                    explanation = torch_errors.Explanation(about_marks)
-                torch_errors.add_hint(error, explanation)
+                torch_errors.add_hint(error, about_marks or explanation)  # That would say that the test has no mark.
                 filter_frames(item, is_library, torch_errors.MODULES)
 
 

@@ -17,7 +17,6 @@ from msgspec import structs
 
 from pytest_accel.compat import torch_api, torch_errors
 from pytest_accel.compat.pytest_shims import filter_frames, report_to_data
-from pytest_accel.compat.torch_errors import Explanation
 from pytest_accel.core.frames import failure_place, folders_of, is_library
 from pytest_accel.core.missing_mark import name_place
 from pytest_accel.core.truncation import cut, cut_failure
@@ -82,8 +81,6 @@ class RankReports:
         kind = torch_api.accelerator_error(sys.modules.get("torch"))
         of_device = failure is self.late_error or (kind is not None and isinstance(failure, kind))
         self.exception = structs.replace(sketch(failure), of_device=of_device)
-        if (explanation := self._explain(failure)) is not None:
-            torch_errors.add_headline(report.longrepr, explanation)
         report.accel_place = failure_place(call.excinfo, report.longrepr, folders_of(item.config))  # type: ignore[attr-defined]
         traceback = getattr(report.longrepr, "reprtraceback", None)
         if failure is self.late_error and traceback is not None:
@@ -91,7 +88,7 @@ class RankReports:
             traceback.extraline = None
         return report
 
-    def _explain(self, error: BaseException) -> Explanation | None:
+    def _explain(self, error: BaseException) -> str | None:
         """Return an explanation of `error` for a test in this rank; None if there is none."""
         spec = self._context.spec
         init = spec.grouped and spec.key.init

@@ -16,7 +16,6 @@ from msgspec import structs
 from pytest_accel import features
 from pytest_accel.compat import torch_errors
 from pytest_accel.compat.pytest_shims import forget_sections, is_subtest, rename
-from pytest_accel.compat.torch_errors import Explanation
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.node_refs import NodeRef
@@ -315,7 +314,7 @@ class TestRunner:
             return
         error = RuntimeError(f"work that the test started on {failed.device} has failed: {failed.error}")
         hint = "the place in the code is unknown, since a device runs its work later; torch's error says how to find it"
-        torch_errors.add_hint(error, Explanation(hint))
+        torch_errors.add_hint(error, hint)
         self._reports.late_error = error
         raise error
 
