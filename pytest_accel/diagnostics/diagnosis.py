@@ -87,16 +87,12 @@ class RankProblem:
     """The last lines of the rank's log."""
 
 
-class Examiner:
+class Examiner(WorldInspector):
     """Examines the ranks of one world."""
-
-    def __init__(self, inspector: WorldInspector, *, grouped: bool) -> None:
-        self._inspector = inspector
-        self._grouped = grouped
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
         """Return the Python stacks of the processes `pids`, by rank; see `python_stacks.take_stacks`."""
-        return self._inspector.ask(MachineInspector.stacks, pids)
+        return self.ask(MachineInspector.stacks, pids)
 
     def hung(self, alive: Mapping[int, int], hung: Mapping[int, int]) -> tuple[dict[int, str], Findings]:
         """Return the stacks of the `hung` ranks, and the findings on them.
@@ -115,7 +111,7 @@ class Examiner:
 
     def records(self, alive: Mapping[int, int]) -> dict[int, FlightRecord]:
         """Return the records of the `alive` ranks that have written one, without disturbing them."""
-        taken = self._inspector.ask(MachineInspector.records, alive) if self._grouped else {}
+        taken = self.ask(MachineInspector.records, alive) if self._spec.grouped else {}
         return {rank: read_record(data) for rank, data in sorted(taken.items())}
 
     def progress(self, alive: Mapping[int, int]) -> Progress:

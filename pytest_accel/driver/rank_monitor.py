@@ -10,7 +10,7 @@ from selectors import EVENT_READ, DefaultSelector
 from pytest_accel.core.clock import monotonic, wall_clock
 from pytest_accel.diagnostics.deadlock import deadlocked
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.inspector import MachineInspector, WorldInspector
+from pytest_accel.diagnostics.inspector import MachineInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
@@ -64,13 +64,12 @@ class RankMonitor:
         self._pool_client = pool_client
         self._condition = condition
         self._debugger = debugger
-        self._inspector = WorldInspector(grant.directory, grant.spec)
         self._has_records = grant.spec.ranks > 1 and grant.spec.grouped and grant.spec.key.init
         """True if the ranks answer at once when they are asked for records of their collectives.
 
         In a world without a process group of its own, a rank that has not made one does not answer.
         """
-        self._examiner = Examiner(self._inspector, grouped=grant.spec.grouped)
+        self._examiner = Examiner(grant.directory, grant.spec)
         self._oom_kills = self._count_oom_kills(grant.spec.ranks)
         self.serial = 0
         """Number of the current test."""
@@ -233,12 +232,12 @@ class RankMonitor:
     def is_any_at_work(self) -> bool:
         """Return True if a rank that has not finished the test is computing."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._inspector.ask(MachineInspector.at_work, unfinished).values())
+        return any(self._examiner.ask(MachineInspector.at_work, unfinished).values())
 
     def is_any_held_up(self) -> bool:
         """Return True if a rank that has not finished the test waits for a processor or a disk."""
         unfinished = _pids(rank for rank in self.ranks if not rank.done)
-        return any(self._inspector.ask(MachineInspector.held_up, unfinished).values())
+        return any(self._examiner.ask(MachineInspector.held_up, unfinished).values())
 
     # Exits and hangs of ranks
 
@@ -266,7 +265,7 @@ class RankMonitor:
 
         Those in C code do not react.
         """
-        self._inspector.ask(MachineInspector.interrupt, _pids(hung))
+        self._examiner.ask(MachineInspector.interrupt, _pids(hung))
         deadline = monotonic() + _REACTION
         for rank in hung:
             descriptor = rank.connection.fileno()
@@ -287,7 +286,7 @@ class RankMonitor:
         hang: Hang | None = None,
     ) -> None:
         """Record that `rank` has ended, in the first phase that it has not reported; receive no more messages of it."""
-        captured = self._inspector.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
+        captured = self._examiner.ask(MachineInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
         if exit is not None and exit.is_crash:
             captured, stack = split_fault(captured)
@@ -327,7 +326,7 @@ class RankMonitor:
         self._record_end(rank, "died", at=now, exit=end)
 
     def _count_oom_kills(self, size: int) -> dict[int, int | None]:
-        return self._inspector.ask(MachineInspector.oom_kills, dict.fromkeys(range(size)))
+        return self._examiner.ask(MachineInspector.oom_kills, dict.fromkeys(range(size)))
 
 
 def _pids(ranks: Iterable[RankConnection]) -> dict[int, int]:

@@ -374,7 +374,7 @@ class Pool:
         if found is None:
             return Progress()
         spec, alive = found
-        return Examiner(WorldInspector(self.directory, spec), grouped=spec.grouped).progress(alive)
+        return Examiner(self.directory, spec).progress(alive)
 
     def close(self, *, gracefully: bool) -> None:
         """Terminate all worlds and the fork server, and wait until every process has ended.

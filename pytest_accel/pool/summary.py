@@ -79,7 +79,7 @@ class PoolSummary:
                 self._interrupted[world.spec.world] = replace(recorded, test=test)
             return
         ends = dict(world.exits)
-        examiner = Examiner(WorldInspector(self._directory, world.spec), grouped=world.spec.grouped)
+        examiner = Examiner(self._directory, world.spec)
         stacks, findings = examiner.hung(world.alive, world.alive)
         idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
         between_tests = not test and not ends and idle
