@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.compat.pytest_shims import fixtures_from, leave_fixtures_to_ranks, report_from_data
+from pytest_accel.compat.pytest_shims import fixtures_from, leave_fixtures_to_ranks
 from pytest_accel.core.marks import Marks
 from pytest_accel.core.missing_mark import FIXTURES, missing_mark, name_place
 from pytest_accel.core.stash_keys import MARKED, VARIANT
@@ -199,7 +199,7 @@ class MarkedItem(MarkedTest):
         if verdict is not None:
             remote_exceptions.replay_warnings(self.item, verdict.warnings)
         for data in () if self._run is None else self._run.take_subtests():
-            subtest = report_from_data(self.item.config, data)
+            subtest = self.item.config.hook.pytest_report_from_serializable(config=self.item.config, data=data)
             if subtest.failed and report.skipped and hasattr(report, "wasxfail"):
                 # The test is an expected failure, so its failed subtests are too.
                 subtest.outcome, subtest.wasxfail = "skipped", report.wasxfail

@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 
 from pytest_accel.compat import torch_api, torch_errors
-from pytest_accel.compat.pytest_shims import filter_frames, report_to_data
+from pytest_accel.compat.pytest_shims import filter_frames
 from pytest_accel.core.frames import failure_place, folders_of, is_library
 from pytest_accel.core.missing_mark import name_place
 from pytest_accel.core.truncation import cut, cut_failure
@@ -106,7 +106,7 @@ class RankReports:
 
 def serialize(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
     """Return `report` as ``pytest_report_to_serializable`` does, with long text truncated."""
-    data = report_to_data(config, report)
+    data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=report)
     if "$report_type" in data and isinstance(report, pytest.TestReport):
         data["$report_type"] = "TestReport"  # The driver does not know a suite's own class of reports.
     if config.get_verbosity() < 2:

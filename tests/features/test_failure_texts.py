@@ -315,7 +315,7 @@ def test_texts_of_mistakes_in_a_project(suite: Suite) -> None:
         WORLD_SIZE = int(os.environ["WORLD_SIZE"])
         """,
     )
-    run = suite.run("--strict-markers", "-p", "no:reports", "--continue-on-collection-errors")
+    run = suite.run("--strict-markers", "--continue-on-collection-errors")
 
     assert run.outcomes() == {"test_launch[False]": "FAILED", "test_launch[True]": "XFAIL", "test_fails": "FAILED"}
     assert _summary(run, "test_launch[False]").startswith("pytest_accel.LaunchError: python ended with exit status 3")
