@@ -87,7 +87,7 @@ class Driver:
             following.missing is None
             and following.key == world.grant.spec.key
             and not following.key.fresh
-            and world.condition.reusable
+            and world.monitor.reusable
             and world.alive  # Otherwise the pool reports the death, and the next test is not blamed for it.
             and (not self._pool_client.wanted(world.number) or _share_fixture(before, following))
         )
@@ -104,7 +104,7 @@ class Driver:
             world.grant.spec.key != marked.key
             or (marked.key.fresh and world.used)
             or not world.alive
-            or not world.condition.reusable
+            or not world.monitor.reusable
         ):
             self.close()
             world = None
@@ -206,7 +206,7 @@ class Driver:
     def end_world(self, reason: str) -> None:
         """Have the pool terminate the world because of `reason`."""
         if self._world is not None:
-            self._world.condition.rule_out(reason)
+            self._world.monitor.rule_out(reason)
             self.close()
 
     def close(self) -> None:

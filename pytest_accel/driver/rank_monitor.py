@@ -17,7 +17,6 @@ from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause,
 from pytest_accel.diagnostics.waiting_limits import beginning
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
-from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.messages.flight_record import RankWait
 from pytest_accel.messages.rank_exit import RankExit
 from pytest_accel.messages.rank_messages import (
@@ -56,13 +55,14 @@ _CLOSED_TIMEOUT = 5.0
 class RankMonitor:
     """Receives the messages of a world's ranks, and records how the ranks end. Owned by the driver's `World`."""
 
-    def __init__(
-        self, grant: WorldGrant, pool_client: PoolClient, condition: WorldCondition, debugger: DebuggerRelay
-    ) -> None:
+    def __init__(self, grant: WorldGrant, pool_client: PoolClient, debugger: DebuggerRelay) -> None:
         """Connect to the ranks of `grant`. Requests of the ranks for a debugger go to `debugger`."""
         self._number = grant.spec.world
         self._pool_client = pool_client
-        self._condition = condition
+        self.kill_reason: str | None = None
+        """Why the ranks must be killed; None if they need not be. The first reason is kept."""
+        self.retire = False
+        """True if the ranks must not run another test, but can shut down cleanly."""
         self._debugger = debugger
         self._has_records = grant.spec.ranks > 1 and grant.spec.grouped and grant.spec.key.init
         """True if the ranks answer at once when they are asked for records of their collectives.
@@ -104,6 +104,16 @@ class RankMonitor:
         for rank in self.ranks:
             rank.close()
         self._selector.close()
+
+    @property
+    def reusable(self) -> bool:
+        """True if nothing is known that keeps the world from running another test."""
+        return self.kill_reason is None and not self.retire
+
+    def rule_out(self, kill_reason: str | None = None, *, retire: bool = False) -> None:
+        """Have the world killed for `kill_reason`, or shut down cleanly if `retire` is set; neither: change nothing."""
+        self.kill_reason = self.kill_reason or kill_reason
+        self.retire = self.retire or retire
 
     def begin(self, now: float) -> None:
         """Make a test the current one; it begins at the time `now`. Called for its collection, too."""
@@ -199,9 +209,7 @@ class RankMonitor:
             rank.torn_down = message
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
-            self._condition.rule_out(
-                sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error
-            )
+            self.rule_out(sentences.kill_reason(message), retire=bool(message.doubt) and not message.device_error)
 
     # Observation from outside
 
@@ -271,7 +279,7 @@ class RankMonitor:
             descriptor = rank.connection.fileno()
             reacts = is_readable(descriptor, max(0.0, deadline - monotonic()))
             rank.interrupted = reacts and not has_ended(descriptor)
-        self._condition.rule_out(retire=any(rank.interrupted for rank in hung))
+        self.rule_out(retire=any(rank.interrupted for rank in hung))
 
     def _record_end(
         self,
@@ -307,7 +315,7 @@ class RankMonitor:
         for source in rank.sources:
             if source in self._selector.get_map():
                 self._selector.unregister(source)
-        self._condition.rule_out(sentences.describe_end(rank.end))
+        self.rule_out(sentences.describe_end(rank.end))
 
     def _handle_exit(self, rank: RankConnection) -> None:
         """Handle the exit of a rank's process, or the end of its connection."""

@@ -102,7 +102,7 @@ class WorldRun:
             about=self._test.key.about,
             is_fake=self._test.key.fake_size is not None,
             folders=folders_of(self._test.item.config),
-            findings=world.findings,
+            findings=world.monitor.findings,
             failed_before="failed" in self._outcomes.values(),
             ended_before=self._ended_ranks if when == "teardown" else frozenset(),
             finished=world.finished() if when == "teardown" else {},
@@ -111,14 +111,14 @@ class WorldRun:
         )
         # Subtests of a setup that passed are reported with the call phase, which follows.
         if when != "setup" or any(outcome.ending != "passed" for outcome in outcomes):
-            reports = merged_subtests.merge(world.take_extras(when), phase)
+            reports = merged_subtests.merge(world.monitor.take_extras(when), phase)
             self._subtests += reports
             phase = structs.replace(phase, failed_subtests=merged_subtests.failed_numbers(reports))
         verdict = judge(phase)
         if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
             verdict = judge(structs.replace(phase, leak_errors=leak_errors))
-        world.condition.rule_out(verdict.kill_reason, retire=verdict.retire)
-        if when == "teardown" and not world.condition.reusable and (errors := world.tear_down()):
+        world.monitor.rule_out(verdict.kill_reason, retire=verdict.retire)
+        if when == "teardown" and not world.monitor.reusable and (errors := world.tear_down()):
             self._end_session_if_requested(world)
             verdict = judge(structs.replace(phase, leak_errors=leak_errors, late_errors=errors))
         if when == "teardown" and (lost := world.not_torn_down) and (fixtures := wider_fixtures(self._test.item)):
@@ -139,7 +139,7 @@ class WorldRun:
         except BaseException as error:
             # After another plugin's timeout the ranks still run.
             folders = folders_of(item.config)
-            for rank, stack in world.stacks().items():
+            for rank, stack in world.monitor.stacks().items():
                 item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders))
             self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
@@ -147,8 +147,8 @@ class WorldRun:
         return outcomes
 
     def _end_session_if_requested(self, world: World) -> None:
-        if world.exit_request is not None:
-            self._driver.end_session(world.exit_request, self._test.item.nodeid)
+        if world.monitor.exit_request is not None:
+            self._driver.end_session(world.monitor.exit_request, self._test.item.nodeid)
 
     def _add_properties(self, properties: Iterable[tuple[str, object]]) -> None:
         own = self._test.item.user_properties
