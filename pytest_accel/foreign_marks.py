@@ -16,12 +16,10 @@ _PAGE = "docs/how-to/adopt-a-suite.md#a-mark-of-your-own"
 
 def header_line(names: Iterable[str]) -> str:
     """Return the line of the session's header on marks that the project has registered."""
-    shown = sorted(names)
-    what = " and ".join(f"`{name}`" for name in shown)
+    shown = " and ".join(f"`{name}`" for name in sorted(names))
     return (
-        f"accel: this project registers {'the mark' if len(shown) == 1 else 'the marks'} {what} of its own: tests with "
-        f"{'it' if len(shown) == 1 else 'them'} are left alone; "
-        f"`accel_marks = own` hands {'it' if len(shown) == 1 else 'them'} over: {_PAGE}"
+        f"accel: this project registers marks of its own, {shown}: tests with them are left alone; "
+        f"`accel_marks = own` hands them over: {_PAGE}"
     )
 
 
