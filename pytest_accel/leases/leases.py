@@ -17,7 +17,7 @@ from pathlib import Path
 from time import localtime, strftime
 
 from pytest_accel.core.clock import monotonic, wall_clock
-from pytest_accel.core.device import Device, DeviceNeed, PretendVendor
+from pytest_accel.core.device import Device, DeviceNeed, is_private
 from pytest_accel.core.kinds import PJRT_DEVICE
 from pytest_accel.core.units import count_text
 from pytest_accel.hardware.availability import Guard
@@ -381,7 +381,7 @@ class Leases:
             guard = None
             if isinstance(vendor, HealthVendor):
                 guard = Guard(vendor, inventory.devices, self._machine.main_pid, waits=self._waits_for_busy)
-            if isinstance(vendor, PretendVendor) and not vendor.shared:
+            if is_private(vendor):
                 kind = _Kind(inventory, None, guard)
             else:
                 folder, surrounding = self._find_surrounding(inventory)
