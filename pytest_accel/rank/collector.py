@@ -301,21 +301,14 @@ def _not_found(node: NodeRef, tests: Iterable[NodeRef], file: str) -> TestNotFou
     if node in tests:
         text = f"several tests that a plugin has added have the name {_shown(node.names)}; give them different names"
         return TestNotFound(f"{file}: {text}")
-    found = [test.names for test in tests]
     function = without_parameters(node.names)
+    found = [test.names for test in tests]
     same = [names for names in found if without_parameters(names) == function]
-    members = node.places[-1].members
-    if not same:
-        text = f"{file}: this rank has not collected {_shown(node.names)}, as the driver has"
-        return TestNotFound(f"{text}; it has {_listed(found)}")
-    if len(same) != members:
-        what = f"this rank has collected {len(same)} of {_shown(function)}, and the driver {members}"
-    elif node.names not in same:
-        what = f"this rank has not collected {_shown(node.names)}, as the driver has"
-    else:
-        what = f"this rank has collected {_shown(function)} with other names, or in another order, than the driver"
-    why = "The parameters of a test must be the same in every process"
-    return TestNotFound(f"{file}: {what}; it has {_listed(same)}. {why}")
+    text = f"this rank has collected {len(same)} of {_shown(function)}, and the driver {node.places[-1].members}"
+    if len(same) == node.places[-1].members:
+        text += ", with other names or in another order"
+    why = ". The parameters of a test must be the same in every process" if same else ""
+    return TestNotFound(f"{file}: {text}; it has {_listed(same or found)}{why}")
 
 
 def _listed(tests: Sequence[tuple[str, ...]]) -> str:

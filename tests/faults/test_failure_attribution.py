@@ -158,7 +158,7 @@ def test_failures_are_reported_where_they_happened(suite: BackgroundSuite) -> No
     )
     missing = run.failure("test_of_the_others")
     assert (
-        "this rank has not collected test_of_the_others, as the driver has; it has test_before, test_after" in missing
+        "this rank has collected 0 of test_of_the_others, and the driver 1; it has test_before, test_after" in missing
     )
 
 
