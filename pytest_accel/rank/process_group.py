@@ -195,20 +195,12 @@ def _check_backend(backend: str, device_type: str) -> None:
             )
 
 
-def dist_store(context: RankContext) -> Store:
-    """Return a store with keys that belong to the running test only."""
+def store_of(context: RankContext, name: str) -> Store:
+    """Return a part of the world's store for tests, whose keys are those of this `name`."""
     import torch.distributed as dist
 
     assert context.store is not None
-    return dist.PrefixStore(f"test/{context.tests}", context.store)
-
-
-def world_store(context: RankContext) -> Store:
-    """Return a store with keys that last as long as the world, separate from those of its tests."""
-    import torch.distributed as dist
-
-    assert context.store is not None
-    return dist.PrefixStore("world", context.store)
+    return dist.PrefixStore(name, context.store)
 
 
 def wait_for_other_ranks(context: RankContext) -> None:
