@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -60,19 +59,10 @@ class ReportHooks:
         return self._surroundings() if shown and self._session.config.get_verbosity() >= 0 else []
 
     def _surroundings(self) -> list[str]:
-        """Return lines about the devices and, if it is not among the tested releases, about torch."""
-        from pytest_accel.compat.torch_api import untested
+        """Return lines about the devices, and about the launcher of this process."""
         from pytest_accel.hardware.inventory import describe
 
-        try:
-            torch = untested(version("torch"))
-        except PackageNotFoundError:
-            torch = None
-        return [
-            describe(self._session.machine.session),
-            *([] if torch is None else [f"accel: {torch}"]),
-            *self._launcher(),
-        ]
+        return [describe(self._session.machine.session), *self._launcher()]
 
     def _launcher(self) -> list[str]:
         """Return a line if this process is one of several that a launcher has started, and a session by itself."""
