@@ -24,7 +24,6 @@ from pytest_accel.core.paths import current_folder
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.messages.rank_messages import CannotRun, CollectFile, Prepare, Ready, Retire, TearDown
 from pytest_accel.messages.role import StorePort
-from pytest_accel.messages.worker_input import RankInput
 from pytest_accel.rank import device_memory, process_group, torch_devices
 from pytest_accel.rank.as_main import MainProcessPlugins
 from pytest_accel.rank.collector import RankCollector
@@ -107,7 +106,7 @@ class RankPlugin:
         config.option.log_file = path if access(dirname(path), W_OK) else devnull
         config.option.log_file_mode = "a"
         # As in an xdist worker, before any hook `pytest_cmdline_main`.
-        given = RankInput(self.context.spec.workers[self.context.rank])
+        given = dict(self.context.spec.workers[self.context.rank])
         vars(config).update(workerinput=given, workeroutput={})
         return config
 
