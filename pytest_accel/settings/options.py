@@ -81,8 +81,6 @@ class _Option(NamedTuple):
 
 
 _TIMES = "300 (seconds), 90s, 5min or 1.5h"
-_IN_TOML = {"bool": " (true or false in TOML)", "string": " (a string in TOML)"}
-"""The form that an ini value must have in native TOML, by the type of the setting."""
 _OPTIONS: dict[str, _Option] = {
     ACCEL: _Option(
         *("text", "KIND", "string", "auto, none, or a kind such as cuda, cpu:4 or sim:8"),
@@ -281,8 +279,7 @@ def find(config: pytest.Config, option: str) -> Any:
         value = config.getini(option)
     except (ValueError, TypeError, pytest.UsageError) as error:
         # pytest cannot convert the value. The class of the error depends on pytest's version; its text has the value.
-        toml = _IN_TOML.get(definition.ini, "")
-        raise pytest.UsageError(f"{source}: must be {_allowed(definition)}{toml}: {error}") from None
+        raise pytest.UsageError(f"{source}: must be {_allowed(definition)}: {error}") from None
     return None if value is None else _read(definition, value, source)
 
 
