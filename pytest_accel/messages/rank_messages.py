@@ -152,9 +152,6 @@ class Announced(Struct, frozen=True):
     """Number of failed checks of pytest-check, which a rank that ends does not report."""
 
 
-NOTHING_ANNOUNCED = Announced()
-
-
 class TerminalRequest(Struct, frozen=True):
     """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
 

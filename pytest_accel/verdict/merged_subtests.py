@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.messages.rank_messages import PhaseReport
-from pytest_accel.verdict import sentences
 from pytest_accel.verdict.judgement import Phase, judge
 
 _T = TypeVar("_T", bound=Hashable)
@@ -120,7 +119,8 @@ def _has_failed(subtest: _Subtest) -> bool:
 
 def _judged(subtest: _Subtest, phase: Phase) -> dict[str, Any]:
     """Return the report of `subtest` with the verdict on it; ranks without a report of it are named."""
-    absence = sentences.absence(subtest.number - 1)
+    times = subtest.number
+    absence = "did not report it" if times == 1 else f"reported it fewer than {times} times"
     outcomes = []
     for rank in (one.rank for one in phase.outcomes if not one.expected or one.rank in subtest.reports):
         data = subtest.reports.get(rank)

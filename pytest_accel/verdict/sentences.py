@@ -264,11 +264,6 @@ def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: boo
     return f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {did}' for did, who in ranks.items())}"
 
 
-def absence(reported: int) -> str:
-    """Return the predicate of a rank that reported a subtest of this description only `reported` times."""
-    return f"reported it only {reported} time{'s' if reported > 1 else ''}" if reported else "did not report it"
-
-
 def failed_subtests(numbers: Mapping[str, int]) -> str:
     """Return the message for failed subtests and checks; `numbers` has how many there are of each, by this word."""
     parts = [f"{number} failed {what}{'s' if number > 1 else ''}" for what, number in numbers.items()]

@@ -104,8 +104,8 @@ def test_ranks_report_a_subtest_equally_often() -> None:
     reports = [sent(0, "passed"), sent(0, "passed"), sent(1, "passed"), sent(0, "passed")]
     first, second, third = merge(reports, TWO_PASSED)
     assert first["outcome"] == "passed"
-    assert text(second)[0] == "the ranks disagree in this subtest: rank 1 reported it only 1 time, rank 0 ran"
-    assert text(third)[0] == "the ranks disagree in this subtest: rank 1 reported it only 2 times, rank 0 ran"
+    assert text(second)[0] == "the ranks disagree in this subtest: rank 1 reported it fewer than 2 times, rank 0 ran"
+    assert text(third)[0] == "the ranks disagree in this subtest: rank 1 reported it fewer than 3 times, rank 0 ran"
 
 
 def numbered(*descriptions: str) -> list[Sent]:
