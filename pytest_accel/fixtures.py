@@ -89,19 +89,17 @@ def accel(request: pytest.FixtureRequest) -> Accel:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Return this rank's device, the first if it has several; ``cpu`` for a rank without accelerators."""
-    context = _torch_context(request)
-    import torch
+    from pytest_accel.rank.torch_devices import torch_devices
 
-    return torch.device(context.torch_device)
+    return torch_devices([_torch_context(request).torch_device])[0]
 
 
 @pytest.fixture(scope="session")
 def devices(request: pytest.FixtureRequest) -> list[torch.device]:
     """Return all devices that this process sees, in the session's order."""
-    context = _torch_context(request)
-    import torch
+    from pytest_accel.rank.torch_devices import torch_devices
 
-    return [torch.device(name) for name in context.torch_devices()]
+    return torch_devices(_torch_context(request).torch_devices())
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,6 +86,13 @@ def limit_memory(context: RankContext) -> None:
             fraction = context.fraction(device)
             # mps has only one device, so its function does not take a device.
             limit(fraction) if name.type == "mps" else limit(fraction, name)
+
+
+def torch_devices(names: Sequence[str]) -> list[torch.device]:
+    """Return the `torch.device` for each name."""
+    import torch
+
+    return [torch.device(name) for name in names]
 
 
 def failed_work(context: RankContext) -> FailedWork | None:
