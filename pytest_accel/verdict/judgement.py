@@ -261,17 +261,12 @@ def _merge(phase: Phase) -> Verdict:
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
         reason = sentences.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
-    if (skipped and len(skipped) < len(phase.outcomes)) or any(outcome.ending == "absent" for outcome in outcomes):
-        return _disagreement(phase, sections)
-    if skipped:
+    if skipped and len(skipped) == len(phase.outcomes):
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
         return Verdict("skipped", reason_of_skip(longrepr), longrepr=longrepr, sections=sections)
-    # For example an outcome that a plugin has added: anything unknown is not a pass.
-    unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
-    message = sentences.unknown_outcome(unknown, phase.when)
-    longrepr = text_longrepr(message, [message, "", *sentences.outcome_lines(outcomes, phase.folders)], phase.place)
-    return Verdict("failed", message, Cause(CauseKind.DISAGREED, "outcome"), longrepr=longrepr, sections=sections)
+    # Also for an outcome that a plugin has added: anything unknown is not a pass.
+    return _disagreement(phase, sections)
 
 
 def _position(phase: Phase, hung: RankOutcome) -> tuple[bool, bool]:

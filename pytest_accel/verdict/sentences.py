@@ -253,13 +253,11 @@ def missing_faults(faults: Mapping[int, Sequence[str]]) -> str:
 
 
 def disagreement(outcomes: Sequence[RankOutcome], when: When, *, is_subtest: bool) -> str:
-    """Return the message for a phase or subtest that some ranks skipped or did not report, and others ran."""
+    """Return the message for a phase or subtest that some ranks skipped, or did not report, and others ran."""
     ranks: dict[str, list[int]] = {}
-    for ending in ("skipped", "absent", None):
-        for outcome in outcomes:
-            if ending == (outcome.ending if outcome.ending in ("skipped", "absent") else None):
-                did = outcome.text if ending == "absent" else ending or "ran"
-                ranks.setdefault(did, []).append(outcome.rank)
+    for outcome in sorted(outcomes, key=lambda one: (one.ending != "skipped", one.ending != "absent")):
+        did = {"passed": "ran", "hung": "ran", "absent": outcome.text}.get(outcome.ending, outcome.ending)
+        ranks.setdefault(did, []).append(outcome.rank)
     where = "this subtest" if is_subtest else f"the {when} phase"
     return f"the ranks disagree in {where}: {', '.join(f'{ranks_text(who)} {did}' for did, who in ranks.items())}"
 
@@ -268,12 +266,6 @@ def failed_subtests(numbers: Mapping[str, int]) -> str:
     """Return the message for failed subtests and checks; `numbers` has how many there are of each, by this word."""
     parts = [f"{number} failed {what}{'s' if number > 1 else ''}" for what, number in numbers.items()]
     return f"contains {' and '.join(parts)}"
-
-
-def unknown_outcome(unknown: Sequence[RankOutcome], when: When) -> str:
-    """Return the message for ranks with an outcome that is none of pytest's."""
-    who = ranks_text([outcome.rank for outcome in unknown])
-    return f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
 
 
 # The end of a test

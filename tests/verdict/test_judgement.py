@@ -331,8 +331,8 @@ def test_an_xpass_is_kept() -> None:
 def test_an_unknown_outcome_fails_the_test() -> None:
     unknown: Any = "rerun"
     verdict = judged(passed(0), reported(1, unknown, 1.0, None, longrepr=None))
-    assert verdict.cause == Cause(CauseKind.DISAGREED, "outcome")
-    assert verdict.message == "rank 1 reported 'rerun' for the call phase, which is no pass, failure or skip"
+    assert (verdict.outcome, verdict.cause) == ("failed", Cause(CauseKind.DISAGREED, "subtest"))
+    assert verdict.message == "the ranks disagree in the call phase: rank 0 ran, rank 1 rerun"
 
 
 def test_captured_output_is_labelled_by_rank() -> None:
